@@ -1,0 +1,68 @@
+"""The plain records that pass between the layers: what stands in manifests, markers and run facts."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+__all__ = ["Extent", "Marker", "MarkerPart", "Placement", "RunFacts"]
+
+Placement = Literal["partitioned", "replicated", "rank_local"]
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """One manifest row: a byte range of one file that holds one fragment of one logical tensor.
+
+    `shape` is the logical tensor's global shape; the fragment is `[start, start + numel)` of it, flattened. `file` is relative to the history's
+    root, with forward slashes. `checksum` is the XXH3-128 of the stored bytes (16 bytes, canonical). `dtype` is a safetensors dtype.
+    Kinds `header`, `pad`, `object` and `object_tensor` are bytes that are no tensor of the model; every byte of a data file belongs to one row.
+    """
+
+    name: str
+    kind: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    numel: int
+    file: str
+    offset: int
+    nbytes: int
+    checksum: bytes
+    placement: Placement
+    aliases: tuple[str, ...] = ()
+    codec: str = "raw"
+    base: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MarkerPart:
+    """What the commit marker says of one rank's part."""
+
+    rank: int
+    manifest: str
+    manifest_checksum: str
+    data: str
+    data_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """commit.json: a pure function of the manifests of all ranks."""
+
+    run: str
+    step: int
+    world_size: int
+    layout: str
+    parts: tuple[MarkerPart, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """run.json: the immutable facts of a run."""
+
+    run: str
+    created: str
+    world_size: int
+    parent_run: str | None
+    parent_step: int | None
+    layout: str
+    facts: dict[str, Any] = field(default_factory=dict)
