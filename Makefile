@@ -1,0 +1,71 @@
+# One command for each thing; `make` alone lists them.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+LAYERS := dshistory capture catalog native
+SCRIPTS := examples benchmarks tests
+NATIVE_SOURCES := $(shell find native -name '*.cpp' -o -name '*.hpp' -o -name '*.h' 2>/dev/null)
+BUILD_INPUTS := pyproject.toml CMakeLists.txt constraints.txt $(NATIVE_SOURCES)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+.PHONY: help
+help:  ## this list
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+# Each stamp is written last, so a step that failed half-way is done again from its start.
+$(VENV)/.made: .ci/system-packages
+	.ci/system-packages $(PYTHON)
+	$(PYTHON) -m venv --clear $(VENV)
+	@touch $@
+
+# torch goes first and pinned: nothing that is installed later can pull another build of it.
+$(VENV)/.torch: $(VENV)/.made constraints.txt
+	$(PIP) install -q -c constraints.txt torch
+	@touch $@
+
+# The build tools live in the environment, so that a rebuild is incremental and needs no network.
+$(VENV)/.tools: $(VENV)/.torch
+	$(PIP) install -q -c constraints.txt setuptools wheel scikit-build-core nanobind ninja
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.tools $(BUILD_INPUTS)
+	$(PIP) install -q -c constraints.txt --no-build-isolation -e '.[deepspeed,notebook,dev]'
+	@touch $@
+
+.PHONY: setup
+setup: $(VENV)/.installed  ## make .venv, install everything, build the extension
+	@pkg-config --exists liburing libxxhash || .ci/system-packages $(PYTHON)
+
+.PHONY: demo
+demo: setup  ## train a small GPT with its history captured, then look at that history
+	$(BIN)/python examples/demo.py
+
+.PHONY: test
+test: setup  ## run every test
+	$(BIN)/python -m pytest -q -rs
+
+.PHONY: lint
+lint: setup  ## ruff, mypy, the extension's stub, clang-format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/python -m mypy --strict $(LAYERS)
+	$(BIN)/python -m mypy.stubtest native._core
+	$(BIN)/clang-format --dry-run --Werror $(NATIVE_SOURCES)
+
+.PHONY: bench
+bench: setup  ## measure against the other ways to save, into benchmarks/results
+	$(PIP) install -q -c constraints.txt '.[bench]'
+	$(BIN)/python -m benchmarks
+
+.PHONY: picture
+picture: setup  ## draw the README's picture from the demo's executed notebook (needs chromium)
+	$(BIN)/python examples/picture.py demo-output/quickstart.html docs/images/quickstart.png
+
+.PHONY: clean
+clean:  ## remove everything that is built or written by these commands
+	rm -rf $(VENV) build dist demo-output benchmarks/scratch
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
