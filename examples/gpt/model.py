@@ -12,8 +12,8 @@ class GPTConfig:
     vocabulary: int = 256
     context: int = 128
     layers: int = 4
-    heads: int = 4
-    width: int = 192
+    heads: int = 8
+    width: int = 256
 
 
 class Attention(nn.Module):

@@ -1,0 +1,57 @@
+"""What the figures were measured on."""
+
+import os
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+PACKAGES = ("torch", "numpy", "duckdb", "pyarrow", "safetensors", "torchsnapshot", "dshistory")
+
+
+def facts(folder: Path) -> dict[str, object]:
+    """Processor, memory, kernel, file system of `folder`, versions and commit; no host name and no path."""
+    return {
+        "processor": _first_field("/proc/cpuinfo", "model name"),
+        "cores": os.cpu_count(),
+        "memory_gib": round(int(_first_field("/proc/meminfo", "MemTotal").split()[0]) / (1 << 20), 1),
+        "kernel": platform.release(),
+        "file_system": file_system(folder),
+        "python": platform.python_version(),
+        "packages": {name: found for name in PACKAGES if (found := _version(name))},
+        "commit": _commit(),
+    }
+
+
+def file_system(folder: Path) -> str:
+    """Type of the file system that holds `folder`: the mount with the longest matching path."""
+    target = folder.resolve()
+    best, kind = Path("/"), "unknown"
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        _, mount, found, *_ = line.split()
+        place = Path(mount.replace("\\040", " "))
+        if target.is_relative_to(place) and len(place.parts) >= len(best.parts):
+            best, kind = place, found
+    return kind
+
+
+def _first_field(path: str, name: str) -> str:
+    for line in Path(path).read_text().splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == name:
+            return value.strip()
+    return "0"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    answer = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, cwd=Path(__file__).parent, check=False
+    )
+    return answer.stdout.strip() or None

@@ -1,0 +1,94 @@
+"""Clocks, cold caches, peak memory, and the order in which contenders take turns."""
+
+import os
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass
+class Series:
+    """One figure over all rotations."""
+
+    values: list[float] = field(default_factory=list)
+
+    def add(self, value: float) -> None:
+        self.values.append(value)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.values)
+
+    def as_json(self) -> dict[str, object]:
+        return {"median": self.median, "min": min(self.values), "max": max(self.values), "values": self.values}
+
+
+@dataclass
+class Clock:
+    seconds: float = 0.0
+
+
+@contextmanager
+def clock() -> Iterator[Clock]:
+    """Wall time of the block, in `seconds` after it."""
+    measured, started = Clock(), time.perf_counter()
+    try:
+        yield measured
+    finally:
+        measured.seconds = time.perf_counter() - started
+
+
+def rotations(contenders: Sequence[T], *, times: int) -> Iterator[T]:
+    """Every contender once per rotation, each rotation starting one further on, so that none always follows the same."""
+    for turn in range(times):
+        shift = turn % len(contenders)
+        yield from (*contenders[shift:], *contenders[:shift])
+
+
+class PeakMemory:
+    """Peak of this process's resident memory above what it was at `start`, by the kernel's own high-water mark."""
+
+    def start(self) -> None:
+        Path("/proc/self/clear_refs").write_text("5")
+        self.before = _status_bytes("VmRSS")
+
+    def extra_bytes(self) -> int:
+        return max(0, _status_bytes("VmHWM") - self.before)
+
+
+def _status_bytes(name: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(name + ":"):
+            return int(line.split()[1]) * 1024
+    raise LookupError(name)
+
+
+def files_under(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.rglob("*")) if path.is_file()]
+
+
+def make_durable(folder: Path) -> None:
+    """fsync of every file below, and of every folder: what a checkpoint needs to survive a power cut."""
+    for path in [*files_under(folder), *(p for p in folder.rglob("*") if p.is_dir()), folder, folder.parent]:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def forget(folder: Path) -> None:
+    """Take the files below out of the page cache, so that the next read comes from the disk."""
+    for path in files_under(folder):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)

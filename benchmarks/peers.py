@@ -1,0 +1,189 @@
+"""The ways to save a training, each behind the same four moments: begin, the next update, durable, load."""
+
+import mmap
+import os
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file, save_file
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+from benchmarks.measure import make_durable
+from benchmarks.training_state import Training
+
+ALIGN = 4096
+BLOCK = 8 << 20
+
+
+class Saver(Protocol):
+    """One way to save; `folder` is a new folder for each save."""
+
+    name: str
+
+    def begin(self, training: Training, folder: Path) -> None:
+        """Start saving the state as it is now; blocks for as long as this way needs."""
+
+    def before_update(self) -> None:
+        """Return once the state may change."""
+
+    def durable(self) -> None:
+        """Return once a power cut could not take the checkpoint away."""
+
+    def load(self, training: Training) -> None:
+        """Put the checkpoint saved last back into the live training."""
+
+    def close(self) -> None: ...
+
+
+class Blocking:
+    """What every save has that returns only when the bytes are written: nothing is left to wait for but the disk."""
+
+    folder: Path
+
+    def before_update(self) -> None: ...
+
+    def durable(self) -> None:
+        make_durable(self.folder)
+
+    def close(self) -> None: ...
+
+
+class TorchSave(Blocking):
+    name = "torch.save"
+
+    def begin(self, training: Training, folder: Path) -> None:
+        self.folder = folder
+        torch.save(training.state_dict(), folder / "state.pt")
+
+    def load(self, training: Training) -> None:
+        state = torch.load(self.folder / "state.pt", weights_only=True)
+        training.model.load_state_dict(state["model"])
+        training.optimizer.load_state_dict(state["optimizer"])
+
+
+class Safetensors(Blocking):
+    name = "safetensors"
+
+    def begin(self, training: Training, folder: Path) -> None:
+        self.folder = folder
+        save_file(training.tensors(), folder / "state.safetensors")
+
+    def load(self, training: Training) -> None:
+        saved = load_file(self.folder / "state.safetensors")
+        for name, tensor in training.tensors().items():
+            tensor.copy_(saved[name])
+
+
+class DistributedSave(Blocking):
+    name = "DCP save"
+
+    def begin(self, training: Training, folder: Path) -> None:
+        self.folder = folder
+        dcp.save(training.tensors(), checkpoint_id=folder, no_dist=True)
+
+    def load(self, training: Training) -> None:
+        dcp.load(training.tensors(), checkpoint_id=self.folder, no_dist=True)
+
+
+class DistributedAsyncSave:
+    """With the settings that make it correct on a CPU: staging in a thread, waited for before the next update."""
+
+    name = "DCP async_save"
+
+    def __init__(self) -> None:
+        options = StagingOptions(
+            use_pinned_memory=False, use_shared_memory=True, use_async_staging=True, use_non_blocking_copy=False
+        )
+        self.stager = DefaultStager(options)
+        self.staged: Future[Any] | None = None
+        self.uploaded: Future[Any] | None = None
+
+    def begin(self, training: Training, folder: Path) -> None:
+        self.durable()  # one at a time: it keeps one staging copy
+        self.folder = folder
+        answer = dcp.async_save(training.tensors(), checkpoint_id=folder, async_stager=self.stager, no_dist=True)
+        self.staged, self.uploaded = answer.staging_completion, answer.upload_completion
+
+    def before_update(self) -> None:
+        if self.staged is not None:
+            self.staged.result()
+
+    def durable(self) -> None:
+        if self.uploaded is not None:
+            self.uploaded.result()
+            self.uploaded = None
+            make_durable(self.folder)
+
+    def load(self, training: Training) -> None:
+        dcp.load(training.tensors(), checkpoint_id=self.folder, no_dist=True)
+
+    def close(self) -> None:
+        self.durable()
+        self.stager.close()
+
+
+class TorchSnapshot:
+    name = "torchsnapshot"
+
+    def __init__(self) -> None:
+        import torchsnapshot
+
+        self.library = torchsnapshot
+        self.pending: Any = None
+
+    def begin(self, training: Training, folder: Path) -> None:
+        self.folder = folder
+        state = {"training": self.library.StateDict(**training.tensors())}
+        self.pending = self.library.Snapshot.async_take(path=str(folder), app_state=state)
+
+    def before_update(self) -> None: ...  # async_take returns when everything is staged
+
+    def durable(self) -> None:
+        if self.pending is not None:
+            self.pending.wait()
+            self.pending = None
+            make_durable(self.folder)
+
+    def load(self, training: Training) -> None:
+        state = {"training": self.library.StateDict(**training.tensors())}
+        self.library.Snapshot(path=str(self.folder)).restore(app_state=state)
+
+    def close(self) -> None:
+        self.durable()
+
+
+class RawDirect(Blocking):
+    """No checkpoint but the limit: the same number of bytes, O_DIRECT, into a new preallocated file, four blocks in flight."""
+
+    name = "raw O_DIRECT"
+
+    def __init__(self) -> None:
+        self.block = mmap.mmap(-1, BLOCK)
+        self.block.write(os.urandom(1 << 20) * (BLOCK >> 20))
+
+    def begin(self, training: Training, folder: Path) -> None:
+        self.folder = folder
+        self.bytes = -(-training.state_bytes() // BLOCK) * BLOCK
+        descriptor = os.open(folder / "state.raw", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_DIRECT)
+        try:
+            os.posix_fallocate(descriptor, 0, self.bytes)
+            with ThreadPoolExecutor(4) as pool:
+                list(pool.map(lambda at: os.pwrite(descriptor, self.block, at), range(0, self.bytes, BLOCK)))
+        finally:
+            os.close(descriptor)
+
+    def load(self, training: Training) -> None:
+        descriptor = os.open(self.folder / "state.raw", os.O_RDONLY | os.O_DIRECT)
+        buffers = [mmap.mmap(-1, BLOCK) for _ in range(4)]
+        try:
+            with ThreadPoolExecutor(4) as pool:
+                list(pool.map(lambda lane: self._read_lane(descriptor, buffers[lane], lane), range(4)))
+        finally:
+            os.close(descriptor)
+
+    def _read_lane(self, descriptor: int, buffer: mmap.mmap, lane: int) -> None:
+        for at in range(lane * BLOCK, self.bytes, 4 * BLOCK):
+            os.preadv(descriptor, [buffer], at)

@@ -1,0 +1,48 @@
+"""Results as Markdown for people and JSON for programs."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.measure import Series
+
+Rows = Mapping[str, Mapping[str, Series]]
+UNITS = {"s": 1.0, "MB": 1e6, "GB": 1e9, "MB/s": 1e6, "GB/s": 1e9}
+
+
+def markdown(title: str, note: str, rows: Rows, columns: Mapping[str, str], machine: Mapping[str, object]) -> str:
+    """One table: a row per contender, "median (min-max)" per column; columns maps a name to its unit."""
+    lines = [f"# {title}", "", note, "", "| |" + "".join(f" {name} ({unit}) |" for name, unit in columns.items())]
+    lines.append("|---|" + "---:|" * len(columns))
+    for contender, figures in rows.items():
+        cells = [_cell(figures.get(name), UNITS[unit]) for name, unit in columns.items()]
+        lines.append(f"| {contender} | " + " | ".join(cells) + " |")
+    lines += ["", "Median (smallest-largest) over all rotations. Measured on:", ""]
+    lines += [f"- {key.replace('_', ' ')}: {_plain(value)}" for key, value in machine.items()]
+    return "\n".join(lines) + "\n"
+
+
+def write(name: str, folder: Path, text: str, rows: Rows, settings: Mapping[str, object], machine: Mapping[str, object]) -> None:
+    """`name`.md and `name`.json in `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    figures = {who: {what: series.as_json() for what, series in row.items()} for who, row in rows.items()}
+    (folder / f"{name}.md").write_text(text)
+    document = {"machine": machine, "settings": settings, "results": figures}
+    (folder / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
+
+
+def _cell(series: Series | None, scale: float) -> str:
+    if series is None or not series.values:
+        return "-"
+    low, middle, high = (_number(value / scale) for value in (min(series.values), series.median, max(series.values)))
+    return f"{middle} ({low}-{high})"
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.2f}" if value >= 1 else f"{value:.3f}"
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {item}" for key, item in value.items())
+    return ", ".join(map(str, value)) if isinstance(value, Sequence) and not isinstance(value, str) else str(value)

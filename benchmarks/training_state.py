@@ -1,0 +1,52 @@
+"""The training whose state is saved: a GPT and AdamW, with enough parameters to fill the asked number of bytes."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from examples.gpt.model import GPT, GPTConfig
+
+
+@dataclass
+class Training:
+    """fp32 weights and Adam's two moments: three times the parameters' bytes."""
+
+    model: nn.Module
+    optimizer: torch.optim.AdamW
+
+    def state_bytes(self) -> int:
+        moments = [v for state in self.optimizer.state.values() for v in state.values() if v.dim()]
+        return sum(t.numel() * t.element_size() for t in [*self.model.parameters(), *moments])
+
+    def update(self) -> None:
+        """One optimizer step with the gradients that lie there: every weight and every moment changes."""
+        self.optimizer.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The same state as one flat table of live tensors; the tied head once."""
+        flat = {f"model/{name}": parameter.data for name, parameter in self.model.named_parameters()}
+        for index, state in enumerate(self.optimizer.state.values()):
+            flat |= {f"optimizer/{index}/{key}": value for key, value in state.items()}
+        return flat
+
+
+def gpt(state_bytes: int, *, width: int = 1024, context: int = 128) -> GPT:
+    """A GPT of this width with as many layers as make weights and moments at least `state_bytes`."""
+    per_layer = 12 * width * width * 3 * 4
+    config = GPTConfig(width=width, heads=width // 64, layers=max(1, -(-state_bytes // per_layer)), context=context)
+    return GPT(config)
+
+
+def filled(model: nn.Module) -> Training:
+    """Training after its first update, with gradients in place for further ones."""
+    torch.manual_seed(0)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter) * 1e-3
+    training = Training(model, torch.optim.AdamW(model.parameters(), lr=1e-4))
+    training.update()
+    return training
