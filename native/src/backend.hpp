@@ -1,0 +1,28 @@
+// How prepared blocks reach the kernel. A backend owns threads that take writes from the queue and report each one
+// exactly once.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+
+#include "write_queue.hpp"
+
+namespace dsh {
+
+class Backend {
+  public:
+    // Joins the threads; the queue must have been stopped.
+    virtual ~Backend() = default;
+    // Whether the staging memory is registered with the kernel.
+    virtual bool registered() const = 0;
+};
+
+// Throws std::system_error when the host forbids io_uring.
+std::unique_ptr<Backend> make_uring_backend(WriteQueue &queue, std::size_t depth);
+std::unique_ptr<Backend> make_posix_backend(WriteQueue &queue, std::size_t depth);
+
+// Empty when an io_uring can be made here, else why not.
+std::string probe_io_uring();
+
+} // namespace dsh

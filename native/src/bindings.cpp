@@ -1,0 +1,233 @@
+// The Python face of the core: converts arguments, releases the GIL around what can block, translates errors. Nothing
+// else.
+
+#include <cstring>
+#include <memory>
+#include <string>
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "checksum.hpp"
+#include "engine.hpp"
+#include "io_error.hpp"
+#include "probe.hpp"
+#include "reader.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace {
+
+template <typename T> using Column = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+constexpr std::uint64_t default_block_bytes = 4 << 20;
+constexpr std::size_t default_depth = 8;
+
+// A file being written, and the engine that must outlive it.
+struct PyWriteJob {
+    std::shared_ptr<dsh::Engine> engine;
+    std::shared_ptr<dsh::WriteJob> job;
+
+    PyWriteJob(std::shared_ptr<dsh::Engine> engine, std::shared_ptr<dsh::WriteJob> job)
+        : engine(std::move(engine)), job(std::move(job)) {}
+    PyWriteJob(PyWriteJob &&) = default;
+    ~PyWriteJob() {
+        if (job) {
+            engine->abort(job);
+        }
+    }
+};
+
+nb::bytes joined(const std::vector<dsh::Digest> &digests) {
+    return nb::bytes(reinterpret_cast<const char *>(digests.data()), digests.size() * sizeof(dsh::Digest));
+}
+
+void require_same_length(std::size_t expected, std::size_t got, const char *name) {
+    if (expected != got) {
+        const std::string text = std::string(name) + " has " + std::to_string(got) + " entries where offsets has " +
+                                 std::to_string(expected);
+        throw nb::value_error(text.c_str());
+    }
+}
+
+std::shared_ptr<dsh::WritePlan> make_plan(Column<std::uint64_t> offsets, Column<std::uint64_t> addresses,
+                                          Column<std::uint64_t> nbytes, Column<std::uint8_t> eager,
+                                          std::uint64_t data_start, std::uint64_t data_end, std::uint64_t align) {
+    const std::size_t count = offsets.shape(0);
+    require_same_length(count, addresses.shape(0), "addresses");
+    require_same_length(count, nbytes.shape(0), "nbytes");
+    require_same_length(count, eager.shape(0), "eager");
+    std::vector<dsh::Extent> extents(count);
+    std::size_t eager_count = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+        extents[i] = {offsets.data()[i], addresses.data()[i], nbytes.data()[i]};
+        if (eager.data()[i] != 0) {
+            if (eager_count != i) {
+                throw nb::value_error(
+                    ("extent " + std::to_string(i) + " is eager but follows a lazy one: eager extents come first")
+                        .c_str());
+            }
+            ++eager_count;
+        }
+    }
+    return std::make_shared<dsh::WritePlan>(std::move(extents), eager_count, data_start, data_end, align);
+}
+
+nb::bytes read_extents(std::vector<std::string> paths, Column<std::uint32_t> file_index, Column<std::uint64_t> offsets,
+                       Column<std::uint64_t> addresses, Column<std::uint64_t> nbytes, std::uint64_t block_bytes,
+                       std::size_t depth) {
+    const std::size_t count = offsets.shape(0);
+    require_same_length(count, file_index.shape(0), "file_index");
+    require_same_length(count, addresses.shape(0), "addresses");
+    require_same_length(count, nbytes.shape(0), "nbytes");
+    if (block_bytes == 0 || block_bytes % 4096 != 0 || depth == 0) {
+        throw nb::value_error("block_bytes must be a positive multiple of 4096 and depth positive");
+    }
+    std::vector<dsh::ReadRequest> requests(count);
+    for (std::size_t i = 0; i < count; ++i) {
+        requests[i] = {file_index.data()[i], {offsets.data()[i], addresses.data()[i], nbytes.data()[i]}};
+    }
+    std::vector<dsh::Digest> digests;
+    {
+        nb::gil_scoped_release unlocked;
+        digests = dsh::read(paths, requests, block_bytes, depth);
+    }
+    return joined(digests);
+}
+
+nb::bytes checksum(nb::handle data) {
+    Py_buffer view;
+    if (PyObject_GetBuffer(data.ptr(), &view, PyBUF_C_CONTIGUOUS) != 0) {
+        throw nb::python_error();
+    }
+    dsh::Digest digest;
+    {
+        nb::gil_scoped_release unlocked;
+        digest = dsh::checksum(view.buf, static_cast<std::size_t>(view.len));
+    }
+    PyBuffer_Release(&view);
+    return nb::bytes(reinterpret_cast<const char *>(digest.data()), digest.size());
+}
+
+nb::dict stats_dict(const dsh::WriteStats &stats) {
+    nb::dict result;
+    result["bytes_direct"] = stats.bytes_direct;
+    result["bytes_copied"] = stats.bytes_copied;
+    result["write_s"] = stats.write_s;
+    result["stall_s"] = stats.stall_s;
+    result["eager_s"] = stats.eager_s;
+    result["direct"] = stats.direct;
+    return result;
+}
+
+nb::dict file_system(const std::string &directory) {
+    const dsh::FileSystemFacts facts = dsh::probe_file_system(directory);
+    nb::dict result;
+    result["type"] = facts.type;
+    result["direct"] = facts.direct;
+    result["memory_align"] = facts.memory_align;
+    result["offset_align"] = facts.offset_align;
+    result["block_bytes"] = facts.block_bytes;
+    result["place_align"] = facts.place_align;
+    result["reason"] = facts.reason;
+    return result;
+}
+
+void translate(const std::exception_ptr &pointer, void *) {
+    try {
+        std::rethrow_exception(pointer);
+    } catch (const dsh::IoError &error) {
+        const std::string text = std::string(std::strerror(error.code)) + ": " + error.what();
+        PyObject *value = PyObject_CallFunction(PyExc_OSError, "iss", error.code, text.c_str(), error.path.c_str());
+        if (value != nullptr) {
+            PyErr_SetObject(reinterpret_cast<PyObject *>(Py_TYPE(value)), value);
+            Py_DECREF(value);
+        }
+    } catch (const std::system_error &error) {
+        PyObject *value = PyObject_CallFunction(PyExc_OSError, "is", error.code().value(), error.what());
+        if (value != nullptr) {
+            PyErr_SetObject(reinterpret_cast<PyObject *>(Py_TYPE(value)), value);
+            Py_DECREF(value);
+        }
+    }
+}
+
+void bind_writer(nb::module_ &module) {
+    using Unlocked = nb::call_guard<nb::gil_scoped_release>;
+
+    nb::class_<dsh::Faults>(module, "Faults")
+        .def(
+            "__init__",
+            [](dsh::Faults *self, std::uint64_t delay_us, std::int64_t fail_after, int code,
+               std::uint64_t short_write_every, bool reorder) {
+                new (self) dsh::Faults();
+                self->settings = {delay_us, fail_after, code, short_write_every, reorder};
+            },
+            nb::kw_only(), "delay_us"_a = 0, "fail_after"_a = -1, "errno"_a = EIO, "short_write_every"_a = 0,
+            "reorder"_a = false);
+
+    nb::class_<dsh::WritePlan>(module, "WritePlan")
+        .def(nb::new_(&make_plan), nb::kw_only(), "offsets"_a, "addresses"_a, "nbytes"_a, "eager"_a, "data_start"_a,
+             "data_end"_a, "align"_a)
+        .def_prop_ro("extents", [](const dsh::WritePlan &plan) { return plan.extents().size(); })
+        .def_prop_ro("total_bytes", &dsh::WritePlan::total_bytes)
+        .def_prop_ro("direct_bytes", &dsh::WritePlan::direct_bytes);
+
+    nb::class_<PyWriteJob>(module, "WriteJob")
+        .def(
+            "release", [](PyWriteJob &self) { return self.engine->release(self.job); }, Unlocked())
+        .def("released", [](PyWriteJob &self) { return self.engine->released(*self.job); })
+        .def(
+            "wait", [](PyWriteJob &self, double timeout_s) { return self.engine->wait(*self.job, timeout_s); },
+            "timeout_s"_a = -1.0, Unlocked())
+        .def("checksums", [](PyWriteJob &self) { return joined(self.engine->digests(*self.job)); })
+        .def(
+            "finish",
+            [](PyWriteJob &self, nb::bytes header, nb::bytes tail) {
+                const std::string_view header_view(header.c_str(), header.size());
+                const std::string_view tail_view(tail.c_str(), tail.size());
+                nb::gil_scoped_release unlocked;
+                return self.engine->finish(*self.job, header_view, tail_view);
+            },
+            nb::kw_only(), "header"_a, "tail"_a)
+        .def(
+            "abort", [](PyWriteJob &self) { self.engine->abort(self.job); }, Unlocked())
+        .def_prop_ro("stats", [](PyWriteJob &self) { return stats_dict(self.engine->stats(*self.job)); });
+
+    nb::class_<dsh::Engine>(module, "Engine")
+        .def(nb::new_([](std::string backend, std::uint64_t budget_bytes, std::uint64_t block_bytes, std::size_t depth,
+                         std::shared_ptr<dsh::Faults> faults) {
+                 return std::make_shared<dsh::Engine>(std::move(backend), budget_bytes, block_bytes, depth,
+                                                      std::move(faults));
+             }),
+             nb::kw_only(), "backend"_a, "budget_bytes"_a, "block_bytes"_a = default_block_bytes,
+             "depth"_a = default_depth, "faults"_a.none() = nb::none())
+        .def_prop_ro("backend", &dsh::Engine::backend_name)
+        .def_prop_ro("budget_bytes", &dsh::Engine::budget_bytes)
+        .def_prop_ro("registered", &dsh::Engine::registered)
+        .def("budget_free_bytes", &dsh::Engine::free_bytes)
+        .def(
+            "start",
+            [](std::shared_ptr<dsh::Engine> self, std::shared_ptr<dsh::WritePlan> plan, std::string path) {
+                auto job = self->start(std::move(plan), std::move(path));
+                return PyWriteJob(std::move(self), std::move(job));
+            },
+            "plan"_a, "path"_a, Unlocked())
+        .def("close", &dsh::Engine::close, Unlocked());
+}
+
+} // namespace
+
+NB_MODULE(_core, module) {
+    nb::register_exception_translator(translate);
+    bind_writer(module);
+    module.def("read", &read_extents, "paths"_a, nb::kw_only(), "file_index"_a, "offsets"_a, "addresses"_a, "nbytes"_a,
+               "block_bytes"_a = default_block_bytes, "depth"_a = default_depth);
+    module.def("checksum", &checksum, "data"_a);
+    module.def("probe_io_uring", &dsh::probe_io_uring);
+    module.def("probe_file_system", &file_system, "directory"_a);
+}

@@ -1,0 +1,54 @@
+// The writer as its users see it: a queue, a backend, and the file's ends. Unusable after fork, by a clear error
+// instead of a hang.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <sys/types.h>
+
+#include "backend.hpp"
+#include "faults.hpp"
+#include "write_queue.hpp"
+
+namespace dsh {
+
+class Engine {
+  public:
+    Engine(std::string backend, std::uint64_t budget_bytes, std::uint64_t block_bytes, std::size_t depth,
+           std::shared_ptr<Faults> faults);
+    // Fails what is not written, waits for what is in flight.
+    ~Engine();
+    Engine(const Engine &) = delete;
+    Engine &operator=(const Engine &) = delete;
+
+    std::shared_ptr<WriteJob> start(std::shared_ptr<const WritePlan> plan, std::string path);
+    double release(const std::shared_ptr<WriteJob> &job);
+    bool released(const WriteJob &job);
+    bool wait(const WriteJob &job, double timeout_s);
+    const std::vector<Digest> &digests(const WriteJob &job);
+    std::uint64_t finish(WriteJob &job, std::string_view header, std::string_view tail);
+    void abort(const std::shared_ptr<WriteJob> &job);
+    WriteStats stats(WriteJob &job);
+    std::uint64_t free_bytes();
+    void close();
+
+    const std::string &backend_name() const { return backend_name_; }
+    std::uint64_t budget_bytes() const { return budget_bytes_; }
+    bool registered() const { return registered_; }
+
+  private:
+    void require_here() const;
+
+    std::string backend_name_;
+    std::uint64_t budget_bytes_;
+    std::shared_ptr<Faults> faults_;
+    pid_t owner_;
+    bool closed_ = false;
+    bool registered_ = false;
+    std::unique_ptr<WriteQueue> queue_;
+    std::unique_ptr<Backend> backend_;
+};
+
+} // namespace dsh

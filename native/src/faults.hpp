@@ -1,0 +1,43 @@
+// Deterministic faults on data writes: the hook that lets tests slow, cut, fail and reorder what the kernel would do.
+#pragma once
+
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstdint>
+#include <thread>
+
+namespace dsh {
+
+struct FaultSettings {
+    std::uint64_t delay_us = 0;
+    std::int64_t fail_after = -1;
+    int code = EIO;
+    std::uint64_t short_write_every = 0;
+    bool reorder = false;
+};
+
+class Faults {
+  public:
+    // What the next data write of `nbytes` does: how many bytes it may write, or a negative errno.
+    std::int64_t admit(std::uint64_t nbytes, std::uint64_t granule) {
+        if (settings.delay_us != 0) {
+            std::this_thread::sleep_for(std::chrono::microseconds(settings.delay_us));
+        }
+        const std::uint64_t turn = count_.fetch_add(1);
+        if (settings.fail_after >= 0 && turn >= static_cast<std::uint64_t>(settings.fail_after)) {
+            return -settings.code;
+        }
+        if (settings.short_write_every != 0 && (turn + 1) % settings.short_write_every == 0 && nbytes >= 2 * granule) {
+            return static_cast<std::int64_t>(nbytes / 2 / granule * granule);
+        }
+        return static_cast<std::int64_t>(nbytes);
+    }
+
+    FaultSettings settings;
+
+  private:
+    std::atomic<std::uint64_t> count_{0};
+};
+
+} // namespace dsh

@@ -1,0 +1,99 @@
+#include "file.hpp"
+
+#include <cerrno>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include "blocks.hpp"
+#include "io_error.hpp"
+
+namespace dsh {
+
+File::File(std::string path, std::uint64_t nbytes, std::uint64_t align, std::shared_ptr<Faults> faults)
+    : path_(std::move(path)), align_(align), faults_(std::move(faults)), owner_(getpid()) {
+    constexpr int flags = O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC;
+    fd_ = open(path_.c_str(), flags | O_DIRECT, 0644);
+    if (fd_ < 0 && errno == EINVAL) {
+        // Some file systems create the name before they refuse O_DIRECT.
+        unlink(path_.c_str());
+        direct_ = false;
+        fd_ = open(path_.c_str(), flags, 0644);
+    }
+    if (fd_ < 0) {
+        throw IoError("open", path_, 0, errno);
+    }
+    try {
+        preallocate(nbytes);
+    } catch (const IoError &) {
+        discard();
+        throw;
+    }
+}
+
+File::~File() { discard(); }
+
+void File::preallocate(std::uint64_t nbytes) {
+    int result = 0;
+    do {
+        result = fallocate(fd_, 0, 0, static_cast<off_t>(nbytes));
+    } while (result < 0 && errno == EINTR);
+    if (result < 0 && errno != EOPNOTSUPP && errno != ENOSYS) {
+        throw IoError("fallocate of " + std::to_string(nbytes) + " bytes", path_, 0, errno);
+    }
+}
+
+int File::write(const void *data, std::uint64_t offset, std::uint64_t nbytes) {
+    const auto *bytes = static_cast<const std::byte *>(data);
+    std::uint64_t done = 0;
+    while (done < nbytes) {
+        std::uint64_t want = nbytes - done;
+        if (faults_) {
+            const std::int64_t admitted = faults_->admit(want, align_);
+            if (admitted < 0) {
+                return static_cast<int>(-admitted);
+            }
+            want = static_cast<std::uint64_t>(admitted);
+        }
+        const ssize_t result = pwrite(fd_, bytes + done, want, static_cast<off_t>(offset + done));
+        if (result < 0) {
+            if (errno == EINTR || errno == EAGAIN) {
+                continue;
+            }
+            return errno;
+        }
+        const std::uint64_t moved =
+            direct_ ? round_down(static_cast<std::uint64_t>(result), align_) : static_cast<std::uint64_t>(result);
+        if (moved == 0) {
+            // A direct write that can't move one aligned block has met the end of the space or of the limit.
+            return ENOSPC;
+        }
+        done += moved;
+    }
+    return 0;
+}
+
+void File::seal(std::uint64_t nbytes) {
+    if (ftruncate(fd_, static_cast<off_t>(nbytes)) < 0) {
+        throw IoError("ftruncate to " + std::to_string(nbytes) + " bytes", path_, 0, errno);
+    }
+    if (fdatasync(fd_) < 0) {
+        throw IoError("fdatasync", path_, 0, errno);
+    }
+    const int fd = fd_;
+    fd_ = -1;
+    if (close(fd) < 0) {
+        throw IoError("close", path_, 0, errno);
+    }
+}
+
+void File::discard() noexcept {
+    if (fd_ >= 0) {
+        close(fd_);
+        fd_ = -1;
+        if (owner_ == getpid()) {
+            unlink(path_.c_str());
+        }
+    }
+}
+
+} // namespace dsh

@@ -1,0 +1,47 @@
+// One file being written: created exclusively, preallocated, direct where the file system takes it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <sys/types.h>
+
+#include "faults.hpp"
+
+namespace dsh {
+
+class File {
+  public:
+    // Creates `path` (it must not exist) and preallocates `nbytes`. Throws IoError, and leaves no file behind when it
+    // does.
+    File(std::string path, std::uint64_t nbytes, std::uint64_t align, std::shared_ptr<Faults> faults);
+    ~File();
+    File(const File &) = delete;
+    File &operator=(const File &) = delete;
+
+    // Write all bytes at `offset`, resuming short writes at an aligned place. `data`, `offset` and `nbytes` are
+    // aligned. Returns 0 or errno.
+    int write(const void *data, std::uint64_t offset, std::uint64_t nbytes);
+    // Cut to `nbytes`, fdatasync, close. Throws IoError.
+    void seal(std::uint64_t nbytes);
+    // Close and unlink; harmless when done before, and in a forked child it closes only.
+    void discard() noexcept;
+
+    int descriptor() const { return fd_; }
+    bool direct() const { return direct_; }
+    std::uint64_t align() const { return align_; }
+    const std::string &path() const { return path_; }
+    const std::shared_ptr<Faults> &faults() const { return faults_; }
+
+  private:
+    void preallocate(std::uint64_t nbytes);
+
+    std::string path_;
+    std::uint64_t align_;
+    std::shared_ptr<Faults> faults_;
+    pid_t owner_;
+    int fd_ = -1;
+    bool direct_ = true;
+};
+
+} // namespace dsh

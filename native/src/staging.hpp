@@ -1,0 +1,45 @@
+// The staging budget: one aligned mapping, touched once, cut into slots that are lent and given back whole.
+//
+// Guarantee: a slot is lent to one holder at a time and its memory stays mapped until the last job is gone, so a region
+// still in flight can never be handed out again. Two sizes, so that the edge pages of many runs do not each take a
+// block's worth of memory. Not thread-safe: the write queue calls it under its own mutex.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+namespace dsh {
+
+struct Slot {
+    std::byte *data;
+    bool small;
+};
+
+class Staging {
+  public:
+    static constexpr std::uint64_t small_bytes = 64 << 10;
+
+    // Throws std::invalid_argument when the budget can't hold two blocks beside the small slots.
+    Staging(std::uint64_t budget_bytes, std::uint64_t block_bytes);
+    ~Staging();
+    Staging(const Staging &) = delete;
+    Staging &operator=(const Staging &) = delete;
+
+    std::optional<Slot> take(std::uint64_t nbytes);
+    void give(Slot slot);
+
+    std::byte *data() const { return data_; }
+    std::uint64_t budget_bytes() const { return budget_bytes_; }
+    std::uint64_t free_bytes() const { return large_.size() * block_bytes_ + small_.size() * small_bytes; }
+
+  private:
+    std::uint64_t budget_bytes_;
+    std::uint64_t block_bytes_;
+    std::byte *data_;
+    std::vector<std::byte *> large_;
+    std::vector<std::byte *> small_;
+};
+
+} // namespace dsh

@@ -1,0 +1,80 @@
+// One file on its way to the disk: which blocks are still to be prepared, their checksums, and what is pending.
+//
+// A block is *prepared* (its bytes hashed, and copied into a slot unless it is direct), then *pending* (queued or in
+// flight), then done. Blocks are prepared strictly in file order by one holder of `busy` at a time, so one running
+// checksum is enough. Fields marked (queue) are guarded by the write queue's mutex; the rest belongs to the holder of
+// `busy`.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "blocks.hpp"
+#include "checksum.hpp"
+#include "file.hpp"
+#include "io_error.hpp"
+#include "staging.hpp"
+#include "write_plan.hpp"
+
+namespace dsh {
+
+class WriteJob;
+
+// One block's bytes, ready for the device.
+struct Write {
+    std::shared_ptr<WriteJob> job;
+    const std::byte *data;
+    std::uint64_t offset;
+    std::uint64_t nbytes;
+    std::optional<Slot> slot; // empty when the bytes are read from live memory
+};
+
+class WriteJob {
+  public:
+    WriteJob(std::shared_ptr<const WritePlan> plan, std::vector<Block> blocks, std::string path,
+             std::shared_ptr<Faults> faults);
+
+    const Block &block() const { return blocks_[next]; }
+    bool prepared() const { return next == blocks_.size(); }
+    bool eager_block() const { return !prepared() && block().first_extent < plan_->eager_extents(); }
+
+    // Hash the next block where it lies; only for direct blocks.
+    void hash_live();
+    // Compose the next block in a slot (gaps become zeros) and hash it there.
+    void compose(std::byte *destination);
+
+    const WritePlan &plan() const { return *plan_; }
+    File &file() { return file_; }
+    const std::vector<Digest> &digests() const { return digests_; }
+
+    std::size_t next = 0;           // (queue) the block to prepare next
+    bool busy = false;              // (queue) somebody prepares it
+    bool releasing = false;         // (queue) nothing more goes straight from live memory
+    std::size_t pending = 0;        // (queue) blocks queued or in flight
+    std::size_t live_pending = 0;   // (queue) of them, those the device reads from live memory
+    std::optional<IoError> error;   // (queue) the first failure; a failed job prepares nothing more
+    std::uint64_t bytes_direct = 0; // (queue)
+    std::uint64_t bytes_copied = 0; // (queue)
+    double stall_s = 0;             // (queue) what `release` waited
+    double eager_s = 0;             // (queue) what `start` took
+    double write_s = 0;             // (queue) from start to the last data byte
+    std::chrono::steady_clock::time_point started = std::chrono::steady_clock::now();
+
+    bool settled() const { return pending == 0 && !busy && (prepared() || error); }
+
+  private:
+    void hash_piece(std::size_t extent, std::uint64_t position, const std::byte *data, std::uint64_t nbytes);
+
+    std::shared_ptr<const WritePlan> plan_;
+    std::vector<Block> blocks_;
+    File file_;
+    Checksum running_;
+    std::vector<Digest> digests_;
+};
+
+} // namespace dsh

@@ -1,0 +1,51 @@
+#include "write_plan.hpp"
+
+#include <limits>
+#include <stdexcept>
+#include <string>
+
+namespace dsh {
+
+WritePlan::WritePlan(std::vector<Extent> extents, std::size_t eager_extents, std::uint64_t data_start,
+                     std::uint64_t data_end, std::uint64_t align)
+    : extents_(std::move(extents)), eager_extents_(eager_extents), data_start_(data_start), data_end_(data_end),
+      align_(align) {
+    if (align == 0 || (align & (align - 1)) != 0) {
+        throw std::invalid_argument("align must be a power of two, not " + std::to_string(align));
+    }
+    if (data_start % align != 0 || data_end % align != 0 || data_end < data_start) {
+        throw std::invalid_argument("data_start " + std::to_string(data_start) + " and data_end " +
+                                    std::to_string(data_end) + " must be multiples of " + std::to_string(align) +
+                                    ", in order");
+    }
+    std::uint64_t at = data_start;
+    for (std::size_t i = 0; i < extents_.size(); ++i) {
+        const Extent &extent = extents_[i];
+        if (extent.offset < at || extent.end() > data_end || extent.end() < extent.offset) {
+            throw std::invalid_argument("extent " + std::to_string(i) + " covers [" + std::to_string(extent.offset) +
+                                        ", " + std::to_string(extent.end()) + "), outside of what is free: [" +
+                                        std::to_string(at) + ", " + std::to_string(data_end) + ")");
+        }
+        at = extent.end();
+        total_bytes_ += extent.nbytes;
+    }
+}
+
+std::vector<Block> WritePlan::blocks(std::uint64_t block_bytes) const {
+    return cut(extents_, data_start_, data_end_,
+               {.align = align_,
+                .block_bytes = block_bytes,
+                .min_direct_bytes = min_direct_bytes,
+                .max_gap_bytes = std::numeric_limits<std::uint64_t>::max(),
+                .gathered_extents = eager_extents_});
+}
+
+std::uint64_t WritePlan::direct_bytes() const {
+    std::uint64_t sum = 0;
+    for (const Block &block : blocks(std::uint64_t{1} << 40)) {
+        sum += block.direct() ? block.nbytes : 0;
+    }
+    return sum;
+}
+
+} // namespace dsh
