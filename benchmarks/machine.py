@@ -52,6 +52,10 @@ def _version(package: str) -> str | None:
 
 def _commit() -> str | None:
     answer = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, cwd=Path(__file__).parent, check=False
+        ["git", "describe", "--always", "--dirty"],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parent,
+        check=False,
     )
     return answer.stdout.strip() or None

@@ -45,7 +45,7 @@ def clock() -> Iterator[Clock]:
 
 
 def rotations(contenders: Sequence[T], *, times: int) -> Iterator[T]:
-    """Every contender once per rotation, each rotation starting one further on, so that none always follows the same."""
+    """Every contender once per rotation, each rotation starting one contender further on."""
     for turn in range(times):
         shift = turn % len(contenders)
         yield from (*contenders[shift:], *contenders[:shift])

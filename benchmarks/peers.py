@@ -156,7 +156,7 @@ class TorchSnapshot:
 
 
 class RawDirect(Blocking):
-    """No checkpoint but the limit: the same number of bytes, O_DIRECT, into a new preallocated file, four blocks in flight."""
+    """The limit, no checkpoint: as many bytes by O_DIRECT into a new preallocated file, four blocks in flight."""
 
     name = "raw O_DIRECT"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from benchmarks.measure import Series
 
 Rows = Mapping[str, Mapping[str, Series]]
-UNITS = {"s": 1.0, "MB": 1e6, "GB": 1e9, "MB/s": 1e6, "GB/s": 1e9}
+UNITS = {"s": 1.0, "x": 1.0, "MB": 1e6, "GB": 1e9, "MB/s": 1e6, "GB/s": 1e9}
 
 
 def markdown(title: str, note: str, rows: Rows, columns: Mapping[str, str], machine: Mapping[str, object]) -> str:
@@ -22,7 +22,9 @@ def markdown(title: str, note: str, rows: Rows, columns: Mapping[str, str], mach
     return "\n".join(lines) + "\n"
 
 
-def write(name: str, folder: Path, text: str, rows: Rows, settings: Mapping[str, object], machine: Mapping[str, object]) -> None:
+def write(
+    name: str, folder: Path, text: str, rows: Rows, settings: Mapping[str, object], machine: Mapping[str, object]
+) -> None:
     """`name`.md and `name`.json in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     figures = {who: {what: series.as_json() for what, series in row.items()} for who, row in rows.items()}

@@ -13,7 +13,9 @@ def standard_library(limit_bytes: int = 8 << 20) -> np.ndarray:
     """The first `limit_bytes` of the library's modules, in order of their path."""
     root = Path(sysconfig.get_paths()["stdlib"])
     text = bytearray()
-    for path in sorted(p for folder in (".", "json", "email", "asyncio", "unittest") for p in (root / folder).glob("*.py")):
+    for path in sorted(
+        p for folder in (".", "json", "email", "asyncio", "unittest") for p in (root / folder).glob("*.py")
+    ):
         text += path.read_bytes()
         if len(text) >= limit_bytes:
             break

@@ -1,4 +1,4 @@
-"""Train the small GPT under DeepSpeed with every N-th step captured; start it with torchrun, or let examples/demo.py do so.
+"""Train the small GPT under DeepSpeed with every N-th step captured; start it with torchrun, or by examples/demo.py.
 
     torchrun --nproc-per-node 2 examples/gpt/train.py --history ./history
     torchrun --nproc-per-node 2 examples/gpt/train.py --history ./history --restore 60
@@ -46,7 +46,7 @@ def deepspeed_config(stage: int, batch: int) -> dict[str, Any]:
 
 
 def warmup_then_cosine(step: int, *, warmup: int = 10, horizon: int = 200) -> float:
-    """A share of the learning rate that depends on the step alone, so a longer or resumed training follows the same curve."""
+    """A share of the learning rate that depends on the step alone, so a resumed training follows the same curve."""
     if step < warmup:
         return (step + 1) / warmup
     return 0.1 + 0.45 * (1 + math.cos(math.pi * min(1.0, (step - warmup) / (horizon - warmup))))
@@ -72,14 +72,23 @@ def main() -> None:
     if args.restore is not None:
         capture.restore(args.restore, history=args.history, engine=engine, dataloader=loader)
     with capture.enable(engine, every=args.every, history=args.history, dataloader=loader) as session:
-        train(engine, loader, device, steps=args.steps, tokens_per_step=args.batch * world_size * config.context, rank=rank)
+        train(
+            engine,
+            loader,
+            device,
+            steps=args.steps,
+            tokens_per_step=args.batch * world_size * config.context,
+            rank=rank,
+        )
         session.wait()
         if rank == 0:
             report(session)
     torch.distributed.destroy_process_group()
 
 
-def train(engine: Any, loader: TextLoader, device: torch.device, *, steps: int, tokens_per_step: int, rank: int) -> None:
+def train(
+    engine: Any, loader: TextLoader, device: torch.device, *, steps: int, tokens_per_step: int, rank: int
+) -> None:
     started, first = time.perf_counter(), engine.global_steps
     for tokens, targets in loader:
         loss = engine(tokens.to(device), targets.to(device))

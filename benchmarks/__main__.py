@@ -1,0 +1,51 @@
+"""Runs the benchmarks and writes their tables: python -m benchmarks [save|tensors|training ...] [--smoke]."""
+
+import argparse
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from benchmarks import machine, report, save, tensors, training
+
+FULL = {
+    "save": {"state_bytes": 1_100_000_000, "times": 5, "window_s": 1.0},
+    "tensors": {"total_bytes": 640 << 20, "counts": (10, 100, 1_000, 10_000), "times": 5},
+    "training": {"state_bytes": 1_000_000_000, "steps": 20, "times": 3, "batch": 2},
+}
+SMOKE = {
+    "save": {"state_bytes": 1, "times": 1, "window_s": 0.0},
+    "tensors": {"total_bytes": 8 << 20, "counts": (10, 100), "times": 1},
+    "training": {"state_bytes": 1, "steps": 10, "times": 1, "batch": 1},
+}
+SUITES = {"save": save, "tensors": tensors, "training": training}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("suites", nargs="*", choices=[[], *SUITES], default=list(SUITES), help="which; all by default")
+    parser.add_argument("--smoke", action="store_true", help="tiny sizes, to see that everything runs")
+    parser.add_argument(
+        "--scratch", type=Path, default=Path("benchmarks/scratch"), help="folder on the disk to measure"
+    )
+    parser.add_argument("--results", type=Path, default=Path("benchmarks/results"), help="folder for the tables")
+    args = parser.parse_args()
+    for name in args.suites or SUITES:
+        measure(name, args.scratch, args.results, (SMOKE if args.smoke else FULL)[name])
+
+
+def measure(name: str, scratch: Path, results: Path, settings: Mapping[str, object]) -> None:
+    """One suite in an empty scratch folder, its tables into `results` and onto the screen."""
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    suite = SUITES[name]
+    facts = machine.facts(scratch)
+    print(f"benchmark {name}: {dict(settings)}", flush=True)
+    rows, used = suite.run(scratch, **settings)
+    text = report.markdown(f"Benchmark: {name}", suite.__doc__.strip(), rows, suite.COLUMNS, facts)
+    report.write(name, results, text, rows, used, facts)
+    shutil.rmtree(scratch)
+    print(text, flush=True)
+
+
+if __name__ == "__main__":
+    main()
