@@ -1,0 +1,91 @@
+"""A DeepSpeed engine as a training loop; the only module that imports deepspeed."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import deepspeed
+import torch
+from deepspeed.runtime.pipe.engine import PipelineEngine
+
+from capture.items import StateProvider
+from capture.loop import LoopEvents
+from capture.zero import ZeroState
+from capture.zero_engine import EngineState
+from capture.zero_groups import class_name
+from capture.zero_hooks import attach
+from catalog.errors import UnsupportedError
+
+__all__ = ["DeepSpeedLoop"]
+
+_KNOWN_WRAPPERS = ("DeepSpeedZeroOptimizer", "DeepSpeedZeroOptimizer_Stage3", "BF16_Optimizer", "FP16_UnfusedOptimizer", "FP16_Optimizer")
+
+
+class DeepSpeedLoop:
+    """The Loop of a DeepSpeed engine with ZeRO 0, 1, 2 or 3; a step is an optimizer step, applied or skipped on overflow.
+
+    UnsupportedError, by name, for configurations whose state changes between updates or lies where no tensor refers to it.
+    """
+
+    def __init__(self, engine: Any) -> None:
+        _refuse_unsupported(engine)
+        self._engine = engine
+
+    def step(self) -> int:
+        return int(self._engine.global_steps)
+
+    def ranks(self) -> tuple[int, int]:
+        return deepspeed.comm.get_rank(), deepspeed.comm.get_world_size()
+
+    def providers(self) -> Sequence[StateProvider]:
+        engine = self._engine
+        return [ZeroState(engine.optimizer, engine.module), EngineState(engine)]
+
+    def facts(self) -> Mapping[str, Any]:
+        engine = self._engine
+        return {
+            "engine": class_name(engine),
+            "deepspeed": deepspeed.__version__,
+            "torch": torch.__version__,
+            "zero_stage": int(engine.zero_optimization_stage()),
+            "optimizer": class_name(engine.basic_optimizer),
+            "optimizer_wrapper": class_name(engine.optimizer),
+            "data_parallel_size": engine.dp_world_size,
+            "gradient_accumulation_steps": engine.gradient_accumulation_steps(),
+            "train_batch_size": engine.train_batch_size(),
+            "config": json.loads(json.dumps(engine._config._param_dict, default=str)),
+        }
+
+    def attach(self, events: LoopEvents) -> Callable[[], None]:
+        return attach(self._engine, events)
+
+
+def _refuse_unsupported(engine: Any) -> None:
+    optimizer = engine.optimizer
+    offload_optimizer, offload_param = engine.zero_offload_optimizer(), engine.zero_offload_param()
+    refused = {
+        "an engine without an optimizer": engine.basic_optimizer is None,
+        "SuperOffload (it updates during backward)": bool(engine.super_offload()),
+        "ZenFlow (it updates in another process)": bool(engine.zenflow),
+        "optimizer state swapped to NVMe": offload_optimizer is not None and offload_optimizer.device == "nvme",
+        "parameters swapped to NVMe": offload_param is not None and offload_param.device == "nvme",
+        "partial optimizer offload (offload_optimizer.ratio below 1)": offload_optimizer is not None and offload_optimizer.ratio < 1,
+        "ZeRO++ secondary partitions (zero_hpz_partition_size above 1)": engine.zero_hpz_partition_size() > 1,
+        "ZeRO++ quantized weights": bool(engine.zero_quantized_weights() or engine.zero_quantized_nontrainable_weights()),
+        "DeepCompile": bool(engine.is_deepcompile_enabled()),
+        "tensor parallelism": _tensor_parallel_size(engine) > 1,
+        "experts spread over ranks": bool(engine.has_moe_layers),
+        "pipeline parallelism": isinstance(engine, PipelineEngine) and engine.num_stages > 1,
+    }
+    for what, is_used in refused.items():
+        if is_used:
+            raise UnsupportedError(f"{what} can't be captured safely; turn it off in the DeepSpeed configuration")
+    if not isinstance(optimizer, torch.optim.Optimizer) and type(optimizer).__name__ not in _KNOWN_WRAPPERS:
+        raise UnsupportedError(f"the optimizer {class_name(optimizer)} is not known, so its state can't be captured")
+    if "onebit" in type(engine.basic_optimizer).__module__:
+        raise UnsupportedError(f"{class_name(engine.basic_optimizer)} keeps error feedback per rank, which has no logical tensor; use Adam")
+
+
+def _tensor_parallel_size(engine: Any) -> int:
+    sizes = (getattr(engine.mpu, name, None) for name in ("get_tensor_model_parallel_world_size", "get_model_parallel_world_size"))
+    return max([1, engine.autotp_size(), *(int(size()) for size in sizes if size is not None)])

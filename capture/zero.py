@@ -1,0 +1,207 @@
+"""The State Provider of a DeepSpeed optimizer: weights, master weights and optimizer state as fragments of logical tensors.
+
+Duck-typed, imports no deepspeed. What it lists are views into the engine's own flat tensors, so a plan can coalesce a whole partition into
+one memory run. Values that every element of a flat shares (Adam's `step`) are stored once per param group in the object `optimizer`.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from capture.items import Available, TensorItem
+from capture.zero_groups import class_name, is_flat, match_groups, read_groups, set_shared, write_groups
+from capture.zero_layout import Flat, flats_of, group_parameters, local_partition
+from catalog.errors import MismatchError, RestoreError, SetupError, UnsupportedError
+from catalog.records import Placement
+
+__all__ = ["ZeroState"]
+
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+class ZeroState:
+    """Parameters, master weights and optimizer state of `optimizer`, a DeepSpeed optimizer over the parameters of `module`.
+
+    A restore writes the weights as they were stored; where the checkpoint has them in another precision they are derived from the restored
+    master weights instead, as the optimizer itself does after an update. Optimizer state that this process does not have yet is created,
+    state that the checkpoint does not have yet (it was taken before the first update) is dropped.
+    """
+
+    def __init__(self, optimizer: Any, module: torch.nn.Module) -> None:
+        self._optimizer = optimizer
+        self._module = module
+        self._restoring: Available | None = None
+        self._created: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
+        self._steps: dict[str, torch.Tensor] = {}
+
+    def tensors(self) -> Sequence[TensorItem]:
+        if getattr(self._optimizer, "offloaded_states", None):
+            raise SetupError("the engine's states are offloaded; call engine.reload_states() before a snapshot or a restore")
+        items = [*self._weights(), *self._masters(), *self._states()]
+        if self._restoring is None:
+            return items
+        kinds = {"master", *self._restoring.objects.get("optimizer", {"kinds": ()})["kinds"]}
+        derived = self._derived(self._restoring)
+        targets = (item for item in items if item.kind in kinds or (item.kind == "model" and item.name not in derived))
+        return [*targets, *(TensorItem(name, "step", (), target) for name, target in self._steps.items())]
+
+    def objects(self) -> Mapping[str, tuple[Any, Placement]]:
+        return {"optimizer": (read_groups(self._inner, self._group_names(), self._flats()), "replicated")}
+
+    def prepare(self, available: Available) -> None:
+        self._forget()
+        saved = available.objects.get("optimizer")
+        if saved is not None:
+            frozen = frozenset(name for name, parameter, _ in self._named() if not parameter.requires_grad)
+            match_groups(self._group_names(), saved, frozen=frozen)
+            for flat in self._flats():
+                self._create_state(flat, saved, available)
+            self._steps = self._step_targets(saved, available)
+        self._restoring = available
+
+    def finish(self, available: Available) -> None:
+        saved = available.objects.get("optimizer")
+        if saved is not None:
+            write_groups(self._inner, saved)
+            for flat in self._flats():
+                self._install_state(flat, saved)
+            self._link_state()
+        if self._derived(available):
+            self._derive_weights()
+        if hasattr(self._optimizer, "checkpoint_event_prologue"):
+            # The gathered copies of persistent ZeRO-3 parameters are stale until they are released and gathered again.
+            self._optimizer.checkpoint_event_prologue()
+            self._optimizer.checkpoint_event_epilogue()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._restoring = None
+        self._created = {}
+        self._steps = {}
+
+    @property
+    def _inner(self) -> Any:
+        # Asked for each time: DeepSpeed replaces it when it first sees an Adagrad.
+        return self._optimizer.optimizer
+
+    def _named(self) -> Iterator[tuple[str, torch.nn.Parameter, tuple[str, ...]]]:
+        """Every parameter once: its first name, and the further names it is tied to."""
+        names: dict[torch.nn.Parameter, list[str]] = {}
+        for name, parameter in self._module.named_parameters(remove_duplicate=False):
+            names.setdefault(parameter, []).append(name)
+        for parameter, (first, *others) in names.items():
+            yield first, parameter, tuple(others)
+
+    def _names(self) -> dict[int, str]:
+        return {id(parameter): name for name, parameter, _ in self._named()}
+
+    def _flats(self) -> tuple[Flat, ...]:
+        return flats_of(self._optimizer, self._names())
+
+    def _group_names(self) -> list[list[str]]:
+        names = self._names()
+        return [[names[id(parameter)] for parameter in group] for group in group_parameters(self._optimizer)]
+
+    def _weights(self) -> Iterator[TensorItem]:
+        for name, parameter, aliases in self._named():
+            if not hasattr(parameter, "ds_tensor"):
+                yield TensorItem(name, "model", tuple(parameter.shape), parameter.detach(), aliases=aliases)
+                continue
+            start, part = local_partition(self._optimizer, parameter)
+            if part.numel():
+                yield TensorItem(name, "model", tuple(parameter.ds_shape), part, start, "partitioned", aliases=aliases)
+
+    def _masters(self) -> Iterator[TensorItem]:
+        for flat in self._flats():
+            if not flat.is_model:
+                yield from _items(flat, "master", flat.tensor)
+
+    def _states(self) -> Iterator[TensorItem]:
+        for flat in self._flats():
+            for key, value in self._state(flat).items():
+                if is_flat(value, flat):
+                    yield from _items(flat, key, value)
+                elif isinstance(value, torch.Tensor) and value.dim() > 0:
+                    raise UnsupportedError(
+                        f"optimizer state {key!r} of {class_name(self._inner)} has shape {tuple(value.shape)}, the flat tensor it belongs "
+                        f"to has {tuple(flat.tensor.shape)}; it can't be addressed by parameter, use an element-wise optimizer"
+                    )
+
+    def _state(self, flat: Flat) -> Mapping[str, Any]:
+        state: Mapping[str, Any] = self._created.get(flat.tensor) or self._inner.state.get(flat.tensor, {})
+        return state
+
+    def _create_state(self, flat: Flat, saved: Mapping[str, Any], available: Available) -> None:
+        held = {key for key, value in self._state(flat).items() if is_flat(value, flat)}
+        kinds = set(saved["kinds"])
+        if held and kinds and held != kinds:
+            raise MismatchError(
+                f"the checkpoint has optimizer state {sorted(kinds)} of {saved['class']}, this engine {sorted(held)} of "
+                f"{class_name(self._inner)}; use the same kind of optimizer"
+            )
+        if kinds and not held:
+            dtypes = {kind: dtype for (kind, _), (_, dtype) in available.tensors.items()}
+            # Not in the optimizer's own state before its bytes are there: a restore that is refused must leave it able to train.
+            self._created[flat.tensor] = {
+                kind: torch.zeros_like(flat.tensor, dtype=_DTYPES[dtypes[kind]], requires_grad=False) for kind in saved["kinds"]
+            }
+
+    def _install_state(self, flat: Flat, saved: Mapping[str, Any]) -> None:
+        self._inner.state[flat.tensor].update(self._created.get(flat.tensor, {}))
+        if not saved["kinds"]:
+            self._inner.state.pop(flat.tensor, None)
+            return
+        for key, values in saved["state"].items():
+            set_shared(self._inner, flat, key, values[flat.group])
+        if self._steps:
+            set_shared(self._inner, flat, "step", self._common_step(flat.group))
+
+    def _step_targets(self, saved: Mapping[str, Any], available: Available) -> dict[str, torch.Tensor]:
+        """Where to read `step` to when the checkpoint has one per parameter, as plain torch optimizers do."""
+        if "step" in saved["state"]:
+            return {}
+        names = (name for group in self._group_names() for name in group)
+        return {name: torch.zeros(()) for name in names if ("step", name) in available.tensors}
+
+    def _common_step(self, group: int) -> torch.Tensor:
+        steps = [self._steps[name] for name in self._group_names()[group]]
+        if any(not torch.equal(step, steps[0]) for step in steps):
+            raise RestoreError(
+                f"the parameters of optimizer group {group} had different numbers of updates in the checkpoint "
+                f"({float(min(steps)):.0f} to {float(max(steps)):.0f}); a ZeRO partition counts them together, so it can't go on from there"
+            )
+        return steps[0]
+
+    def _link_state(self) -> None:
+        """Let DeepSpeed's own view of the optimizer state (`safe_get_full_optimizer_state`) follow."""
+        if hasattr(self._optimizer, "_lazy_init_hp_params_optimizer_state"):
+            self._optimizer._hp_optimizer_states_linked = False
+            if all(flat.tensor in self._inner.state for flat in self._flats()):
+                self._optimizer._lazy_init_hp_params_optimizer_state()
+
+    def _master_names(self) -> frozenset[str]:
+        if all(flat.is_model for flat in self._flats()):
+            return frozenset()
+        return frozenset(name for group in self._group_names() for name in group)
+
+    def _derived(self, available: Available) -> frozenset[str]:
+        """The weights that the checkpoint has in another precision, so that they must come from the master weights."""
+        masters = self._master_names()
+        stored = {name: _DTYPES.get(dtype) for (kind, name), (_, dtype) in available.tensors.items() if kind == "model"}
+        return frozenset(n for n, p, _ in self._named() if n in masters and stored.get(n, p.dtype) != p.dtype)
+
+    def _derive_weights(self) -> None:
+        if hasattr(self._optimizer, "update_lp_params"):
+            self._optimizer.update_lp_params()
+            return
+        for flat in self._flats():
+            for fragment, master in flat.slices(flat.tensor):
+                parameter = self._module.get_parameter(fragment.name)
+                part = local_partition(self._optimizer, parameter)[1] if hasattr(parameter, "ds_tensor") else parameter.detach()
+                part.view(-1).copy_(master.reshape(-1))
+
+
+def _items(flat: Flat, kind: str, value: torch.Tensor) -> Iterator[TensorItem]:
+    for fragment, part in flat.slices(value):
+        yield TensorItem(fragment.name, kind, fragment.shape, part, fragment.start, flat.placement)

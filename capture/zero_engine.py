@@ -1,0 +1,95 @@
+"""The State Provider of a DeepSpeed engine's own small state: counters, the loss scaler, and the gradients that a restore discards."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from capture.items import Available, TensorItem
+from catalog.errors import MismatchError
+from catalog.records import Placement
+
+__all__ = ["EngineState", "discard_gradients", "loss_scale"]
+
+_COUNTERS = ("global_steps", "global_samples", "micro_steps", "skipped_steps")
+_SCALARS = (bool, int, float, type(None))
+
+
+class EngineState:
+    """Counters and loss scaler of `engine`; a restore also discards partial gradients, so that training goes on from a clean boundary."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    def tensors(self) -> Sequence[TensorItem]:
+        return ()
+
+    def objects(self) -> Mapping[str, tuple[Any, Placement]]:
+        return {
+            "counters": ({name: getattr(self._engine, name) for name in _COUNTERS}, "replicated"),
+            "loss_scaler": (_read_scaler(self._engine), "replicated"),
+        }
+
+    def prepare(self, available: Available) -> None:
+        if self._engine.inside_no_sync_ctxt:
+            raise MismatchError("a restore inside engine.no_sync() would mix its gradients with the restored state; leave the context first")
+
+    def finish(self, available: Available) -> None:
+        discard_gradients(self._engine)
+        for name, value in available.objects.get("counters", {}).items():
+            if name in _COUNTERS:
+                setattr(self._engine, name, value)
+        if "loss_scaler" in available.objects:
+            _write_scaler(self._engine, available.objects["loss_scaler"])
+
+
+def loss_scale(engine: Any) -> float | None:
+    """The current loss scale; None where losses are not scaled."""
+    scaler = _grad_scaler(engine)
+    if scaler is not None:
+        return float(scaler.get_scale())
+    return float(engine.optimizer.loss_scale) if engine.fp16_enabled() else None
+
+
+def discard_gradients(engine: Any) -> None:
+    """Leave no trace of any backward pass since the last update, as DeepSpeed does when it skips an update on overflow."""
+    optimizer = engine.optimizer
+    engine.zero_grad()
+    engine._unmanaged_backward_count = 0
+    if hasattr(optimizer, "zero_grad"):
+        optimizer.zero_grad()
+    if hasattr(optimizer, "averaged_gradients"):
+        if hasattr(optimizer, "all_grad_tensors"):
+            # Stage 1 and 2: keyed by group for ever; -1 makes the next backward overwrite the accumulation buffers, not add to them.
+            optimizer.averaged_gradients.update(dict.fromkeys(optimizer.averaged_gradients))
+            optimizer.all_grad_tensors.update(dict.fromkeys(optimizer.all_grad_tensors))
+            optimizer.micro_step_id = -1
+        else:
+            optimizer.averaged_gradients = {}
+        if hasattr(optimizer, "norm_for_param_grads"):
+            optimizer.reset_cpu_buffers()
+    for pending in ("_offload_accumulated_param_ids", "_offload_boundary_param_ids"):
+        getattr(optimizer, pending, set()).clear()
+
+
+def _grad_scaler(engine: Any) -> Any:
+    """torch's own GradScaler, which DeepSpeed uses under fp16 autocast."""
+    return engine.torch_autocast_z0_gradscaler or getattr(engine.optimizer, "torch_autocast_gradscaler", None)
+
+
+def _scaler_of(engine: Any) -> Any:
+    return getattr(engine.optimizer, "loss_scaler", None) or getattr(engine.optimizer, "loss_scale_config", None)
+
+
+def _read_scaler(engine: Any) -> dict[str, Any]:
+    grad_scaler, scaler = _grad_scaler(engine), _scaler_of(engine)
+    state = {key: value for key, value in vars(scaler).items() if isinstance(value, _SCALARS)} if scaler is not None else {}
+    return {"scaler": state, "grad_scaler": grad_scaler.state_dict() if grad_scaler is not None else None}
+
+
+def _write_scaler(engine: Any, saved: Mapping[str, Any]) -> None:
+    scaler, grad_scaler = _scaler_of(engine), _grad_scaler(engine)
+    if scaler is not None:
+        for key, value in saved["scaler"].items():
+            if isinstance(getattr(scaler, key, ()), _SCALARS):
+                setattr(scaler, key, value)
+    if grad_scaler is not None and saved["grad_scaler"] is not None:
+        grad_scaler.load_state_dict(saved["grad_scaler"])

@@ -1,0 +1,109 @@
+"""Param groups of a DeepSpeed optimizer as data: hyperparameters, logical parameter names, and the values that a whole group shares.
+
+The object `optimizer`: `class`; `groups`, each the hyperparameters and `params`, the logical names; `kinds`, the optimizer state that is
+stored as tensors; `state`, for each key that a group shares (`step`) one value per group, None where a group has none yet.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from capture.zero_layout import Flat
+from catalog.errors import MismatchError
+
+__all__ = ["class_name", "match_groups", "read_groups", "set_shared", "shared_values", "write_groups"]
+
+_SHOWN = 3
+
+
+def class_name(optimizer: Any) -> str:
+    """The qualified name of an optimizer's class."""
+    return f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+
+
+def read_groups(inner: Any, group_names: Sequence[Sequence[str]], flats: Sequence[Flat]) -> dict[str, Any]:
+    """The object `optimizer` of `inner`, the optimizer that DeepSpeed wraps; the same on every rank."""
+    groups = [
+        {**{key: value for key, value in group.items() if key != "params"}, "params": list(names)}
+        for group, names in zip(inner.param_groups, group_names, strict=True)
+    ]
+    shared = [shared_values(inner, next((f for f in flats if f.group == index), None)) for index in range(len(groups))]
+    keys = sorted({key for values in shared for key in values})
+    kinds = {key for flat in flats for key, value in inner.state.get(flat.tensor, {}).items() if is_flat(value, flat)}
+    return {
+        "class": class_name(inner),
+        "groups": groups,
+        "kinds": sorted(kinds),
+        "state": {key: [values.get(key) for values in shared] for key in keys},
+    }
+
+
+def is_flat(value: Any, flat: Flat) -> bool:
+    """Whether a state value is laid out like its flat, element for element."""
+    return isinstance(value, torch.Tensor) and value.shape == flat.tensor.shape
+
+
+def shared_values(inner: Any, flat: Flat | None) -> dict[str, Any]:
+    """State values that all elements of a flat share: 0-dim tensors and plain numbers."""
+    if flat is None:
+        return {}
+    state = inner.state.get(flat.tensor, {})
+    return {
+        key: value.detach() if isinstance(value, torch.Tensor) else value
+        for key, value in state.items()
+        if value is not None and not is_flat(value, flat) and (not isinstance(value, torch.Tensor) or value.dim() == 0)
+    }
+
+
+def match_groups(group_names: Sequence[Sequence[str]], saved: Mapping[str, Any], *, frozen: frozenset[str]) -> None:
+    """MismatchError unless the checkpoint has the same groups of the same parameters; parameters frozen here may be missing here."""
+    groups = saved["groups"]
+    if len(groups) != len(group_names):
+        raise MismatchError(
+            f"the checkpoint has {len(groups)} optimizer param groups, this engine has {len(group_names)}; build the optimizer "
+            "with the same groups"
+        )
+    for index, (names, group) in enumerate(zip(group_names, groups, strict=True)):
+        lacking = sorted(set(names) - set(group["params"]))
+        surplus = sorted(set(group["params"]) - set(names) - frozen)
+        if lacking or surplus:
+            raise MismatchError(
+                f"optimizer param group {index}: only in this engine {_shown(lacking)}, only in the checkpoint {_shown(surplus)}; "
+                "build the optimizer with the same groups"
+            )
+
+
+def write_groups(inner: Any, saved: Mapping[str, Any]) -> None:
+    """Put the hyperparameters back; of another optimizer class only those that `inner` knows."""
+    same = saved["class"] == class_name(inner)
+    for group, stored in zip(inner.param_groups, saved["groups"], strict=True):
+        for key, value in stored.items():
+            if key == "params" or not (same or key in group):
+                continue
+            if isinstance(group.get(key), torch.Tensor):
+                group[key].copy_(torch.as_tensor(value))
+            else:
+                group[key] = value
+
+
+def set_shared(inner: Any, flat: Flat, key: str, value: Any) -> None:
+    """Set one shared value of a flat's state, in the form in which `inner` itself would hold it."""
+    state = inner.state[flat.tensor]
+    if isinstance(state.get(key), torch.Tensor):
+        state[key].copy_(torch.as_tensor(value))
+    elif type(inner).__module__.startswith("torch."):
+        group = inner.param_groups[flat.group]
+        device = flat.tensor.device if group.get("capturable") or group.get("fused") else torch.device("cpu")
+        dtype = value.dtype if isinstance(value, torch.Tensor) else torch.float32
+        state[key] = torch.as_tensor(value).detach().clone().to(device=device, dtype=dtype)
+    else:
+        number = value.item() if isinstance(value, torch.Tensor) else value
+        state[key] = int(number) if key == "step" else number
+
+
+def _shown(names: Sequence[str]) -> str:
+    if not names:
+        return "nothing"
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(repr(name) for name in names[:_SHOWN]) + more
