@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check
+PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 LAYERS := dshistory capture catalog native
 SCRIPTS := examples benchmarks tests
 NATIVE_SOURCES := $(shell find native -name '*.cpp' -o -name '*.hpp' -o -name '*.h' 2>/dev/null)
@@ -18,22 +18,25 @@ help:  ## this list
 
 # Each stamp is written last, so a step that failed half-way is done again from its start.
 $(VENV)/.made: .ci/system-packages
-	.ci/system-packages $(PYTHON)
+	@.ci/system-packages $(PYTHON)
 	$(PYTHON) -m venv --clear $(VENV)
 	@touch $@
 
 # torch goes first and pinned: nothing that is installed later can pull another build of it.
 $(VENV)/.torch: $(VENV)/.made constraints.txt
-	$(PIP) install -q -c constraints.txt torch
+	@echo 'installing torch'
+	@$(PIP) install -c constraints.txt torch
 	@touch $@
 
 # The build tools live in the environment, so that a rebuild is incremental and needs no network.
 $(VENV)/.tools: $(VENV)/.torch
-	$(PIP) install -q -c constraints.txt setuptools wheel scikit-build-core nanobind ninja
+	@echo 'installing the build tools'
+	@$(PIP) install -c constraints.txt setuptools wheel scikit-build-core nanobind ninja
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.tools $(BUILD_INPUTS)
-	$(PIP) install -q -c constraints.txt --no-build-isolation -e '.[deepspeed,notebook,dev]'
+	@echo 'building DSHistory and installing what it uses'
+	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[deepspeed,notebook,dev]'
 	@touch $@
 
 .PHONY: setup
@@ -58,7 +61,7 @@ lint: setup  ## ruff, mypy, the extension's stub, clang-format
 
 .PHONY: bench
 bench: setup  ## measure against the other ways to save, into benchmarks/results
-	$(PIP) install -q -c constraints.txt '.[bench]'
+	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[bench]'
 	$(BIN)/python -m benchmarks
 
 .PHONY: picture
