@@ -15,9 +15,10 @@ __all__ = ["Available", "StateProvider", "TensorItem"]
 class TensorItem:
     """A live reference to one fragment of one logical tensor; never a copy.
 
-    `tensor` is dense memory (contiguous in some order of its own dimensions, flattened as stored) whose numel elements are
-    `[start, start + numel)` of the logical tensor `name` of global `shape`. `when` says how long it may be read: "lazy" until the next barrier, "eager"
-    only at the step itself (buffers, 0-dim state). `placement` "replicated" items are offered whole by every rank; the plan gives each rank its share.
+    `tensor` is dense memory (contiguous in some order of its own dimensions, flattened as stored) whose numel elements
+    are `[start, start + numel)` of the logical tensor `name` of global `shape`. `when` says how long it may be read:
+    "lazy" until the next barrier, "eager" only at the step itself (buffers, 0-dim state). `placement` "replicated"
+    items are offered whole by every rank; the plan gives each rank its share.
     """
 
     name: str
@@ -32,7 +33,9 @@ class TensorItem:
 
 @dataclass(frozen=True, slots=True)
 class Available:
-    """What a checkpoint offers to a provider before a restore: (kind, name) of its tensors with shape and dtype, and its decoded objects."""
+    """What a checkpoint offers to a provider before a restore: (kind, name) of its tensors with shape and dtype, and
+    its decoded objects.
+    """
 
     tensors: Mapping[tuple[str, str], tuple[tuple[int, ...], str]]
     objects: Mapping[str, Any]
@@ -42,7 +45,8 @@ class Available:
 class StateProvider(Protocol):
     """Says what state there is, where it lives, and how to put it back; moves no bytes.
 
-    The surface is just this because staging, layout, checksums and resharding are the same for all state. A provider of objects only
+    The surface is just this because staging, layout, checksums and resharding are the same for all state. A provider of
+    objects only
     returns () from `tensors`. Names must be unique within a kind over all providers of a session.
     """
 
@@ -50,11 +54,17 @@ class StateProvider(Protocol):
         """The fragments this rank holds now, as live references. Cached by the session until the layout changes."""
 
     def objects(self) -> Mapping[str, tuple[Any, Placement]]:
-        """Plain data to encode at the step: None, bool, int, float, str, bytes, list, tuple, dict, tensors and numpy arrays. Called at every snapshot."""
+        """Plain data to encode at the step: None, bool, int, float, str, bytes, list, tuple, dict, tensors and numpy
+        arrays. Called at every snapshot.
+        """
 
     def prepare(self, available: Available) -> None:
-        """Before a restore: make the state that the checkpoint has and this process does not yet have (empty optimizer state), so that `tensors` lists every target.
-        Raises MismatchError when it can't fit; changes no value that training has produced."""
+        """Before a restore: make the state that the checkpoint has and this process does not yet have (empty optimizer
+        state), so that `tensors` lists every target. Raises MismatchError when it can't fit; changes no value that
+        training has produced.
+        """
 
     def finish(self, available: Available) -> None:
-        """After the bytes are in place: put the objects back and refresh what is derived (low-precision copies, schedulers)."""
+        """After the bytes are in place: put the objects back and refresh what is derived (low-precision copies,
+        schedulers).
+        """

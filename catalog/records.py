@@ -3,18 +3,30 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-__all__ = ["Extent", "Marker", "MarkerPart", "Placement", "RunFacts"]
+__all__ = ["CheckpointRef", "Extent", "Marker", "MarkerPart", "Placement", "RunFacts"]
 
 Placement = Literal["partitioned", "replicated", "rank_local"]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class CheckpointRef:
+    """One checkpoint by its run and step; `str()` gives the form "run:step" that references take."""
+
+    run: str
+    step: int
+
+    def __str__(self) -> str:
+        return f"{self.run}:{self.step}"
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
     """One manifest row: a byte range of one file that holds one fragment of one logical tensor.
 
-    `shape` is the logical tensor's global shape; the fragment is `[start, start + numel)` of it, flattened. `file` is relative to the history's
-    root, with forward slashes. `checksum` is the XXH3-128 of the stored bytes (16 bytes, canonical). `dtype` is a safetensors dtype.
-    Kinds `header`, `pad`, `object` and `object_tensor` are bytes that are no tensor of the model; every byte of a data file belongs to one row.
+    `shape` is the logical tensor's global shape; the fragment is `[start, start + numel)` of it, flattened. `file` is
+    relative to the history's root, with forward slashes. `checksum` is the XXH3-128 of the stored bytes (16 bytes,
+    canonical). `dtype` is a safetensors dtype. Kinds `header`, `pad`, `object` and `object_tensor` are bytes that are
+    no tensor of the model; every byte of a data file belongs to one row.
     """
 
     name: str

@@ -11,19 +11,27 @@ class Faults:
     completions and deliver them last-in first-out within the queue depth.
     """
     def __init__(
-        self, *, delay_us: int = 0, fail_after: int = -1, errno: int = 5, short_write_every: int = 0, reorder: bool = False
+        self,
+        *,
+        delay_us: int = 0,
+        fail_after: int = -1,
+        errno: int = 5,
+        short_write_every: int = 0,
+        reorder: bool = False,
     ) -> None: ...
 
 class WritePlan:
     """Where the bytes of one file come from; immutable, reusable while no address moves.
 
     Extent i is nbytes[i] bytes at address addresses[i], written at offsets[i]. Extents are sorted by offset, do not
-    overlap, eager ones come first; what lies between them and in [data_start, data_end) is written as zeros. data_start and data_end are
-    multiples of `align`. [0, data_start) is left to the header, what follows data_end to the tail. eager[i]: the bytes are copied inside
-    `Engine.start`; otherwise they are read, or copied, at any time until `WriteJob.release` returns.
-    The four sequences are C-contiguous buffers: uint64, uint64, uint64, uint8 numpy arrays.
+    overlap, eager ones come first; what lies between them and in [data_start, data_end) is written as zeros. data_start
+    and data_end are multiples of `align`. [0, data_start) is left to the header, what follows data_end to the tail.
+    eager[i]: the bytes are copied inside `Engine.start`; otherwise they are read, or copied, at any time until
+    `WriteJob.release` returns. The four columns are one-dimensional numpy arrays: uint64, uint64, uint64, uint8.
     """
-    def __init__(self, *, offsets: Any, addresses: Any, nbytes: Any, eager: Any, data_start: int, data_end: int, align: int) -> None: ...
+    def __init__(
+        self, *, offsets: Any, addresses: Any, nbytes: Any, eager: Any, data_start: int, data_end: int, align: int
+    ) -> None: ...
     @property
     def extents(self) -> int: ...
     @property
@@ -37,18 +45,21 @@ class WriteJob:
     def release(self) -> float:
         """The barrier: returns, in seconds waited, once no source byte of the plan is needed any more.
 
-        Stops submitting from live memory, copies what was not submitted into the staging budget (as the budget allows, else
-        waits for writes to make room), waits for every submitted write from live memory to complete and for every checksum
-        over live bytes. Never raises for an I/O failure: that is `wait`'s to say. Idempotent."""
+        Stops submitting from live memory, copies what was not submitted into the staging budget (as the budget allows,
+        else waits for writes to make room), waits for every submitted write from live memory to complete and for every
+        checksum over live bytes. Never raises for an I/O failure: that is `wait`'s to say. Idempotent.
+        """
     def released(self) -> bool: ...
     def wait(self, timeout_s: float = -1.0) -> bool:
-        """True once all data bytes are written (implies released); False on timeout; raises OSError (errno, strerror, filename; the message also has
-        operation and offset) when the job failed."""
+        """True once all data bytes are written (implies released); False on timeout; raises OSError (errno, strerror,
+        filename; the message also has operation and offset) when the job failed.
+        """
     def checksums(self) -> bytes:
         """XXH3-128 (canonical, 16 bytes each) of every extent in plan order; only after `wait` returned True."""
     def finish(self, *, header: bytes, tail: bytes) -> int:
-        """Write header at 0 and tail at data_end, cut the file to its end, fdatasync, close; returns the file's size in bytes.
-        header must be data_start bytes, tail a multiple of the plan's align. Only after `wait` returned True."""
+        """Write header at 0 and tail at data_end, cut the file to its end, fdatasync, close; returns the file's size in
+        bytes. header must be data_start bytes, tail a multiple of the plan's align. Only after `wait` returned True.
+        """
     def abort(self) -> None:
         """Stop, wait for what is in flight, close and unlink the file. Idempotent; the destructor does the same."""
     @property
@@ -87,57 +98,9 @@ def read(
 ) -> bytes:
     """Read extents straight into memory, in parallel, and return the XXH3-128 of each, in order (16 bytes each).
 
-    file_index: uint32, offsets, addresses, nbytes: uint64 numpy arrays. OSError names the path and offset (a file that ends early is EIO);
-    ValueError when two extents of a file overlap. After an error the targets hold an undefined mixture.
+    file_index: uint32, offsets, addresses, nbytes: uint64 numpy arrays. OSError names the path and offset (a file that
+    ends early is EIO); ValueError when two extents of a file overlap. After an error the targets hold a mixture.
     """
-
-def checksums(self) -> bytes:
-        """XXH3-128 (canonical, 16 bytes each) of every extent in plan order; only after `wait` returned True."""
-    def finish(self, *, header: bytes, tail: bytes) -> int:
-        """Write header at 0 and tail at data_end, cut the file to its end, fdatasync, close; returns the file's size in bytes.
-        header must be data_start bytes, tail a multiple of the plan's align. Only after `wait` returned True."""
-    def abort(self) -> None:
-        """Stop, wait for what is in flight, close and unlink the file. Idempotent; the destructor does the same."""
-    @property
-    def stats(self) -> dict[str, float]:
-        """Keys: bytes_direct, bytes_copied, write_s, stall_s, eager_s, direct (1.0: O_DIRECT, 0.0: buffered)."""
-
-class Engine:
-    """Writes files through one io_uring, or one pool of POSIX threads, with one staging budget shared by its jobs.
-
-    The budget is the only memory taken beyond the sources; a job that needs more waits for its own writes to make room."""
-    def __init__(
-        self, *, backend: str, budget_bytes: int, block_bytes: int = ..., depth: int = ..., faults: Faults | None = None
-    ) -> None:
-        """backend: "io_uring" or "posix", never substituted: OSError when the host forbids it."""
-    @property
-    def backend(self) -> str: ...
-    @property
-    def budget_bytes(self) -> int: ...
-    @property
-    def registered(self) -> bool:
-        """Whether the staging memory is registered with the kernel (io_uring, where RLIMIT_MEMLOCK allows)."""
-    def budget_free_bytes(self) -> int: ...
-    def start(self, plan: WritePlan, path: str) -> WriteJob:
-        """Create `path` (O_EXCL), preallocate plan.data_end bytes, copy the eager extents, begin writing."""
-    def close(self) -> None: ...
-
-class ReadPlan: ...
-
-def read(
-    paths: Sequence[str],
-    *,
-    file_index: Any,
-    offsets: Any,
-    addresses: Any,
-    nbytes: Any,
-    backend: str = "posix",
-    block_bytes: int = ...,
-    depth: int = ...,
-) -> bytes:
-    """Read extents straight into memory, in parallel, and return the XXH3-128 of each, in order (16 bytes each).
-
-    file_index: uint32, offsets, addresses, nbytes: uint64 buffers. OSError names the path and offset; a file that ends early is EIO."""
 
 def checksum(data: Any) -> bytes:
     """XXH3-128 of a contiguous buffer, seed 0, canonical (big-endian) representation: 16 bytes."""
@@ -146,5 +109,7 @@ def probe_io_uring() -> str:
     """Empty when an io_uring can be made here, else why not, as one sentence."""
 
 def probe_file_system(directory: str) -> dict[str, Any]:
-    """Keys: type (str), direct (bool), memory_align, offset_align, block_bytes (st_blksize), place_align (the modulus for congruent
-    placement: the largest of page size, st_blksize and both O_DIRECT alignments), reason (str, why not direct)."""
+    """Keys: type (str), direct (bool), memory_align, offset_align, block_bytes (st_blksize), place_align (the modulus
+    for congruent placement: the largest of page size, st_blksize and both O_DIRECT alignments), reason (str, why not
+    direct).
+    """

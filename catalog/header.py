@@ -1,0 +1,140 @@
+"""The safetensors header of a data file: encoded into a reserved length, parsed strictly.
+
+Stricter than the format's other readers: duplicate keys, holes, overlaps, unsorted or trailing bytes and absurd lengths
+are refused.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from catalog.errors import FormatError
+from catalog.layout import DTYPES
+
+__all__ = ["Entry", "Header", "encode_header", "header_bytes_needed", "parse_header", "read_header"]
+
+MAX_HEADER_BYTES = 100_000_000
+_LENGTH_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry; `begin` and `end` are byte offsets relative to the end of the header."""
+
+    key: str
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A parsed header; `data_start` is the byte of the file where data begins."""
+
+    entries: tuple[Entry, ...]
+    metadata: Mapping[str, str]
+    data_start: int
+
+
+def _json_bytes(entries: Iterable[Entry], metadata: Mapping[str, str]) -> bytes:
+    tree: dict[str, Any] = {"__metadata__": dict(metadata)}
+    for entry in entries:
+        tree[entry.key] = {
+            "dtype": entry.dtype,
+            "shape": list(entry.shape),
+            "data_offsets": [entry.begin, entry.end],
+        }
+    return json.dumps(tree, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def header_bytes_needed(entries: Iterable[Entry], *, metadata: Mapping[str, str]) -> int:
+    """The least `data_start` for these entries."""
+    return _LENGTH_BYTES + len(_json_bytes(entries, metadata))
+
+
+def encode_header(entries: Iterable[Entry], *, metadata: Mapping[str, str], data_start: int) -> bytes:
+    """Exactly `data_start` bytes: the length, the JSON in the order of `entries`, and spaces. FormatError when they do
+    not fit.
+    """
+    text = _json_bytes(entries, metadata)
+    room = data_start - _LENGTH_BYTES
+    if len(text) > room:
+        raise FormatError(f"the header needs {len(text)} bytes where {room} were reserved")
+    return room.to_bytes(_LENGTH_BYTES, "little") + text.ljust(room, b" ")
+
+
+def read_header(path: Path) -> Header:
+    """Parse and check the header of a data file against the file's size."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+        if length > min(MAX_HEADER_BYTES, size - _LENGTH_BYTES):
+            raise FormatError(f"{path}: field header length: {length} bytes in a file of {size}")
+        text = file.read(length)
+    return parse_header(text, file_bytes=size, path=path)
+
+
+def parse_header(text: bytes, *, file_bytes: int, path: Path) -> Header:
+    """Parse the JSON part of a header; `path` is for the errors' sake."""
+    try:
+        tree = json.loads(text, object_pairs_hook=lambda pairs: _unique(pairs, path))
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, FormatError):
+            raise
+        raise FormatError(f"{path}: field header: not readable as JSON: {error}") from error
+    if not isinstance(tree, dict):
+        raise FormatError(f"{path}: field header: not a JSON object")
+    metadata = tree.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise FormatError(f"{path}: field __metadata__: must map strings to strings")
+    data_start = _LENGTH_BYTES + len(text)
+    entries = tuple(_entry(key, value, path) for key, value in tree.items())
+    _check_cover(sorted(entries, key=lambda entry: (entry.begin, entry.end)), file_bytes - data_start, path)
+    return Header(entries, metadata, data_start)
+
+
+def _unique(pairs: list[tuple[str, Any]], path: Path) -> dict[str, Any]:
+    tree = dict(pairs)
+    if len(tree) != len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise FormatError(f"{path}: field header: the key {twice!r} stands twice")
+    return tree
+
+
+def _entry(key: str, value: Any, path: Path) -> Entry:
+    where = f"{path}: header entry {key!r}"
+    if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
+        raise FormatError(f"{where}: must have dtype, shape and data_offsets")
+    dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
+    if dtype not in DTYPES:
+        raise FormatError(f"{where}: dtype {dtype!r} is not one of {', '.join(DTYPES)}")
+    if not _naturals(shape) or not _naturals(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise FormatError(
+            f"{where}: shape {shape!r} and data_offsets {offsets!r} must be lists of natural numbers, in order"
+        )
+    if prod(shape) * DTYPES[dtype] != offsets[1] - offsets[0]:
+        raise FormatError(
+            f"{where}: {dtype} of shape {shape} takes {prod(shape) * DTYPES[dtype]} bytes, data_offsets span "
+            f"{offsets[1] - offsets[0]}"
+        )
+    return Entry(key, dtype, tuple(shape), offsets[0], offsets[1])
+
+
+def _naturals(value: Any) -> bool:
+    return isinstance(value, list) and all(type(item) is int and 0 <= item < 1 << 62 for item in value)
+
+
+def _check_cover(entries: list[Entry], data_bytes: int, path: Path) -> None:
+    at = 0
+    for entry in entries:
+        if entry.begin != at:
+            what = "overlaps what is before it" if entry.begin < at else "leaves a hole before it"
+            raise FormatError(f"{path}: header entry {entry.key!r}: begins at {entry.begin}, {what} (byte {at})")
+        at = entry.end
+    if at != data_bytes:
+        raise FormatError(f"{path}: the header's entries end at byte {at} of the data, the file has {data_bytes}")

@@ -1,0 +1,90 @@
+"""Names and places: where each file of a history lies, and what a dtype's elements weigh."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from catalog.errors import FormatError
+
+__all__ = ["DTYPES", "FORMAT", "HistoryPaths", "check_run_id", "parse_step_dir"]
+
+FORMAT = 1
+
+DTYPES: Mapping[str, int] = MappingProxyType(
+    {
+        "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1,
+        "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
+        "U32": 4, "I32": 4, "F32": 4,
+        "U64": 8, "I64": 8, "F64": 8,
+    }
+)  # fmt: skip
+
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+_STEP_DIR = re.compile(r"[0-9]{12}")
+
+
+def check_run_id(run: str) -> str:
+    """The run id itself, or FormatError when it could not be a folder's name."""
+    if not _RUN_ID.fullmatch(run):
+        raise FormatError(f"run id {run!r}: letters, digits, '.', '_' and '-' only, at most 128 of them")
+    return run
+
+
+def parse_step_dir(name: str) -> int | None:
+    """The step a folder's name stands for, or None for any other name."""
+    return int(name) if _STEP_DIR.fullmatch(name) else None
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryPaths:
+    """The places of one history, all below `root`."""
+
+    root: Path
+
+    @property
+    def history_json(self) -> Path:
+        return self.root / "history.json"
+
+    @property
+    def catalog_db(self) -> Path:
+        return self.root / "catalog.duckdb"
+
+    @property
+    def runs(self) -> Path:
+        return self.root / "runs"
+
+    def run_dir(self, run: str) -> Path:
+        return self.runs / check_run_id(run)
+
+    def run_json(self, run: str) -> Path:
+        return self.run_dir(run) / "run.json"
+
+    def steps_dir(self, run: str) -> Path:
+        return self.run_dir(run) / "steps"
+
+    def step_dir(self, run: str, step: int) -> Path:
+        return self.steps_dir(run) / f"{step:012d}"
+
+    def data(self, run: str, step: int, rank: int) -> Path:
+        return self.step_dir(run, step) / f"rank-{rank:05d}.safetensors"
+
+    def manifest(self, run: str, step: int, rank: int) -> Path:
+        return self.step_dir(run, step) / f"rank-{rank:05d}.manifest.parquet"
+
+    def marker(self, run: str, step: int) -> Path:
+        return self.step_dir(run, step) / "commit.json"
+
+    def journal_dir(self, run: str) -> Path:
+        return self.run_dir(run) / "journal"
+
+    def locks_dir(self, run: str) -> Path:
+        return self.run_dir(run) / "locks"
+
+    def lock(self, run: str, rank: int) -> Path:
+        return self.locks_dir(run) / f"rank-{rank:05d}.lock"
+
+    def relative(self, path: Path) -> str:
+        """The name of a file as manifests and markers write it: relative to the root, with forward slashes."""
+        return path.relative_to(self.root).as_posix()

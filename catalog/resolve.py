@@ -1,0 +1,129 @@
+"""From what a person writes to the checkpoint meant: ints, "run:step", "latest", -1, "best", tags."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING
+
+from catalog.errors import NotFoundError
+from catalog.records import CheckpointRef
+
+if TYPE_CHECKING:
+    from catalog.history import History
+
+__all__ = ["lineage", "resolve"]
+
+
+def lineage(history: History, run: str) -> list[CheckpointRef]:
+    """The committed checkpoints a run can go back to, ascending by step: its own, then its parent's up to the fork, and
+    so on.
+    """
+    refs: dict[int, CheckpointRef] = {}
+    limit: int | None = None
+    name: str | None = run
+    seen: set[str] = set()
+    while name is not None and name not in seen:
+        seen.add(name)
+        for step in history.steps(name):
+            if limit is None or step <= limit:
+                refs.setdefault(step, CheckpointRef(name, step))
+        facts = history.run_facts(name)
+        if facts.parent_step is not None:
+            limit = facts.parent_step if limit is None else min(limit, facts.parent_step)
+        name = facts.parent_run
+        if name is not None and not history.paths.run_json(name).exists():
+            name = None
+    return [refs[step] for step in sorted(refs)]
+
+
+def resolve(history: History, ref: int | str | CheckpointRef) -> CheckpointRef:
+    """The committed checkpoint that `ref` names; NotFoundError names the nearest that exist."""
+    if isinstance(ref, CheckpointRef):
+        return _in_run(history, ref.run, ref.step)
+    if isinstance(ref, str) and ":" in ref:
+        run, _, step = ref.rpartition(":")
+        return _in_run(history, run, _whole(step, ref))
+    if isinstance(ref, str) and ref.lstrip("-").isdigit():
+        ref = int(ref)
+    if ref in ("latest", -1):
+        return _committed(history)[-1]
+    if isinstance(ref, int):
+        return _in_lineage(history, ref)
+    if ref == "best":
+        return _best(history)
+    return _tagged(history, ref)
+
+
+def _committed(history: History) -> list[CheckpointRef]:
+    refs = lineage(history, history.current_run())
+    if not refs:
+        raise NotFoundError(f"run {history.current_run()} of {history.root} has no committed checkpoint yet")
+    return refs
+
+
+def _in_lineage(history: History, step: int) -> CheckpointRef:
+    refs = _committed(history)
+    if step < 0:
+        if -step > len(refs):
+            raise NotFoundError(
+                f"checkpoint {step} from the end: {history.root} has only {len(refs)} of the current run"
+            )
+        return refs[step]
+    found = next((ref for ref in refs if ref.step == step), None)
+    if found is None:
+        raise NotFoundError(f"step {step} was not captured in {history.root}: {_nearest(refs, step)}")
+    return found
+
+
+def _in_run(history: History, run: str, step: int) -> CheckpointRef:
+    history.run_facts(run)
+    steps = history.steps(run)
+    if step == -1 and steps:
+        return CheckpointRef(run, steps[-1])
+    if step not in steps:
+        refs = [CheckpointRef(run, other) for other in steps]
+        raise NotFoundError(f"step {step} was not captured in run {run} of {history.root}: {_nearest(refs, step)}")
+    return CheckpointRef(run, step)
+
+
+def _nearest(refs: list[CheckpointRef], step: int) -> str:
+    if not refs:
+        return "it has no committed checkpoint"
+    below = max((ref.step for ref in refs if ref.step < step), default=None)
+    above = min((ref.step for ref in refs if ref.step > step), default=None)
+    near = " and ".join(str(other) for other in (below, above) if other is not None)
+    return f"the nearest are {near}" if below is not None and above is not None else f"the nearest is {near}"
+
+
+def _whole(text: str, ref: str) -> int:
+    try:
+        return int(text)
+    except ValueError as error:
+        raise NotFoundError(f"{ref!r}: after the last ':' a step is expected, not {text!r}") from error
+
+
+def _best(history: History) -> CheckpointRef:
+    by_step = {ref.step: ref for ref in _committed(history)}
+    rows = history.query(
+        "SELECT step FROM metrics WHERE run = ? AND name = 'loss' AND NOT isnan(value) ORDER BY value, step",
+        [history.current_run()],
+    ).to_pylist()
+    best = next((row["step"] for row in rows if row["step"] in by_step), None)
+    if best is None:
+        raise NotFoundError(
+            f"no captured step of {history.root} has a recorded loss, so there is no 'best': name a step"
+        )
+    return by_step[best]
+
+
+def _tagged(history: History, tag: str) -> CheckpointRef:
+    rows = history.query("SELECT name, run, step FROM tags ORDER BY time").to_pylist()
+    tags = {row["name"]: CheckpointRef(row["run"], row["step"]) for row in rows}
+    if tag not in tags:
+        close = difflib.get_close_matches(tag, tags, n=3) or sorted(tags)[:5]
+        hint = f"tags are {', '.join(close)}" if close else "it has no tags"
+        raise NotFoundError(
+            f"{tag!r} is neither a step, 'latest', 'best', 'run:step' nor a tag of {history.root}: {hint}"
+        )
+    found = tags[tag]
+    return _in_run(history, found.run, found.step)
