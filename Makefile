@@ -66,7 +66,7 @@ bench: setup  ## measure against the other ways to save, into benchmarks/results
 
 .PHONY: picture
 picture: setup  ## draw the README's picture from the demo's executed notebook (needs chromium)
-	$(BIN)/python examples/picture.py demo-output/quickstart.html docs/images/quickstart.png
+	$(BIN)/python examples/picture.py demo-output/quickstart.ipynb docs/images/quickstart.png
 
 .PHONY: clean
 clean:  ## remove everything that is built or written by these commands

@@ -27,4 +27,6 @@ def test_an_import_brings_nothing_heavy(statement, allowed, tmp_path):
 
 
 def test_capture_can_be_had_from_the_facade(tmp_path):
-    assert "True" in run_python("-c", "from dshistory import capture as a; import capture as b; print(a is b)", cwd=tmp_path)
+    assert "True" in run_python(
+        "-c", "from dshistory import capture as a; import capture as b; print(a is b)", cwd=tmp_path
+    )

@@ -1,0 +1,34 @@
+"""The README's picture: the cells of an executed notebook that are tagged "picture", drawn by a headless Chromium.
+
+    python examples/picture.py demo-output/quickstart.ipynb docs/images/quickstart.png
+"""
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import nbformat
+import notebook
+
+WIDTH, HEIGHT = 1100, 1500
+
+
+def draw(executed: Path, picture: Path) -> None:
+    """Write `picture` as PNG. Exits with a message where no Chromium is installed."""
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if browser is None:
+        sys.exit("no chromium here; install it with: sudo apt-get install chromium fonts-dejavu")
+    document = nbformat.read(executed, as_version=4)
+    document.cells = [cell for cell in document.cells if "picture" in cell.metadata.get("tags", [])]
+    with tempfile.TemporaryDirectory() as folder:
+        page = Path(folder) / "page.html"
+        page.write_text(notebook.as_html(document))
+        options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--virtual-time-budget=10000"]
+        size = f"--window-size={WIDTH},{HEIGHT}"
+        subprocess.run([browser, *options, size, f"--screenshot={picture.absolute()}", page.as_uri()], check=True)
+
+
+if __name__ == "__main__":
+    draw(Path(sys.argv[1]), Path(sys.argv[2]))
