@@ -6,10 +6,10 @@ from typing import Any
 
 import deepspeed
 import torch
+from capture.loop import LoopEvents
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
 from capture.items import StateProvider
-from capture.loop import LoopEvents
 from capture.zero import ZeroState
 from capture.zero_engine import EngineState
 from capture.zero_groups import class_name

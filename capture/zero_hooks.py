@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-
 from capture.loop import LoopEvents
+
 from capture.zero_engine import loss_scale
 
 __all__ = ["Meter", "attach", "wrap"]

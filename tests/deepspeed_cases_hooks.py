@@ -1,0 +1,210 @@
+"""Cases for the hooks: each event exactly once, before the first changed byte, and nothing left behind."""
+
+import copy
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from deepspeed_eager import Eager, assert_same, take
+from deepspeed_helpers import TinyGPT, batches, make_engine, train
+
+from capture.deepspeed import DeepSpeedLoop
+from catalog.errors import SetupError
+
+
+class Recorder:
+    """LoopEvents that writes down what happened, and what the state was then."""
+
+    def __init__(self, loop: DeepSpeedLoop, *, copies: bool = False) -> None:
+        self.said: list[str] = []
+        self.steps: list[tuple[bool, Mapping[str, Any]]] = []
+        self._providers = loop.providers() if copies else None
+        self.copies: list[Eager] = []
+
+    def before_update(self) -> None:
+        self._see("update")
+
+    def after_step(self, *, applied: bool, metrics: Mapping[str, Any]) -> None:
+        self._see("step")
+        self.steps.append((applied, metrics))
+
+    def before_access(self, what: str) -> None:
+        self.said.append(what)
+
+    def layout_changed(self) -> None:
+        self.said.append("layout")
+
+    def closing(self) -> None:
+        self.said.append("closing")
+
+    def _see(self, what: str) -> None:
+        self.said.append(what)
+        if self._providers is not None:
+            self.copies.append(take(self._providers))
+
+
+def case_once_and_before_the_first_changed_byte(folder: Path) -> None:
+    for settings in (
+        {"stage": 0, "dtype": "fp32"},
+        {"stage": 0},
+        {"stage": 1},
+        {"stage": 2},
+        {"stage": 3},
+        {"stage": 1, "data_types": {"grad_accum_dtype": "fp32"}},
+    ):
+        engine = make_engine(accumulation=2, **settings)
+        loop = DeepSpeedLoop(engine)
+        seen = Recorder(loop, copies=settings != {"stage": 0, "dtype": "fp32"})
+        detach = loop.attach(seen)
+        train(engine, 3)
+        assert seen.said == ["update", "step"] * 3, settings
+        for after, before in zip(seen.copies[1::2], seen.copies[2::2], strict=False):
+            assert_same(after, before)
+        for before, after in zip(seen.copies[0::2], seen.copies[1::2], strict=True):
+            with pytest.raises(AssertionError):
+                assert_same(before, after)
+        detach()
+        engine.destroy()
+
+
+def case_metrics_of_a_step(folder: Path) -> None:
+    engine = make_engine(stage=2, accumulation=2)
+    loop = DeepSpeedLoop(engine)
+    seen = Recorder(loop)
+    loop.attach(seen)
+    losses = train(engine, 2)
+    metrics = [m for _, m in seen.steps]
+    assert [float(m["loss"]) for m in metrics] == pytest.approx([sum(losses[:2]) / 2, sum(losses[2:]) / 2])
+    assert [m["skipped"] for m in metrics] == [0.0, 0.0]
+    assert all(m["step_time_s"] > 0 and float(m["grad_norm"]) > 0 for m in metrics)
+    assert metrics[1]["lr"] == engine.get_lr()[0] > 0
+    assert "loss_scale" not in metrics[0]
+    engine.destroy()
+
+
+def case_loss_of_those_who_call_backward_themselves(folder: Path) -> None:
+    engine = make_engine(stage=2)
+    loop = DeepSpeedLoop(engine)
+    seen = Recorder(loop)
+    loop.attach(seen)
+    loss = engine(next(batches(int(os.environ["RANK"]))))
+    with torch.no_grad():
+        engine(next(batches(5)))
+    loss.backward()
+    engine.step()
+    assert float(seen.steps[0][1]["loss"]) == pytest.approx(loss.item())
+    engine.destroy()
+
+
+def case_a_skipped_update_is_a_step_that_was_not_applied(folder: Path) -> None:
+    engine = make_engine(stage=0)
+    loop = DeepSpeedLoop(engine)
+    seen = Recorder(loop, copies=True)
+    loop.attach(seen)
+    engine.backward(engine(next(batches(0))) * float("inf"))
+    engine.step()
+    assert [applied for applied, _ in seen.steps] == [False]
+    assert seen.steps[0][1]["skipped"] == 1.0
+    assert seen.said == ["update", "step"]
+    assert loop.step() == 1 == engine.skipped_steps
+    assert torch.equal(seen.copies[0].tensors[("master", "gain")], seen.copies[1].tensors[("master", "gain")])
+    engine.destroy()
+
+
+def case_every_other_way_to_the_state(folder: Path) -> None:
+    engine = make_engine(stage=2)
+    train(engine, 1)
+    engine.save_checkpoint(str(folder), tag=f"world-{os.environ['WORLD_SIZE']}")
+    loop = DeepSpeedLoop(engine)
+    seen = Recorder(loop)
+    loop.attach(seen)
+
+    engine.load_checkpoint(str(folder), tag=f"world-{os.environ['WORLD_SIZE']}")
+    assert seen.said[0] == "load_checkpoint"
+    assert seen.said[-1] == "layout"
+    seen.said.clear()
+    engine.module.load_state_dict(engine.module.state_dict())
+    assert set(seen.said) == {"load_state_dict"}
+    seen.said.clear()
+    engine.module.blocks[0].load_state_dict(engine.module.blocks[0].state_dict())
+    assert set(seen.said) == {"load_state_dict"}
+    seen.said.clear()
+    engine.load_module_state_dict({"module": engine.module_state_dict()})
+    assert seen.said[0] == "load_module_state_dict"
+    assert seen.said[-1] == "layout"
+    seen.said.clear()
+    engine.destroy()
+    assert seen.said == ["closing", "destroy"]
+
+
+def case_reload_of_offloaded_states(folder: Path) -> None:
+    engine = make_engine(stage=2)
+    loop = DeepSpeedLoop(engine)
+    train(engine, 2)
+    before = take(loop.providers())
+    seen = Recorder(loop)
+    loop.attach(seen)
+    engine.offload_states(pin_memory=False)
+    assert seen.said == ["offload_states", "layout"]
+    with pytest.raises(SetupError, match="reload_states"):
+        loop.providers()[0].tensors()
+    engine.reload_states()
+    assert seen.said == ["offload_states", "layout", "reload_states", "layout"]
+    assert_same(take(loop.providers()), before)
+    train(engine, 1)
+    engine.destroy()
+
+
+def case_detaching_leaves_nothing(folder: Path) -> None:
+    for settings in ({"stage": 0, "dtype": "fp32"}, {"stage": 2}, {"stage": 3}):
+        engine = make_engine(**settings)
+        loop = DeepSpeedLoop(engine)
+        owners = (engine, engine.optimizer, engine.module)
+        before = [dict(vars(owner)) for owner in owners]
+        hooks = [
+            (len(m._forward_hooks), len(m._load_state_dict_pre_hooks), type(m)) for m in (engine, *engine.module.modules())
+        ]
+        seen = Recorder(loop)
+        detach = loop.attach(seen)
+        assert any(vars(owner).keys() != names.keys() for owner, names in zip(owners, before, strict=True))
+        detach()
+        detach()
+        for owner, names in zip(owners, before, strict=True):
+            assert vars(owner).keys() == names.keys()
+        assert hooks == [
+            (len(m._forward_hooks), len(m._load_state_dict_pre_hooks), type(m)) for m in (engine, *engine.module.modules())
+        ]
+        train(engine, 1)
+        engine.destroy()
+        assert seen.said == []
+
+
+def case_two_sessions_nest_in_any_order(folder: Path) -> None:
+    engine = make_engine(stage=2)
+    loop = DeepSpeedLoop(engine)
+    first, second = Recorder(loop), Recorder(loop)
+    detach_first, detach_second = loop.attach(first), loop.attach(second)
+    train(engine, 1)
+    detach_first()
+    train(engine, 1)
+    detach_second()
+    train(engine, 1)
+    assert first.said == ["update", "step"]
+    assert second.said == ["update", "step"] * 2
+    engine.destroy()
+
+
+def case_a_deepcopied_model_is_its_own(folder: Path) -> None:
+    engine = make_engine(stage=1)
+    loop = DeepSpeedLoop(engine)
+    loop.attach(Recorder(loop))
+    fresh = TinyGPT()
+    twin = copy.deepcopy(engine.module)
+    before = engine.module.gain.detach().clone()
+    twin.load_state_dict(fresh.state_dict())
+    twin.gain.data.fill_(3.0)
+    assert torch.equal(engine.module.gain.detach(), before)
+    engine.destroy()

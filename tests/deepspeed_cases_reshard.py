@@ -1,0 +1,86 @@
+"""Cases for restores under another world size and another ZeRO stage: equal logical tensors, and a training that goes on."""
+
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from deepspeed_eager import Eager, assert_same, put_back, take
+from deepspeed_helpers import make_engine, train
+
+from capture.deepspeed import DeepSpeedLoop
+
+STAGES: list[dict[str, Any]] = [
+    {"stage": 0},
+    {"stage": 1, "data_types": {"grad_accum_dtype": "fp32"}},
+    {"stage": 2, "zero": {"round_robin_gradients": True}},
+    {"stage": 3, "zero": {"sub_group_size": 500}},
+]
+FP32: list[dict[str, Any]] = [{"stage": 1, "dtype": "fp32"}, {"stage": 3, "dtype": "fp32"}]
+
+
+def case_write(folder: Path) -> None:
+    for number, settings in enumerate([*STAGES, *FP32]):
+        engine = make_engine(**settings)
+        train(engine, 3)
+        eager = take(DeepSpeedLoop(engine).providers())
+        if os.environ["RANK"] == "0":
+            torch.save([settings, eager.tensors, eager.objects], folder / f"{os.environ['WORLD_SIZE']}-{number}.pt")
+        engine.destroy()
+
+
+def case_read_every_stage_into_every_stage(folder: Path) -> None:
+    for path in sorted(folder.glob("*.pt")):
+        written, tensors, objects = torch.load(path, weights_only=False)
+        eager = Eager(tensors, objects)
+        for settings in FP32 if written.get("dtype") == "fp32" else STAGES:
+            engine = make_engine(seed=50, **settings)
+            state = DeepSpeedLoop(engine).providers()
+            put_back(state, eager)
+            check_equal(take(state), eager)
+            losses = train(engine, 1)
+            assert all(map(math.isfinite, losses))
+            assert engine.global_steps == 4
+            engine.destroy()
+
+
+def check_equal(mine: Eager, stored: Eager) -> None:
+    shared = mine.tensors.keys() & stored.tensors.keys()
+    assert_same(Eager({k: mine.tensors[k] for k in shared}, {}), Eager({k: stored.tensors[k] for k in shared}, {}))
+    only = mine.tensors.keys() ^ stored.tensors.keys()
+    assert {kind for kind, _ in only} <= {"master"}, only
+    for kind, name in only & mine.tensors.keys():
+        assert torch.equal(mine.tensors[(kind, name)], stored.tensors[("model", name)])
+    assert mine.objects["counters"] == stored.objects["counters"]
+    for one, other in zip(mine.objects["optimizer"]["groups"], stored.objects["optimizer"]["groups"], strict=True):
+        assert sorted(one.pop("params")) == sorted(other["params"])
+        assert one == {key: value for key, value in other.items() if key != "params"}
+    assert mine.objects["optimizer"]["state"] == stored.objects["optimizer"]["state"]
+
+
+def case_another_precision_takes_the_master_weights(folder: Path) -> None:
+    """fp32 weights into a bf16 engine: the low-precision weights are derived, as after an update."""
+    written, tensors, objects = torch.load(folder / "1-4.pt", weights_only=False)
+    assert written == {"stage": 1, "dtype": "fp32"}
+    for settings in STAGES:
+        engine = make_engine(seed=50, model=lambda: frozen_free(), **settings)
+        state = DeepSpeedLoop(engine).providers()
+        eager = Eager({key: t for key, t in tensors.items() if key[1] != "place"}, objects)
+        put_back(state, eager)
+        mine = take(state)
+        for (kind, name), master in mine.tensors.items():
+            if kind == "master":
+                assert torch.equal(master, tensors[("master", name)]), name
+                assert torch.equal(mine.tensors[("model", name)], master.bfloat16()), name
+        engine.destroy()
+
+
+def frozen_free() -> torch.nn.Module:
+    from deepspeed_helpers import TinyGPT
+
+    model = TinyGPT()
+    place = model.place.detach()
+    del model.place
+    model.register_buffer("place", place)
+    return model

@@ -1,0 +1,102 @@
+"""The reference: an eager copy of everything that providers list, and the way back through their own prepare and finish.
+
+No writer, no plan, no files: what it proves is addressing and restoring. It also is what a checkpoint must equal.
+"""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from capture.items import Available, StateProvider
+
+NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int64: "I64"}
+
+
+@dataclass(frozen=True)
+class Eager:
+    """Logical tensors, put together over all ranks, and this rank's objects."""
+
+    tensors: dict[tuple[str, str], torch.Tensor]
+    objects: dict[str, Any]
+
+    def available(self) -> Available:
+        kinds = {key: (tuple(tensor.shape), NAMES[tensor.dtype]) for key, tensor in self.tensors.items()}
+        return Available(kinds, copy.deepcopy(self.objects))
+
+
+def take(providers: Sequence[StateProvider]) -> Eager:
+    """Copy everything; asserts that the fragments of every tensor cover it exactly, and once unless they are replicated."""
+    mine = []
+    for provider in providers:
+        for item in provider.tensors():
+            flat = item.tensor.detach().clone().reshape(-1)
+            mine.append((item.kind, item.name, item.shape, item.start, item.placement, flat))
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    tensors: dict[tuple[str, str], torch.Tensor] = {}
+    seen: dict[tuple[str, str], torch.Tensor] = {}
+    for kind, name, shape, start, placement, flat in (part for parts in everyone for part in parts):
+        key, numel = (kind, name), torch.Size(shape).numel()
+        whole = tensors.setdefault(key, torch.zeros(numel, dtype=flat.dtype))
+        count = seen.setdefault(key, torch.zeros(numel, dtype=torch.int32))
+        if placement == "partitioned":
+            assert not count[start : start + len(flat)].any(), f"{key} overlaps at {start}"
+            whole[start : start + len(flat)] = flat
+        else:
+            assert not count.any() or torch.equal(whole, flat), f"{key} differs between ranks"
+            whole.copy_(flat)
+        count[start : start + len(flat)] += 1
+        tensors[key] = whole
+    for key, count in seen.items():
+        assert bool(count.bool().all()), f"{key} has holes"
+    shapes = {(kind, name): shape for kind, name, shape, *_ in (part for parts in everyone for part in parts)}
+    objects = {name: copy.deepcopy(value) for p in providers for name, (value, _) in p.objects().items()}
+    return Eager({key: tensor.reshape(shapes[key]) for key, tensor in tensors.items()}, objects)
+
+
+def put_back(providers: Sequence[StateProvider], eager: Eager) -> None:
+    """What a restore does, in memory."""
+    available = eager.available()
+    for provider in providers:
+        provider.prepare(available)
+    for provider in providers:
+        for item in provider.tensors():
+            stored = eager.tensors.get((item.kind, item.name))
+            if stored is None and item.kind == "master":
+                stored = eager.tensors[("model", item.name)]
+            assert stored is not None, f"nothing stored for {item.kind}/{item.name}"
+            assert stored.dtype == item.tensor.dtype, f"{item.kind}/{item.name}: {stored.dtype} into {item.tensor.dtype}"
+            item.tensor.view(-1).copy_(stored.reshape(-1)[item.start : item.start + item.tensor.numel()])
+    for provider in providers:
+        provider.finish(available)
+
+
+def assert_same(one: Eager, other: Eager) -> None:
+    """Equal bit for bit, NaN included."""
+    assert one.tensors.keys() == other.tensors.keys(), one.tensors.keys() ^ other.tensors.keys()
+    for key, tensor in one.tensors.items():
+        a, b = tensor.reshape(-1).view(torch.uint8), other.tensors[key].reshape(-1).view(torch.uint8)
+        assert torch.equal(a, b), f"{key} differs"
+
+
+class RandomState:
+    """torch's generator and the LR scheduler, for runs of this harness without a session."""
+
+    def __init__(self, engine: Any) -> None:
+        self._scheduler = engine.lr_scheduler
+
+    def tensors(self) -> Sequence[Any]:
+        return ()
+
+    def objects(self) -> dict[str, Any]:
+        return {"rng": (torch.get_rng_state(), "rank_local"), "lr_scheduler": (self._scheduler.state_dict(), "replicated")}
+
+    def prepare(self, available: Available) -> None: ...
+
+    def finish(self, available: Available) -> None:
+        torch.set_rng_state(available.objects["rng"])
+        self._scheduler.load_state_dict(available.objects["lr_scheduler"])

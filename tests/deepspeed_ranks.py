@@ -1,0 +1,88 @@
+"""Runs the `case_*` functions of a module inside one process group: ranks are started once, for many cases.
+
+Started as a script it is one rank. The first case that fails on any rank ends the group, for the ranks would no longer agree on collectives.
+"""
+
+import ast
+import importlib
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+import traceback
+from datetime import timedelta
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+
+def case_names(module: str) -> list[str]:
+    """The cases of a module, in order, without importing it: deepspeed must not be imported by the collecting process."""
+    tree = ast.parse((HERE / f"{module}.py").read_text())
+    return [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("case_")]
+
+
+def run_ranks(module: str, *, world: int, folder: Path, timeout_s: float = 240.0) -> dict[str, str]:
+    """Run all cases of `module` on `world` ranks, each given `folder`; what each case said: "passed", or the tracebacks."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = []
+    for rank in range(world):
+        where = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        fixed = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+        environment = {**os.environ, **{k: str(v) for k, v in where.items()}, **fixed, "PATH": path}
+        log = (folder / f"{module}-{rank}.log").open("w")
+        command = [sys.executable, __file__, module, str(folder)]
+        ranks.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT, cwd=folder))
+    try:
+        for process in ranks:
+            process.wait(timeout=timeout_s)
+    finally:
+        for process in ranks:
+            process.kill()
+    said: dict[str, str] = {}
+    for rank in range(world):
+        report = folder / f"{module}-{rank}.json"
+        lines = report.read_text().splitlines() if report.exists() else []
+        for name, outcome in map(json.loads, lines):
+            said[name] = outcome if said.get(name, "passed") == "passed" else said[name]
+        if len(lines) < len(case_names(module)):
+            tail = (folder / f"{module}-{rank}.log").read_text()[-3000:]
+            for name in case_names(module):
+                said.setdefault(name, f"rank {rank} did not get here; the end of its log:\n{tail}")
+    return said
+
+
+def main(module: str, folder: Path) -> None:
+    import deepspeed
+    import pytest
+    import torch
+    from deepspeed.utils import logger
+
+    logger.setLevel(logging.ERROR)
+    deepspeed.init_distributed("gloo", verbose=False, timeout=timedelta(seconds=60))
+    sys.path.insert(0, str(HERE.parent))
+    cases = importlib.import_module(module)
+    rank = int(os.environ["RANK"])
+    with (folder / f"{module}-{rank}.json").open("w") as report:
+        for name in case_names(module):
+            outcome = "passed"
+            try:
+                getattr(cases, name)(folder)
+            except (Exception, pytest.fail.Exception):
+                outcome = f"rank {rank}: {traceback.format_exc()}"
+            report.write(json.dumps([name, outcome]) + "\n")
+            report.flush()
+            failed = torch.tensor(outcome != "passed")
+            torch.distributed.all_reduce(failed, op=torch.distributed.ReduceOp.MAX)
+            if failed:
+                break
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))
