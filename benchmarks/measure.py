@@ -56,10 +56,14 @@ class PeakMemory:
 
     def start(self) -> None:
         Path("/proc/self/clear_refs").write_text("5")
-        self.before = _status_bytes("VmRSS")
+        self.before = resident_bytes()
 
     def extra_bytes(self) -> int:
         return max(0, _status_bytes("VmHWM") - self.before)
+
+
+def resident_bytes() -> int:
+    return _status_bytes("VmRSS")
 
 
 def _status_bytes(name: str) -> int:

@@ -3,17 +3,18 @@
 Each turn saves twice. First with nothing else going on: durable counts from the save call to the last fsync, folders
 included; then that checkpoint is put back into the live training from a cold page cache. The second save is followed
 by a wait of `window_s`, as for an accelerator that computes forward and backward, and by an update of every weight:
-blocked is the time inside the save call plus whatever has to wait before that update.
+blocked is the time inside the save call plus whatever has to wait before that update. Extra memory is the peak during the
+first save plus what its first use left behind.
 """
 
 import shutil
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.measure import PeakMemory, Series, clock, forget, make_durable, rotations
+from benchmarks.measure import PeakMemory, Series, clock, forget, make_durable, resident_bytes, rotations
 from benchmarks.ours import Ours
 from benchmarks.peers import (
     DistributedAsyncSave,
@@ -52,26 +53,33 @@ def run(scratch: Path, *, state_bytes: int, times: int, window_s: float) -> tupl
     """Every way to save, `times` rotations, interleaved."""
     training = filled(gpt(state_bytes))
     barrier = BarrierClock(training)
-    ours = Ours(training, scratch)
+    makers: list[Callable[[], Saver]] = [
+        lambda: Ours(training, scratch),
+        RawDirect,
+        TorchSave,
+        Safetensors,
+        DistributedSave,
+        DistributedAsyncSave,
+        TorchSnapshot,
+    ]
+    savers, kept = [], {}
+    for make in makers:  # first calls import, allocate and plan: not measured but for the memory that stays
+        before = resident_bytes()
+        saver = make()
+        with _new_folder(training, scratch) as folder:
+            saver.begin(training, folder)
+            saver.durable()
+        kept[saver.name] = max(0, resident_bytes() - before)
+        savers.append(saver)
     barrier.seal()
-    savers: list[Saver] = [
-        RawDirect(), TorchSave(), Safetensors(), DistributedSave(), DistributedAsyncSave(), TorchSnapshot(), ours
-    ]  # fmt: skip
     rows: Rows = {saver.name: defaultdict(Series) for saver in savers}
-    for saver in savers:  # first calls import, allocate and plan; they are not measured
-        _one(saver, training, barrier, scratch, window_s=window_s)
     for saver in rotations(savers, times=times):
         for name, value in _one(saver, training, barrier, scratch, window_s=window_s).items():
-            rows[saver.name][name].add(value)
-    settings = {
-        "state_bytes": training.state_bytes(),
-        "tensors": len(training.tensors()),
-        "rotations": times,
-        "window_s": window_s,
-    }
+            rows[saver.name][name].add(value + (kept[saver.name] if name == "extra memory" else 0))
     for saver in savers:
         saver.close()
-    return rows, settings
+    facts = {"state_bytes": training.state_bytes(), "tensors": len(training.tensors())}
+    return rows, facts | {"rotations": times, "window_s": window_s}
 
 
 def _one(
