@@ -6,10 +6,10 @@ from typing import Any
 
 import deepspeed
 import torch
-from capture.loop import LoopEvents
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
 from capture.items import StateProvider
+from capture.loop import LoopEvents
 from capture.zero import ZeroState
 from capture.zero_engine import EngineState
 from capture.zero_groups import class_name
@@ -18,7 +18,13 @@ from catalog.errors import UnsupportedError
 
 __all__ = ["DeepSpeedLoop"]
 
-_KNOWN_WRAPPERS = ("DeepSpeedZeroOptimizer", "DeepSpeedZeroOptimizer_Stage3", "BF16_Optimizer", "FP16_UnfusedOptimizer", "FP16_Optimizer")
+_KNOWN_WRAPPERS = (
+    "DeepSpeedZeroOptimizer",
+    "DeepSpeedZeroOptimizer_Stage3",
+    "BF16_Optimizer",
+    "FP16_UnfusedOptimizer",
+    "FP16_Optimizer",
+)
 
 
 class DeepSpeedLoop:
@@ -69,9 +75,12 @@ def _refuse_unsupported(engine: Any) -> None:
         "ZenFlow (it updates in another process)": bool(engine.zenflow),
         "optimizer state swapped to NVMe": offload_optimizer is not None and offload_optimizer.device == "nvme",
         "parameters swapped to NVMe": offload_param is not None and offload_param.device == "nvme",
-        "partial optimizer offload (offload_optimizer.ratio below 1)": offload_optimizer is not None and offload_optimizer.ratio < 1,
+        "partial optimizer offload (offload_optimizer.ratio below 1)": offload_optimizer is not None
+        and offload_optimizer.ratio < 1,
         "ZeRO++ secondary partitions (zero_hpz_partition_size above 1)": engine.zero_hpz_partition_size() > 1,
-        "ZeRO++ quantized weights": bool(engine.zero_quantized_weights() or engine.zero_quantized_nontrainable_weights()),
+        "ZeRO++ quantized weights": bool(
+            engine.zero_quantized_weights() or engine.zero_quantized_nontrainable_weights()
+        ),
         "DeepCompile": bool(engine.is_deepcompile_enabled()),
         "tensor parallelism": _tensor_parallel_size(engine) > 1,
         "experts spread over ranks": bool(engine.has_moe_layers),
@@ -83,9 +92,14 @@ def _refuse_unsupported(engine: Any) -> None:
     if not isinstance(optimizer, torch.optim.Optimizer) and type(optimizer).__name__ not in _KNOWN_WRAPPERS:
         raise UnsupportedError(f"the optimizer {class_name(optimizer)} is not known, so its state can't be captured")
     if "onebit" in type(engine.basic_optimizer).__module__:
-        raise UnsupportedError(f"{class_name(engine.basic_optimizer)} keeps error feedback per rank, which has no logical tensor; use Adam")
+        raise UnsupportedError(
+            f"{class_name(engine.basic_optimizer)} keeps error feedback per rank, which has no logical tensor; use Adam"
+        )
 
 
 def _tensor_parallel_size(engine: Any) -> int:
-    sizes = (getattr(engine.mpu, name, None) for name in ("get_tensor_model_parallel_world_size", "get_model_parallel_world_size"))
-    return max([1, engine.autotp_size(), *(int(size()) for size in sizes if size is not None)])
+    sizes = [int(engine.autotp_size())]
+    for name in ("get_tensor_model_parallel_world_size", "get_model_parallel_world_size"):
+        if hasattr(engine.mpu, name):
+            sizes.append(int(getattr(engine.mpu, name)()))
+    return max(sizes)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from capture.dtypes import torch_dtype
 from capture.items import Available, TensorItem
 from capture.zero_groups import class_name, is_flat, match_groups, read_groups, set_shared, write_groups
 from capture.zero_layout import Flat, flats_of, group_parameters, local_partition
@@ -16,8 +17,6 @@ from catalog.errors import MismatchError, RestoreError, SetupError, UnsupportedE
 from catalog.records import Placement
 
 __all__ = ["ZeroState"]
-
-_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 class ZeroState:
@@ -37,7 +36,9 @@ class ZeroState:
 
     def tensors(self) -> Sequence[TensorItem]:
         if getattr(self._optimizer, "offloaded_states", None):
-            raise SetupError("the engine's states are offloaded; call engine.reload_states() before a snapshot or a restore")
+            raise SetupError(
+                "the engine's states are offloaded; call engine.reload_states() before a snapshot or a restore"
+            )
         items = [*self._weights(), *self._masters(), *self._states()]
         if self._restoring is None:
             return items
@@ -85,7 +86,7 @@ class ZeroState:
         # Asked for each time: DeepSpeed replaces it when it first sees an Adagrad.
         return self._optimizer.optimizer
 
-    def _named(self) -> Iterator[tuple[str, torch.nn.Parameter, tuple[str, ...]]]:
+    def _named(self) -> Iterator[tuple[str, Any, tuple[str, ...]]]:
         """Every parameter once: its first name, and the further names it is tied to."""
         names: dict[torch.nn.Parameter, list[str]] = {}
         for name, parameter in self._module.named_parameters(remove_duplicate=False):
@@ -144,7 +145,8 @@ class ZeroState:
             dtypes = {kind: dtype for (kind, _), (_, dtype) in available.tensors.items()}
             # Not in the optimizer's own state before its bytes are there: a restore that is refused must leave it able to train.
             self._created[flat.tensor] = {
-                kind: torch.zeros_like(flat.tensor, dtype=_DTYPES[dtypes[kind]], requires_grad=False) for kind in saved["kinds"]
+                kind: torch.zeros_like(flat.tensor, dtype=torch_dtype(dtypes[kind]), requires_grad=False)
+                for kind in saved["kinds"]
             }
 
     def _install_state(self, flat: Flat, saved: Mapping[str, Any]) -> None:
@@ -188,7 +190,7 @@ class ZeroState:
     def _derived(self, available: Available) -> frozenset[str]:
         """The weights that the checkpoint has in another precision, so that they must come from the master weights."""
         masters = self._master_names()
-        stored = {name: _DTYPES.get(dtype) for (kind, name), (_, dtype) in available.tensors.items() if kind == "model"}
+        stored = {name: torch_dtype(dtype) for (kind, name), (_, dtype) in available.tensors.items() if kind == "model"}
         return frozenset(n for n, p, _ in self._named() if n in masters and stored.get(n, p.dtype) != p.dtype)
 
     def _derive_weights(self) -> None:
@@ -198,7 +200,11 @@ class ZeroState:
         for flat in self._flats():
             for fragment, master in flat.slices(flat.tensor):
                 parameter = self._module.get_parameter(fragment.name)
-                part = local_partition(self._optimizer, parameter)[1] if hasattr(parameter, "ds_tensor") else parameter.detach()
+                part = (
+                    local_partition(self._optimizer, parameter)[1]
+                    if hasattr(parameter, "ds_tensor")
+                    else parameter.detach()
+                )
                 part.view(-1).copy_(master.reshape(-1))
 
 

@@ -30,7 +30,9 @@ class EngineState:
 
     def prepare(self, available: Available) -> None:
         if self._engine.inside_no_sync_ctxt:
-            raise MismatchError("a restore inside engine.no_sync() would mix its gradients with the restored state; leave the context first")
+            raise MismatchError(
+                "a restore inside engine.no_sync() would mix its gradients with the restored state; leave the context first"
+            )
 
     def finish(self, available: Available) -> None:
         discard_gradients(self._engine)
@@ -81,7 +83,9 @@ def _scaler_of(engine: Any) -> Any:
 
 def _read_scaler(engine: Any) -> dict[str, Any]:
     grad_scaler, scaler = _grad_scaler(engine), _scaler_of(engine)
-    state = {key: value for key, value in vars(scaler).items() if isinstance(value, _SCALARS)} if scaler is not None else {}
+    state = (
+        {key: value for key, value in vars(scaler).items() if isinstance(value, _SCALARS)} if scaler is not None else {}
+    )
     return {"scaler": state, "grad_scaler": grad_scaler.state_dict() if grad_scaler is not None else None}
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from capture.loop import LoopEvents
 
+from capture.loop import LoopEvents
 from capture.zero_engine import loss_scale
 
 __all__ = ["Meter", "attach", "wrap"]
@@ -64,7 +64,10 @@ class Meter:
     def take(self, *, applied: bool) -> Mapping[str, float | torch.Tensor]:
         """The metrics of the step that has just ended; begins the next one."""
         now = time.perf_counter()
-        metrics: dict[str, float | torch.Tensor] = {"step_time_s": now - self._began, "skipped": 0.0 if applied else 1.0}
+        metrics: dict[str, float | torch.Tensor] = {
+            "step_time_s": now - self._began,
+            "skipped": 0.0 if applied else 1.0,
+        }
         losses = self._backward or self._forward
         if losses:
             metrics["loss"] = torch.stack([loss.float().reshape(()) for loss in losses]).mean()
@@ -86,7 +89,12 @@ class Meter:
 def attach(engine: Any, events: LoopEvents) -> Callable[[], None]:
     """Install every hook of `LoopEvents` on `engine`; returns the detacher, which may be called more than once."""
     meter = Meter(engine)
-    undo = [_before_update(engine.optimizer, events), *_metrics(engine, meter), *_steps(engine, events, meter), *_accesses(engine, events)]
+    undo = [
+        _before_update(engine.optimizer, events),
+        *_metrics(engine, meter),
+        *_steps(engine, events, meter),
+        *_accesses(engine, events),
+    ]
 
     def detach() -> None:
         while undo:
@@ -141,7 +149,9 @@ def _accesses(engine: Any, events: LoopEvents) -> list[Callable[[], None]]:
     for module in engine.module.modules():
         undo.append(module.register_load_state_dict_pre_hook(lambda *_: events.before_access("load_state_dict")).remove)
     if isinstance(optimizer, torch.optim.Optimizer):
-        undo.append(optimizer.register_load_state_dict_pre_hook(lambda *_: events.before_access("load_state_dict")).remove)
+        undo.append(
+            optimizer.register_load_state_dict_pre_hook(lambda *_: events.before_access("load_state_dict")).remove
+        )
         undo.append(optimizer.register_load_state_dict_post_hook(lambda *_: events.layout_changed()).remove)
         return undo
     # On the optimizer, which engine.offload_states() and engine.reload_states() call: so is a direct call caught.

@@ -103,7 +103,9 @@ def _stage12(optimizer: Any, names: Mapping[int, str]) -> Iterator[Flat]:
             optimizer.round_robin_bit16_offsets[index],
             strict=True,
         )
-        fragments = (_overlap(names[id(p)], tuple(meta.shape), offset, begin, flat.numel()) for p, meta, offset in tensors)
+        fragments = (
+            _overlap(names[id(p)], tuple(meta.shape), offset, begin, flat.numel()) for p, meta, offset in tensors
+        )
         yield Flat(flat, index, "partitioned", tuple(f for f in fragments if f is not None))
 
 
@@ -121,7 +123,9 @@ def _stage3(optimizer: Any, names: Mapping[int, str]) -> Iterator[Flat]:
             start, part = local_partition(optimizer, parameter)
             _, offset, _ = optimizer.grad_position[optimizer.get_param_id(parameter)]
             if part.numel():
-                fragments.append(Fragment(names[id(parameter)], tuple(parameter.ds_shape), start, part.numel(), int(offset)))
+                fragments.append(
+                    Fragment(names[id(parameter)], tuple(parameter.ds_shape), start, part.numel(), int(offset))
+                )
         low_precision = optimizer.fp16_partitioned_groups_flat[index]
         is_model = flat.numel() > 0 and low_precision.data_ptr() == flat.data_ptr()
         yield Flat(flat, optimizer.sub_group_to_group_id[index], "partitioned", tuple(fragments), is_model)

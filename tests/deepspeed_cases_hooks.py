@@ -165,7 +165,8 @@ def case_detaching_leaves_nothing(folder: Path) -> None:
         owners = (engine, engine.optimizer, engine.module)
         before = [dict(vars(owner)) for owner in owners]
         hooks = [
-            (len(m._forward_hooks), len(m._load_state_dict_pre_hooks), type(m)) for m in (engine, *engine.module.modules())
+            (len(m._forward_hooks), len(m._load_state_dict_pre_hooks), type(m))
+            for m in (engine, *engine.module.modules())
         ]
         seen = Recorder(loop)
         detach = loop.attach(seen)
@@ -175,7 +176,8 @@ def case_detaching_leaves_nothing(folder: Path) -> None:
         for owner, names in zip(owners, before, strict=True):
             assert vars(owner).keys() == names.keys()
         assert hooks == [
-            (len(m._forward_hooks), len(m._load_state_dict_pre_hooks), type(m)) for m in (engine, *engine.module.modules())
+            (len(m._forward_hooks), len(m._load_state_dict_pre_hooks), type(m))
+            for m in (engine, *engine.module.modules())
         ]
         train(engine, 1)
         engine.destroy()

@@ -104,7 +104,10 @@ def check_names(engine: Any, eager: Eager) -> None:
             master = eager.tensors.get(("master", name), eager.tensors[("model", name)])
             assert torch.equal(safe_get_full_fp32_param(parameter), master), name
             for key in ("exp_avg", "exp_avg_sq"):
-                assert torch.equal(safe_get_full_optimizer_state(parameter, key), eager.tensors[(key, name)]), (key, name)
+                assert torch.equal(safe_get_full_optimizer_state(parameter, key), eager.tensors[(key, name)]), (
+                    key,
+                    name,
+                )
             compared += 1
     assert compared > 20
 
@@ -143,7 +146,9 @@ def case_kinds_and_aliases(folder: Path) -> None:
     assert {item.kind for item in items} == {"model", "master", "exp_avg", "exp_avg_sq"}
     assert [i.aliases for i in items if i.kind == "model" and i.name == "embed.weight"] == [("head.weight",)]
     assert not any(item.name == "head.weight" for item in items)
-    assert {i.kind for i in items if i.name == "place"} == {"model"}, "a frozen parameter has neither master nor moments"
+    assert {i.kind for i in items if i.name == "place"} == {"model"}, (
+        "a frozen parameter has neither master nor moments"
+    )
     engine.destroy()
 
 
@@ -170,7 +175,11 @@ def case_padding_is_not_state(folder: Path) -> None:
         losses = train(engine, 3)
         put_back(state, at_2)
         poisoned = poison_padding(engine, state[0])
-        assert poisoned or int(os.environ["RANK"]) < int(os.environ["WORLD_SIZE"]) - 1 or int(os.environ["WORLD_SIZE"]) == 1
+        assert (
+            poisoned
+            or int(os.environ["RANK"]) < int(os.environ["WORLD_SIZE"]) - 1
+            or int(os.environ["WORLD_SIZE"]) == 1
+        )
         assert_same(take(state), at_2)
         assert train(engine, 3) == losses
         engine.destroy()
@@ -191,7 +200,13 @@ def poison_padding(engine: Any, provider: Any) -> int:
 
 
 def case_partial_gradients_are_discarded(folder: Path) -> None:
-    for settings in ({"stage": 0}, {"stage": 1}, {"stage": 2}, {"stage": 3}, {"stage": 1, "data_types": {"grad_accum_dtype": "fp32"}}):
+    for settings in (
+        {"stage": 0},
+        {"stage": 1},
+        {"stage": 2},
+        {"stage": 3},
+        {"stage": 1, "data_types": {"grad_accum_dtype": "fp32"}},
+    ):
         engine = make_engine(accumulation=2, **settings)
         state = providers(engine)
         train(engine, 2)
@@ -239,7 +254,7 @@ def case_other_optimizer_state_is_refused(folder: Path) -> None:
     sgd = {"type": "SGD", "params": {"lr": 1e-2, "momentum": 0.9}}
     other = make_engine(stage=2, optimizer=sgd, zero_allow_untested_optimizer=True)
     train(other, 1)
-    with pytest.raises(MismatchError, match="exp_avg.*momentum_buffer"):
+    with pytest.raises(MismatchError, match=r"exp_avg.*momentum_buffer"):
         providers(other)[0].prepare(available)
     other.destroy()
 

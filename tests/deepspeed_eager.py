@@ -69,7 +69,9 @@ def put_back(providers: Sequence[StateProvider], eager: Eager) -> None:
             if stored is None and item.kind == "master":
                 stored = eager.tensors[("model", item.name)]
             assert stored is not None, f"nothing stored for {item.kind}/{item.name}"
-            assert stored.dtype == item.tensor.dtype, f"{item.kind}/{item.name}: {stored.dtype} into {item.tensor.dtype}"
+            assert stored.dtype == item.tensor.dtype, (
+                f"{item.kind}/{item.name}: {stored.dtype} into {item.tensor.dtype}"
+            )
             item.tensor.view(-1).copy_(stored.reshape(-1)[item.start : item.start + item.tensor.numel()])
     for provider in providers:
         provider.finish(available)
@@ -93,7 +95,10 @@ class RandomState:
         return ()
 
     def objects(self) -> dict[str, Any]:
-        return {"rng": (torch.get_rng_state(), "rank_local"), "lr_scheduler": (self._scheduler.state_dict(), "replicated")}
+        return {
+            "rng": (torch.get_rng_state(), "rank_local"),
+            "lr_scheduler": (self._scheduler.state_dict(), "replicated"),
+        }
 
     def prepare(self, available: Available) -> None: ...
 

@@ -82,7 +82,9 @@ def two_groups(model: nn.Module) -> list[dict[str, Any]]:
     ]
 
 
-def make_engine(*, seed: int = 7, model: Callable[[], nn.Module] = TinyGPT, groups: bool = True, **settings: Any) -> Any:
+def make_engine(
+    *, seed: int = 7, model: Callable[[], nn.Module] = TinyGPT, groups: bool = True, **settings: Any
+) -> Any:
     """A fresh engine over a fresh model; everything random about it follows from `seed`."""
     torch.manual_seed(seed)
     module = model()

@@ -73,7 +73,7 @@ def main(module: str, folder: Path) -> None:
             outcome = "passed"
             try:
                 getattr(cases, name)(folder)
-            except (Exception, pytest.fail.Exception):
+            except (Exception, pytest.fail.Exception):  # noqa: BLE001 - reported, whatever it is
                 outcome = f"rank {rank}: {traceback.format_exc()}"
             report.write(json.dumps([name, outcome]) + "\n")
             report.flush()
