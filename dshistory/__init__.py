@@ -1,0 +1,96 @@
+"""DSHistory: look into the history of a training run.
+
+    import dshistory
+    h = dshistory.open("history")      # or: %load_ext dshistory
+    h.log()                            # the checkpoints
+    h.diff(1200, 1250)                 # what changed, tensor by tensor
+    h.tensor("lm_head.weight", 1200)   # one tensor
+    h.restore(1200, engine=engine)     # back to a step, bit for bit
+
+The functions `log`, `show`, `diff`, ... of this module act on the history opened last, else on `$DSHISTORY`, else on
+`./history`. `open` is not in `__all__`: a star import would replace the builtin. Importing this package loads neither
+torch, duckdb nor plotly.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+try:
+    from native._siblings import check_siblings
+except ImportError as error:
+    raise ImportError(
+        f"DSHistory needs its own package 'native', but importing it failed: {error}; "
+        "a file or folder of that name may stand in the way"
+    ) from error
+
+check_siblings(__file__, ("native", "catalog", "capture"))
+
+if TYPE_CHECKING:
+    import capture
+    from catalog.errors import HistoryError
+    from dshistory.current import diff, log, reindex, restore, show, sql, tags, tensor, verify
+    from dshistory.current import open as open
+    from dshistory.examination import doctor
+    from dshistory.explorer import Explorer
+    from dshistory.report import Report
+    from dshistory.table import Table
+
+__all__ = [
+    "Explorer",
+    "HistoryError",
+    "Report",
+    "Table",
+    "capture",
+    "diff",
+    "doctor",
+    "load_ipython_extension",
+    "log",
+    "reindex",
+    "restore",
+    "show",
+    "sql",
+    "tags",
+    "tensor",
+    "unload_ipython_extension",
+    "verify",
+]
+
+_HOMES = {
+    "Explorer": "dshistory.explorer",
+    "HistoryError": "catalog.errors",
+    "Report": "dshistory.report",
+    "Table": "dshistory.table",
+    "doctor": "dshistory.examination",
+    **dict.fromkeys(
+        ("diff", "log", "open", "reindex", "restore", "show", "sql", "tags", "tensor", "verify"), "dshistory.current"
+    ),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "capture":
+        value = importlib.import_module("capture")
+    elif name in _HOMES:
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES, "capture"})
+
+
+def load_ipython_extension(ipython: Any) -> None:
+    """`%load_ext dshistory`: the magics `%dshistory` and `%%dshistory`, their completion, and the name `dshistory`."""
+    from dshistory.magics import load
+
+    load(ipython)
+
+
+def unload_ipython_extension(ipython: Any) -> None:
+    """`%unload_ext dshistory`: takes back everything that loading brought."""
+    from dshistory.magics import unload
+
+    unload(ipython)

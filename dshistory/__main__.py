@@ -1,0 +1,8 @@
+"""`python -m dshistory`: the command line."""
+
+import sys
+
+from dshistory.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,161 @@
+"""Text to a verb's arguments, one parser for the command line and the magics."""
+
+import shlex
+from argparse import SUPPRESS, ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import fill
+from typing import Any, Final, NoReturn
+
+from dshistory import current
+from dshistory.explorer import Explorer
+from dshistory.verbs import VERBS, Parameter, Surface, UsageError, Verb
+
+__all__ = ["Call", "help_text", "overview", "parse", "split"]
+
+
+_NO_DEFAULT: Final = (None, Parameter.empty)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A verb with its arguments; `history` is the folder named, None for the current one."""
+
+    verb: Verb
+    history: str | None
+    positional: tuple[Any, ...]
+    options: Mapping[str, Any]
+    form: str
+    help: bool
+
+    def make(self) -> Any:
+        """Do it, and return what the verb returns."""
+        if not self.verb.needs_history:
+            return self.verb.function(*self.positional, **self.options)
+        explorer = current.current() if self.history is None else Explorer.open(self.history)
+        return self.verb.function(explorer, *self.positional, **self.options)
+
+
+class _Parser(ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{self.prog}: {message}; see {self.prog} --help")
+
+
+def split(line: str) -> list[str]:
+    """A line as a shell would split it. Raises UsageError on an open quote."""
+    try:
+        return shlex.split(line)
+    except ValueError as error:
+        raise UsageError(f"can't split {line!r}: {error}") from error
+
+
+def parse(verb: Verb, words: Sequence[str], *, prog: str, forms: bool) -> Call:
+    """Bind words to the verb's parameters; `forms`: --json and --csv are options too.
+
+    The first argument names the history when it is an existing folder, or one more than the verb takes. Raises
+    UsageError for what is missing, too much or not understood."""
+    given = _parser(verb, prog, forms).parse_intermixed_args(words)
+    if given.help:
+        return Call(verb, None, (), {}, "text", help=True)
+    history, texts = given.history, list(given.arguments)
+    places = [parameter for parameter in verb.parameters if parameter.positional]
+    if verb.needs_history and history is None and texts and (len(texts) > len(places) or Path(texts[0]).is_dir()):
+        history = texts.pop(0)
+    missing = [place.name for place in places[len(texts) :] if place.required]
+    if missing:
+        raise UsageError(f"{prog}: {' and '.join(missing)} missing; see {prog} --help")
+    if len(texts) > len(places):
+        raise UsageError(f"{prog}: {texts[len(places)]!r} is one argument too many; see {prog} --help")
+    values = tuple(place.parse(text) for place, text in zip(places, texts, strict=False))
+    return Call(verb, history, values, _options(verb, given), given.form or "text", help=False)
+
+
+def help_text(verb: Verb, *, prog: str, forms: bool) -> str:
+    """What --help shows: usage, what it does, arguments, options, examples."""
+    return _parser(verb, prog, forms).format_help()
+
+
+def overview(prog: str, surface: Surface) -> str:
+    """The verbs of a surface with their summaries."""
+    verbs = [f"  {verb.name:<9} {verb.summary.partition(': ')[0]}" for verb in VERBS if surface in verb.surfaces]
+    usage = f"usage: {prog} VERB [PATH] [arguments] [options]; {prog} VERB --help explains one"
+    return "\n".join([usage, "", "Look into the history of a training run.", "", *verbs])
+
+
+def _parser(verb: Verb, prog: str, forms: bool) -> _Parser:
+    places = [parameter for parameter in verb.parameters if parameter.positional]
+    signature = [name.upper() if p.required else f"[{name.upper()}]" for p in places for name in [p.name]]
+    path = ["[PATH]"] if verb.needs_history else []
+    parser = _Parser(
+        prog=prog,
+        usage=" ".join([prog, *path, *signature, "[options]"]),
+        description="\n\n".join([fill(verb.summary, 100), *_arguments_help(verb, places)]),
+        epilog="\n".join(["examples:", *(f"  {prog.removesuffix(verb.name)}{example}" for example in verb.examples)]),
+        formatter_class=RawDescriptionHelpFormatter,
+        add_help=False,
+        allow_abbrev=False,
+    )
+    parser.add_argument("arguments", nargs="*", help=SUPPRESS)
+    for parameter in verb.parameters:
+        if not parameter.positional:
+            _add_option(parser, parameter)
+    _add_common(parser, verb, forms)
+    return parser
+
+
+def _arguments_help(verb: Verb, places: Sequence[Parameter]) -> list[str]:
+    lines = [
+        f"  {place.name.upper():<10} {place.help}"
+        + ("" if place.default in _NO_DEFAULT else f"; default: {place.default}")
+        for place in places
+    ]
+    if verb.needs_history:
+        lines.insert(0, f"  {'PATH':<10} the folder of the history; default: $DSHISTORY, else ./history")
+    return ["\n".join(["arguments:", *lines])] if lines else []
+
+
+def _add_option(parser: ArgumentParser, parameter: Parameter) -> None:
+    name = parameter.option
+    text = parameter.help.replace("%", "%%")
+    if parameter.flag:
+        parser.add_argument(name, action="store_true", default=None, help=text)
+    elif parameter.named_values:
+        parser.add_argument(name, action="append", metavar="NAME=VALUE", help=text)
+    elif parameter.repeatable:
+        parser.add_argument(name, action="append", help=text)
+    else:
+        parser.add_argument(name, help=text)
+
+
+def _add_common(parser: ArgumentParser, verb: Verb, forms: bool) -> None:
+    parser.set_defaults(history=None, form=None)
+    if verb.needs_history:
+        parser.add_argument("-C", "--history", metavar="PATH", help="the folder of the history")
+    if forms:
+        output = parser.add_mutually_exclusive_group()
+        output.add_argument("--json", dest="form", action="store_const", const="json", help="output as JSON")
+        output.add_argument("--csv", dest="form", action="store_const", const="csv", help="output as CSV")
+    parser.add_argument("-h", "--help", action="store_true", help="show this help")
+
+
+def _options(verb: Verb, given: Namespace) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    for parameter in verb.parameters:
+        value = None if parameter.positional else getattr(given, parameter.name)
+        if value is None:
+            continue
+        if parameter.named_values:
+            options.update(_named_value(parameter, text) for text in value)
+        elif parameter.flag or parameter.repeatable:
+            options[parameter.name] = value
+        else:
+            options[parameter.name] = parameter.parse(value)
+    return options
+
+
+def _named_value(parameter: Parameter, text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not (equals and name.isidentifier()):
+        raise UsageError(f"{parameter.option} takes NAME=VALUE, not {text!r}")
+    return name, parameter.parse(value)

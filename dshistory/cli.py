@@ -1,0 +1,86 @@
+"""The command line: every verb of `dshistory.verbs`, in text, JSON or CSV.
+
+Exit status: 0 fine, 1 `verify` found problems, 2 a known error or wrong usage (one line on stderr), 130 after Ctrl-C,
+141 when the reader of our output went away.
+"""
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Any, Final
+
+from catalog.errors import HistoryError
+
+__all__ = ["main"]
+
+FINE: Final = 0
+PROBLEMS: Final = 1
+FAILED: Final = 2
+INTERRUPTED: Final = 130
+NO_READER: Final = 141
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line (default: this process's) and return its exit status."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    with_traceback = "--traceback" in words
+    try:
+        status = _run([word for word in words if word != "--traceback"])
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        # Python flushes stdout again on exit; a closed pipe must not turn that into a message.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return NO_READER
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except (HistoryError, OSError) as error:
+        if with_traceback:
+            traceback.print_exc()
+        else:
+            print(f"dshistory: {' '.join(str(error).split())}", file=sys.stderr)
+        return FAILED
+
+
+def _run(words: Sequence[str]) -> int:
+    from dshistory.arguments import help_text, overview, parse
+    from dshistory.verbs import verb_named
+
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(overview("dshistory", "command line"))
+        print("\n--json and --csv change the output of a verb, --traceback shows where an error arose.")
+        return FINE
+    if words[0] == "--version":
+        print(_version())
+        return FINE
+    verb = verb_named(words[0], "command line")
+    prog = f"dshistory {verb.name}"
+    call = parse(verb, words[1:], prog=prog, forms=True)
+    if call.help:
+        print(help_text(verb, prog=prog, forms=True), end="")
+        return FINE
+    result = call.make()
+    print(_shown(result, call.form))
+    return PROBLEMS if verb.name == "verify" and len(result) else FINE
+
+
+def _shown(result: Any, form: str) -> str:
+    """A verb's result as text, JSON or CSV; what is no table has no CSV but its text."""
+    from dshistory.report import Report
+    from dshistory.table import Table
+
+    if form == "csv" and isinstance(result, Table):
+        return result.to_csv().rstrip("\n")
+    if form == "json":
+        if isinstance(result, (Table, Report)):
+            return result.to_json()
+        return json.dumps(result.tolist() if hasattr(result, "tolist") else result)
+    return repr(result)
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return f"dshistory {version('dshistory')}"

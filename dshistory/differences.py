@@ -1,0 +1,172 @@
+"""What changed between two checkpoints: a row per logical tensor, streamed in bounded memory.
+
+extents of both sides -> logical tensors -> pairs -> equal by checksum: a zero row, nothing read
+                                                  -> else both streams side by side into one Comparison
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from glob import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import torch
+
+from catalog.history import History
+from catalog.manifest import NOT_STATE
+from catalog.records import CheckpointRef
+from dshistory.comparison import Comparison
+from dshistory.fragments import FragmentStream, LogicalTensor, logical_tensors
+from dshistory.naming import Patterns, matching
+from dshistory.progress import ByteProgress
+from dshistory.table import Table
+from dshistory.units import Format
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+__all__ = ["DiffTable", "diff", "tensor"]
+
+_SCHEMA: Final = pa.schema(
+    [
+        ("name", pa.string()),
+        ("kind", pa.string()),
+        ("shape", pa.list_(pa.int64())),
+        ("status", pa.string()),
+        ("relative_update", pa.float64()),
+        ("update_norm", pa.float64()),
+        ("cosine", pa.float64()),
+        ("max_change", pa.float64()),
+        ("changed_share", pa.float64()),
+        ("sign_flips", pa.int64()),
+        ("norm_before", pa.float64()),
+        ("norm_after", pa.float64()),
+        ("nonfinite_before", pa.int64()),
+        ("nonfinite_after", pa.int64()),
+    ]
+)
+_IDENTITY: Final = frozenset({"name", "kind", "shape", "status"})
+_FORMATS: Final[dict[str, Format]] = {"shape": "shape", "changed_share": "share"}
+_UNCHANGED: Final[dict[str, Any]] = {
+    "relative_update": 0.0,
+    "update_norm": 0.0,
+    "max_change": 0.0,
+    "changed_share": 0.0,
+    "sign_flips": 0,
+}
+
+Key = tuple[str, str]
+
+
+class DiffTable(Table):
+    """The rows of a diff, the most moved first; rows that gained or lost non-finite values stand above all.
+
+    `status` is "changed", "same" (equal bits), "added", "removed" (only in the second, only in the first) or
+    "reshaped"; numbers that were not computed are unknown (null), never zero."""
+
+    def plot(self, *, top: int = 20) -> "go.Figure":
+        """The most moved tensors as horizontal bars of their relative update. Needs the [notebook] extra."""
+        from dshistory import plot
+
+        return plot.moved_tensors(self, top=top)
+
+
+def _select(history: History, *refs: CheckpointRef, kinds: Patterns, names: Patterns) -> list[dict[Key, LogicalTensor]]:
+    """For each checkpoint its logical tensors whose kind and name (or alias) fit; every pattern must fit something in
+    one of them.
+
+    Raises NotFoundError, naming the nearest, for a pattern that fits nothing."""
+    where = " and ".join(map(str, refs))
+    sides = [[extent for extent in history.extents(ref) if extent.kind not in NOT_STATE] for ref in refs]
+    wanted_kinds = matching({extent.kind for side in sides for extent in side}, kinds, what="kind", where=where)
+    sides = [[extent for extent in side if extent.kind in wanted_kinds] for side in sides]
+    known = {name for side in sides for extent in side for name in (extent.name, *extent.aliases)}
+    wanted_names = matching(known, names, what="tensor", where=where)
+    return [
+        logical_tensors(extent for extent in side if not wanted_names.isdisjoint((extent.name, *extent.aliases)))
+        for side in sides
+    ]
+
+
+def diff(
+    history: History, before: CheckpointRef, after: CheckpointRef, *, kinds: Patterns, names: Patterns, quiet: bool
+) -> DiffTable:
+    """Compare two checkpoints; see `Explorer.diff`."""
+    sides = _select(history, before, after, kinds=kinds, names=names)
+    pairs = [(sides[0].get(key), sides[1].get(key)) for key in sides[0] | sides[1]]
+    rows = []
+    total = sum(_bytes_to_read(*pair) for pair in pairs)
+    with ByteProgress(total, description=f"diff {before} {after}", quiet=quiet) as bar:
+        for pair in pairs:
+            rows.append(_row(history.root, *pair))
+            bar.advance(_bytes_to_read(*pair))
+    rows.sort(key=_most_moved_first)
+    return DiffTable(pa.Table.from_pylist(rows, schema=_SCHEMA), formats=_FORMATS, note=_note(rows, before, after))
+
+
+def tensor(history: History, ref: CheckpointRef, *, name: str, kind: str) -> torch.Tensor:
+    """One logical tensor, whole; see `Explorer.tensor`."""
+    (selected,) = _select(history, ref, kinds=escape(kind), names=escape(name))
+    (found,) = selected.values()
+    stream = FragmentStream(history.root, found)
+    pieces = []
+    while numel := stream.ready():
+        pieces.append(stream.take(numel))
+    return torch.cat(pieces).reshape(found.shape) if pieces else stream.take(0).reshape(found.shape)
+
+
+def _status(before: LogicalTensor | None, after: LogicalTensor | None) -> str:
+    if before is None:
+        return "added"
+    if after is None:
+        return "removed"
+    if before.shape != after.shape:
+        return "reshaped"
+    return "same" if before.same_bytes(after) else "changed"
+
+
+def _bytes_to_read(before: LogicalTensor | None, after: LogicalTensor | None) -> int:
+    if before is None or after is None or _status(before, after) != "changed":
+        return 0
+    return before.nbytes + after.nbytes
+
+
+def _row(root: Path, before: LogicalTensor | None, after: LogicalTensor | None) -> dict[str, Any]:
+    shown = after or before
+    assert shown is not None
+    status = _status(before, after)
+    numbers: Mapping[str, Any] = {}
+    if status == "same":
+        numbers = _UNCHANGED
+    elif status == "changed" and before and after:
+        compared = _compare(root, before, after)
+        numbers = {field.name: getattr(compared, field.name) for field in _SCHEMA if field.name not in _IDENTITY}
+    return {"name": shown.name, "kind": shown.kind, "shape": shown.shape, "status": status, **numbers}
+
+
+def _compare(root: Path, before: LogicalTensor, after: LogicalTensor) -> Comparison:
+    comparison = Comparison()
+    left, right = FragmentStream(root, before), FragmentStream(root, after)
+    while numel := min(left.ready(), right.ready()):
+        comparison.add(left.take(numel), right.take(numel))
+    return comparison
+
+
+def _most_moved_first(row: Mapping[str, Any]) -> tuple[bool, float, str, str]:
+    nonfinite = row.get("nonfinite_before") != row.get("nonfinite_after")
+    return not nonfinite, -row.get("relative_update", -1.0), row["name"], row["kind"]
+
+
+def _note(rows: list[dict[str, Any]], before: CheckpointRef, after: CheckpointRef) -> str:
+    counts = Counter(row["status"] for row in rows)
+    parts = [f"{counts['changed']} changed", f"{counts['same']} equal bit for bit"]
+    if counts["removed"]:
+        parts.append(f"{counts['removed']} only in {before}")
+    if counts["added"]:
+        parts.append(f"{counts['added']} only in {after}")
+    if counts["reshaped"]:
+        parts.append(f"{counts['reshaped']} of another shape")
+    if any(row.get("nonfinite_before") or row.get("nonfinite_after") for row in rows):
+        parts.append("norms and changes are over the elements finite on both sides")
+    return f"{before} to {after}: {'; '.join(parts)}"

@@ -1,0 +1,164 @@
+"""The history as a person asks it: every verb is a method here, and only here."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from catalog.history import History
+from dshistory import listing
+from dshistory.naming import Patterns
+from dshistory.report import Report
+from dshistory.table import Table
+
+if TYPE_CHECKING:
+    import torch
+
+    from dshistory.differences import DiffTable
+
+__all__ = ["Explorer", "Ref"]
+
+Ref = int | str
+"""A checkpoint: a step (of the current run and its parents), -1 or "latest", "best", a tag, or "run:step"."""
+
+
+class Explorer:
+    """One history, opened for looking; holds no lock and no file, also while a training writes it.
+
+    Every method reads what is committed at the moment of the call. Errors are those of `catalog.errors`."""
+
+    def __init__(self, history: History) -> None:
+        self.history = history
+
+    @classmethod
+    def open(cls, path: Path | str) -> "Explorer":
+        """The history in that folder. Raises NotFoundError when there is none, FormatError when it is of a newer
+        version."""
+        return cls(History.open(path))
+
+    @property
+    def root(self) -> Path:
+        """The folder of the history."""
+        return self.history.root
+
+    def log(self, *, run: str | None = None) -> "listing.LogTable":
+        """The checkpoints, oldest first: step, state, loss, learning rate, gradient norm, step time, bytes, tags.
+
+        Args:
+            run: only this run; else all of them
+        """
+        return listing.log(self.history, run=run)
+
+    def show(self, ref: Ref = "latest") -> Report:
+        """What one checkpoint consists of: kinds, objects and files, with their bytes.
+
+        Args:
+            ref: the checkpoint
+        """
+        return listing.show(self.history, self.history.resolve(ref))
+
+    def tags(self) -> Table:
+        """The tags: each with the checkpoint it names."""
+        return listing.tags(self.history)
+
+    def diff(
+        self, a: Ref, b: Ref = "latest", *, kinds: Patterns = "model", names: Patterns = "*", quiet: bool = False
+    ) -> "DiffTable":
+        """What changed from checkpoint a to checkpoint b: a row per logical tensor, the most moved first.
+
+        Exact, in float64, whatever world size or stage wrote the two; reads in bounded memory, and not at all what is
+        equal by checksum. Where values are not finite, norms and changes are over the elements finite on both sides.
+
+        Args:
+            a: the checkpoint before
+            b: the checkpoint after
+            kinds: patterns of kinds: model, buffer, master, exp_avg, ...; '*' for all
+            names: patterns of tensor names, as '*.mlp.*'
+            quiet: no progress bar
+        """
+        from dshistory import differences
+
+        before, after = self.history.resolve(a), self.history.resolve(b)
+        return differences.diff(self.history, before, after, kinds=kinds, names=names, quiet=quiet)
+
+    def tensor(self, name: str, step: Ref = "latest", *, kind: str = "model") -> "torch.Tensor":
+        """One logical tensor of one checkpoint: reads only its own bytes and verifies them.
+
+        Args:
+            name: the tensor's name, or an alias of it
+            step: the checkpoint
+            kind: model, buffer, master, exp_avg, ...
+        """
+        from dshistory import differences
+
+        return differences.tensor(self.history, self.history.resolve(step), name=name, kind=kind)
+
+    def restore(
+        self,
+        ref: Ref = "latest",
+        *,
+        engine: Any = None,
+        model: Any = None,
+        optimizer: Any = None,
+        scheduler: Any = None,
+        dataloader: Any = None,
+        providers: Sequence[Any] = (),
+        names: Patterns | None = None,
+        kinds: Patterns | None = None,
+    ) -> Any:
+        """Put a training back to a checkpoint, bit for bit; without a target, its state as {kind: {name: tensor}}.
+
+        Args:
+            ref: the checkpoint
+            engine: a DeepSpeed engine
+            model: a torch module, with optimizer and scheduler
+            dataloader: the loader to put back to its position
+            providers: the training's own State Providers
+            names: only tensors whose names fit, without a target only
+            kinds: only these kinds, without a target only
+        """
+        import capture
+
+        return capture.restore(
+            ref,
+            history=self.root,
+            engine=engine,
+            model=model,
+            optimizer=optimizer,
+            scheduler=scheduler,
+            dataloader=dataloader,
+            providers=providers,
+            names=names,
+            kinds=kinds,
+        )
+
+    def sql(self, /, query: str, **params: object) -> Table:
+        """The rows of a DuckDB query over the catalog: runs, checkpoints, tensors, fragments, metrics, events. Read-
+        only.
+
+        Args:
+            query: the SQL; $name stands for a value
+            params: values for the $names of the query
+        """
+        return Table(self.history.query(query, params))
+
+    def verify(self, ref: Ref | None = None, *, quiet: bool = False) -> Table:
+        """Read everything again and compare it with its checksums: a row for each problem, with file and field; none
+        when all is well.
+
+        Args:
+            ref: only this checkpoint; else all of them
+            quiet: no progress bar
+        """
+        return listing.verify(self.history, None if ref is None else [self.history.resolve(ref)], quiet=quiet)
+
+    def reindex(self) -> int:
+        """Rebuild the index from manifests, markers and journals: returns how many checkpoints it has.
+
+        The index holds nothing that is not in those files, so this loses nothing."""
+        return self.history.reindex()
+
+    def __repr__(self) -> str:
+        return repr(listing.overview(self.history))
+
+    def _repr_html_(self) -> str:
+        return listing.overview(self.history)._repr_html_()

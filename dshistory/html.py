@@ -1,0 +1,73 @@
+"""Tables and reports as HTML for notebooks: escaped, themed by JupyterLab's variables, plain tags where styles are
+stripped.
+
+Numbers carry their alignment in the element itself, so that what `nbconvert` and GitHub leave over is still a readable
+table.
+"""
+
+from collections.abc import Mapping, Sequence
+from html import escape
+
+import pyarrow as pa
+
+from dshistory.text import Page, is_numeric
+from dshistory.units import Format, text_of
+
+__all__ = ["document", "facts_html", "table_html", "title_html"]
+
+_STYLE = """<style>
+.dsh { --dsh-fg: var(--jp-content-font-color1, #1b1f24); --dsh-dim: var(--jp-content-font-color2, #59636e);
+  --dsh-line: var(--jp-border-color2, #d0d7de); --dsh-stripe: var(--jp-rendermime-table-row-background, #f6f8fa);
+  color: var(--dsh-fg); overflow-x: auto; max-width: 100%; }
+@media (prefers-color-scheme: dark) { .dsh { --dsh-fg: var(--jp-content-font-color1, #e6edf3);
+  --dsh-dim: var(--jp-content-font-color2, #9198a1); --dsh-line: var(--jp-border-color2, #3d444d);
+  --dsh-stripe: var(--jp-rendermime-table-row-background, #151b23); } }
+.dsh table { border-collapse: collapse; margin: 0.3em 0; font-variant-numeric: tabular-nums; }
+.dsh th { border-bottom: 1px solid var(--dsh-line); color: var(--dsh-dim); font-weight: 600; }
+.dsh th, .dsh td { padding: 0.15em 0.7em; white-space: nowrap; }
+.dsh tbody tr:nth-child(even) { background: var(--dsh-stripe); }
+.dsh .dsh-note { color: var(--dsh-dim); margin: 0.2em 0; }
+</style>"""
+
+
+def document(*parts: str) -> str:
+    """The parts as one self-contained output, with the style they share."""
+    return f'{_STYLE}<div class="dsh">{"".join(parts)}</div>'
+
+
+def title_html(title: str) -> str:
+    """A heading."""
+    return f"<h4>{escape(title)}</h4>"
+
+
+def table_html(data: pa.Table, formats: Mapping[str, Format], note: str) -> str:
+    """The table as HTML; every value and name escaped, paged as in text."""
+    under = f'<p class="dsh-note">{escape(note)}</p>' if note else ""
+    if not data.num_rows:
+        return under or '<p class="dsh-note">(no rows)</p>'
+    page = Page(data, formats)
+    right = [is_numeric(field.type) for field in data.schema]
+    rows = [_row("td", cells, right) for cells in page.first]
+    if page.left_out:
+        rows.append(f'<tr><td colspan="{data.num_columns}" style="text-align:center">{escape(page.gap)}</td></tr>')
+    rows += [_row("td", cells, right) for cells in page.last]
+    head = _row("th", page.columns, right)
+    return f"<table><thead>{head}</thead><tbody>{''.join(rows)}</tbody></table>{under}"
+
+
+def facts_html(facts: Mapping[str, object], formats: Mapping[str, Format]) -> str:
+    """Named values, one a line."""
+    rows = (
+        f'<tr><th style="text-align:left">{escape(name)}</th>'
+        f'<td style="text-align:left">{escape(text_of(value, formats.get(name, "auto")))}</td></tr>'
+        for name, value in facts.items()
+    )
+    return f"<table><tbody>{''.join(rows)}</tbody></table>"
+
+
+def _row(tag: str, cells: Sequence[str], right: Sequence[bool]) -> str:
+    inner = "".join(
+        f'<{tag} style="text-align:{"right" if to_right else "left"}">{escape(cell)}</{tag}>'
+        for cell, to_right in zip(cells, right, strict=True)
+    )
+    return f"<tr>{inner}</tr>"

@@ -1,0 +1,183 @@
+"""What a history has: checkpoints, their parts, tags and damage, as tables that come from the catalog alone."""
+
+from collections.abc import Sequence
+from math import prod
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from catalog import verify as verification
+from catalog.history import History
+from catalog.manifest import NOT_STATE
+from catalog.records import CheckpointRef, Extent
+from dshistory.progress import ByteProgress
+from dshistory.report import Report
+from dshistory.table import Table
+from dshistory.units import Format
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+__all__ = ["LogTable", "log", "overview", "show", "tags", "verify"]
+
+_FORMATS: Final[dict[str, Format]] = {"bytes": "bytes", "new_bytes": "bytes", "step_time": "seconds"}
+
+_LOG: Final = """
+SELECT c.run, c.step, c.created, c.state, m.loss, m.lr, m.grad_norm, m.step_time, c.bytes, c.new_bytes, t.tags
+FROM checkpoints c
+LEFT JOIN (
+    SELECT run, step,
+        any_value(value) FILTER (name = 'loss') AS loss,
+        any_value(value) FILTER (name = 'lr') AS lr,
+        any_value(value) FILTER (name = 'grad_norm') AS grad_norm,
+        any_value(value) FILTER (name = 'step_time') AS step_time
+    FROM metrics GROUP BY run, step
+) m USING (run, step)
+LEFT JOIN (SELECT run, step, string_agg(name, ', ' ORDER BY name) AS tags FROM tags GROUP BY run, step) t USING (run, step)
+JOIN runs r USING (run)
+WHERE $run IS NULL OR c.run = $run
+ORDER BY r.created, c.run, c.step
+"""
+_LOSSES: Final = """
+SELECT m.run, m.step, m.value FROM metrics m JOIN runs r USING (run)
+WHERE m.name = 'loss' AND ($run IS NULL OR m.run = $run) ORDER BY r.created, m.run, m.step
+"""
+_TAGS: Final = "SELECT name AS tag, run, step FROM tags ORDER BY name"
+
+
+class LogTable(Table):
+    """The checkpoints of a history, with the loss of every step in `losses` (run, step, value)."""
+
+    losses: Table
+
+    def plot(self) -> "go.Figure":
+        """The loss of every step with the checkpoints marked. Needs the [notebook] extra."""
+        from dshistory import plot
+
+        return plot.loss_timeline(self.losses, self)
+
+
+def log(history: History, *, run: str | None) -> LogTable:
+    """See `Explorer.log`."""
+    if run is not None:
+        history.run_facts(run)
+    rows = history.query(_LOG, {"run": run})
+    note = f"{rows.num_rows} checkpoints" if rows.num_rows else f"no checkpoint yet in {history.root}"
+    table = LogTable(rows, formats=_FORMATS, note=note)
+    table.losses = Table(history.query(_LOSSES, {"run": run}))
+    return table
+
+
+def tags(history: History) -> Table:
+    """See `Explorer.tags`."""
+    rows = history.query(_TAGS)
+    return Table(rows, note="" if rows.num_rows else "no tags")
+
+
+def overview(history: History) -> Report:
+    """The history as one look at it."""
+    runs = history.runs()
+    committed = history.checkpoints()
+    rows = [
+        {
+            "run": facts.run,
+            "created": facts.created,
+            "parent": None if facts.parent_run is None else f"{facts.parent_run}:{facts.parent_step}",
+            "world_size": facts.world_size,
+            "checkpoints": len(steps := [ref.step for ref in committed if ref.run == facts.run]),
+            "first": min(steps, default=None),
+            "last": max(steps, default=None),
+        }
+        for facts in runs
+    ]
+    facts = {"runs": len(runs), "checkpoints": len(committed)}
+    return Report(f"history {history.root}", facts, {"runs": Table(pa.Table.from_pylist(rows, schema=_RUNS_SCHEMA))})
+
+
+_RUNS_SCHEMA: Final = pa.schema(
+    [
+        ("run", pa.string()),
+        ("created", pa.string()),
+        ("parent", pa.string()),
+        ("world_size", pa.int64()),
+        ("checkpoints", pa.int64()),
+        ("first", pa.int64()),
+        ("last", pa.int64()),
+    ]
+)
+
+
+def show(history: History, ref: CheckpointRef) -> Report:
+    """See `Explorer.show`."""
+    extents = history.extents(ref)
+    marker = history.marker(ref)
+    run = history.run_facts(ref.run)
+    facts = {
+        "run": ref.run,
+        "step": ref.step,
+        "world size": marker.world_size,
+        "parent": None if run.parent_run is None else f"{run.parent_run}:{run.parent_step}",
+        "tensors": len({(extent.kind, extent.name) for extent in extents if extent.kind not in NOT_STATE}),
+        "bytes": sum(part.data_bytes for part in marker.parts),
+        "folder": str(history.paths.step_dir(ref.run, ref.step)),
+    }
+    files = [{"file": part.data, "rank": part.rank, "bytes": part.data_bytes} for part in marker.parts]
+    tables = {
+        "kinds": Table(pa.Table.from_pylist(_kinds(extents), schema=_KINDS_SCHEMA), formats=_FORMATS),
+        "objects": Table(pa.Table.from_pylist(_objects(extents), schema=_OBJECTS_SCHEMA), formats=_FORMATS),
+        "files": Table(pa.Table.from_pylist(files, schema=_FILES_SCHEMA), formats=_FORMATS),
+    }
+    return Report(f"checkpoint {ref}", facts, tables, _FORMATS)
+
+
+_KINDS_SCHEMA: Final = pa.schema(
+    [
+        ("kind", pa.string()),
+        ("dtype", pa.string()),
+        ("tensors", pa.int64()),
+        ("elements", pa.int64()),
+        ("bytes", pa.int64()),
+    ]
+)
+_OBJECTS_SCHEMA: Final = pa.schema([("object", pa.string()), ("placement", pa.string()), ("bytes", pa.int64())])
+_FILES_SCHEMA: Final = pa.schema([("file", pa.string()), ("rank", pa.int64()), ("bytes", pa.int64())])
+
+
+def _kinds(extents: Sequence[Extent]) -> list[dict[str, object]]:
+    """A row for each kind and dtype; elements are those of the logical tensors, bytes those stored by all ranks."""
+    groups: dict[tuple[str, str], list[Extent]] = {}
+    for extent in extents:
+        if extent.kind not in NOT_STATE:
+            groups.setdefault((extent.kind, extent.dtype), []).append(extent)
+    return [
+        {
+            "kind": kind,
+            "dtype": dtype,
+            "tensors": len(shapes := {extent.name: extent.shape for extent in group}),
+            "elements": sum(map(prod, shapes.values())),
+            "bytes": sum(extent.nbytes for extent in group),
+        }
+        for (kind, dtype), group in groups.items()
+    ]
+
+
+def _objects(extents: Sequence[Extent]) -> list[dict[str, object]]:
+    return [
+        {"object": extent.name, "placement": extent.placement, "bytes": extent.nbytes}
+        for extent in extents
+        if extent.kind == "object"
+    ]
+
+
+def verify(history: History, refs: Sequence[CheckpointRef] | None, *, quiet: bool) -> Table:
+    """See `Explorer.verify`."""
+    checked = history.checkpoints() if refs is None else list(refs)
+    total = sum(part.data_bytes for ref in checked for part in history.marker(ref).parts)
+    with ByteProgress(total, description="verify", quiet=quiet) as bar:
+        problems = verification.verify(history, refs, progress=bar.advance)
+    rows = [{"file": problem.file, "field": problem.field, "problem": problem.message} for problem in problems]
+    note = f"{len(checked)} checkpoints read again: " + (f"{len(rows)} problems" if rows else "no problem")
+    return Table(pa.Table.from_pylist(rows, schema=_PROBLEMS_SCHEMA), note=note)
+
+
+_PROBLEMS_SCHEMA: Final = pa.schema([("file", pa.string()), ("field", pa.string()), ("problem", pa.string())])

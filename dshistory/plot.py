@@ -1,0 +1,102 @@
+"""Figures, each made from a table that stands by itself; the only place that imports plotly.
+
+Colours are Okabe and Ito's, told apart by all common kinds of colour vision; backgrounds are transparent and ink is
+mid-grey, for light and dark pages alike. Plotly renders tags in labels, so names are escaped.
+"""
+
+from html import escape
+from itertools import cycle
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from catalog.errors import SetupError
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+    from dshistory.table import Table
+
+__all__ = ["loss_timeline", "moved_tensors"]
+
+BLUE: Final = "#0072B2"
+ORANGE: Final = "#E69F00"
+GREEN: Final = "#009E73"
+VERMILION: Final = "#D55E00"
+PURPLE: Final = "#CC79A7"
+SKY: Final = "#56B4E9"
+_COLOURS: Final = (BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY)
+_INK: Final = "#7a828c"
+
+
+def loss_timeline(metrics: "Table", checkpoints: "Table") -> "go.Figure":
+    """The loss of every step, a line for each run, with a mark where a checkpoint stands.
+
+    metrics: columns run, step, value; checkpoints: run, step, loss."""
+    figure = _figure()
+    for colour, run in zip(cycle(_COLOURS), pc.unique(metrics["run"]).to_pylist(), strict=False):
+        line = _of_run(metrics, run)
+        marks = _of_run(checkpoints, run)
+        lines: dict[str, Any] = {"x": line["step"].to_pylist(), "y": line["value"].to_pylist()}
+        points: dict[str, Any] = {"x": marks["step"].to_pylist(), "y": marks["loss"].to_pylist()}
+        figure.add_scatter(
+            **lines, mode="lines", name=escape(run), legendgroup=run, line={"color": colour, "width": 1.5}
+        )
+        figure.add_scatter(
+            **points,
+            mode="markers",
+            name=escape(f"{run} checkpoints"),
+            legendgroup=run,
+            marker={"color": colour, "size": 7, "symbol": "diamond-open"},
+            hovertemplate="step %{x}, loss %{y:.4g}<extra>checkpoint</extra>",
+        )
+    return figure.update_layout(xaxis_title="step", yaxis_title="loss", height=360)
+
+
+def moved_tensors(rows: "Table", *, top: int) -> "go.Figure":
+    """The first `top` rows of a diff as horizontal bars, the most moved on top."""
+    first = [row for row in rows.top(top) if row["relative_update"] is not None]
+    figure = _figure()
+    for colour, kind in zip(cycle(_COLOURS), dict.fromkeys(row["kind"] for row in first), strict=False):
+        of_kind = [row for row in first if row["kind"] == kind]
+        figure.add_bar(
+            x=[row["relative_update"] for row in of_kind],
+            y=[_label(row, first) for row in of_kind],
+            orientation="h",
+            name=escape(kind),
+            marker={"color": colour},
+            hovertemplate="%{y}<br>relative update %{x:.4g}<extra></extra>",
+        )
+    order = [_label(row, first) for row in first]
+    figure.update_yaxes(autorange="reversed", categoryorder="array", categoryarray=order, automargin=True)
+    return figure.update_layout(xaxis_title="relative update", height=120 + 22 * len(first), barmode="stack")
+
+
+def _label(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+    several = len({other["kind"] for other in rows}) > 1
+    return escape(f"{row['name']} ({row['kind']})" if several else row["name"])
+
+
+def _figure() -> "go.Figure":
+    try:
+        import plotly.graph_objects as go
+    except ImportError as error:
+        raise SetupError("plots need plotly; install it with: pip install 'dshistory[notebook]'") from error
+    grid = {"gridcolor": "rgba(128,128,128,0.25)", "zerolinecolor": "rgba(128,128,128,0.4)"}
+    return go.Figure(
+        layout={
+            "template": "none",
+            "paper_bgcolor": "rgba(0,0,0,0)",
+            "plot_bgcolor": "rgba(0,0,0,0)",
+            "font": {"color": _INK},
+            "xaxis": grid,
+            "yaxis": grid,
+            "margin": {"l": 60, "r": 20, "t": 20, "b": 50},
+        }
+    )
+
+
+def _of_run(table: "Table", run: str) -> pa.Table:
+    data = table.to_arrow()
+    return data.filter(pc.equal(data["run"], run))

@@ -1,0 +1,43 @@
+"""A report: named facts and the tables that belong to them, for `show` and `doctor`."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from dshistory import html
+from dshistory.table import Table, json_value
+from dshistory.units import Format, text_of
+
+__all__ = ["Report"]
+
+
+@dataclass(frozen=True, repr=False)
+class Report:
+    """Facts by name and tables by title, shown together; `report["name"]` is a fact, `report.tables["files"]` a
+    table."""
+
+    title: str
+    facts: Mapping[str, object]
+    tables: Mapping[str, Table] = field(default_factory=dict)
+    formats: Mapping[str, Format] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> object:
+        return self.facts[name]
+
+    def to_json(self) -> str:
+        """Facts and tables as one JSON object; values outside JSON as `table.json_value` has them."""
+        tables = {name: list(table) for name, table in self.tables.items()}
+        return json.dumps(json_value({**self.facts, **tables}), indent=1, ensure_ascii=False)
+
+    def __repr__(self) -> str:
+        shown = {text_of(name): text_of(value, self.formats.get(name, "auto")) for name, value in self.facts.items()}
+        width = max(map(len, shown), default=0)
+        facts = [f"{name.ljust(width)}  {value}".rstrip() for name, value in shown.items()]
+        tables = [f"\n{text_of(name)}\n{table!r}" for name, table in self.tables.items()]
+        return "\n".join([text_of(self.title), *facts, *tables])
+
+    def _repr_html_(self) -> str:
+        parts = [html.title_html(self.title), html.facts_html(self.facts, self.formats)]
+        for name, table in self.tables.items():
+            parts += [html.title_html(name), html.table_html(table.to_arrow(), table.formats, table.note)]
+        return html.document(*parts)

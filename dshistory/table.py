@@ -1,0 +1,132 @@
+"""The one shape in which the explorer hands out rows: a small class over an Arrow table.
+
+The Arrow table is exact and whole; only what is *shown* is paged and rounded.
+"""
+
+import copy
+import csv
+import datetime
+import io
+import json
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, Self, overload
+
+import pyarrow as pa
+
+from catalog.errors import NotFoundError, SetupError
+from dshistory import html, text
+from dshistory.units import Format
+
+__all__ = ["Table", "json_value"]
+
+
+class Table:
+    """Rows of named columns, immutable; anything that reads Arrow (`__arrow_c_stream__`) takes it without a copy.
+
+    `table["name"]` is a column, `table[0]` a row as a dict, `table[2:5]` and `table.top(5)` are tables; iterating gives
+    rows. `formats` says how columns are shown ("bytes", "seconds", "share", "number"), `note` is the line under the
+    table.
+    """
+
+    def __init__(self, data: pa.Table, *, formats: Mapping[str, Format] | None = None, note: str = "") -> None:
+        self._data = data
+        self.formats: dict[str, Format] = dict(formats or {})
+        self.note = note
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the columns, in order."""
+        return tuple(self._data.column_names)
+
+    def top(self, n: int) -> Self:
+        """The first n rows; all of them when there are fewer."""
+        return self[: max(n, 0)]
+
+    def to_arrow(self) -> pa.Table:
+        """The Arrow table itself, every row and digit."""
+        return self._data
+
+    def to_pandas(self) -> Any:
+        """A pandas DataFrame. Raises SetupError where pandas is not installed."""
+        try:
+            return self._data.to_pandas()
+        except ImportError as error:
+            raise SetupError("to_pandas needs pandas; install it with: pip install 'dshistory[notebook]'") from error
+
+    def to_csv(self) -> str:
+        """All rows as CSV with a header line; unknown is empty, bytes are hexadecimal."""
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(self.columns)
+        writer.writerows([_plain(value) for value in row.values()] for row in self)
+        return out.getvalue()
+
+    def to_json(self) -> str:
+        """All rows as a JSON array of objects; values outside JSON as `json_value` has them."""
+        return json.dumps([json_value(row) for row in self], indent=1, ensure_ascii=False)
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        return self._data.__arrow_c_stream__(requested_schema)
+
+    def __len__(self) -> int:
+        return int(self._data.num_rows)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for batch in self._data.to_batches(max_chunksize=1024):
+            yield from batch.to_pylist()
+
+    @overload
+    def __getitem__(self, key: str) -> pa.ChunkedArray: ...
+    @overload
+    def __getitem__(self, key: int) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, key: slice) -> Self: ...
+    def __getitem__(self, key: str | int | slice) -> "pa.ChunkedArray | dict[str, Any] | Self":
+        if isinstance(key, str):
+            if key not in self.columns:
+                raise NotFoundError(f"no column {key!r}; the columns are {', '.join(self.columns)}")
+            return self._data.column(key)
+        if isinstance(key, slice):
+            return self._of(self._data.take(list(range(len(self))[key])) if key.step else self._sliced(key))
+        rows = range(len(self))[key]
+        return dict(self._data.slice(rows, 1).to_pylist()[0])
+
+    def __repr__(self) -> str:
+        return text.table_text(self._data, self.formats, self.note)
+
+    def _repr_html_(self) -> str:
+        return html.document(html.table_html(self._data, self.formats, self.note))
+
+    def _sliced(self, key: slice) -> pa.Table:
+        rows = range(len(self))[key]
+        return self._data.slice(rows.start, len(rows))
+
+    def _of(self, data: pa.Table) -> Self:
+        other = copy.copy(self)
+        other._data = data
+        return other
+
+
+def json_value(value: object) -> object:
+    """The value in strict JSON: NaN and infinities as the strings "NaN", "Infinity", "-Infinity" (as protobuf's JSON
+    has them), bytes hexadecimal, times in ISO 8601."""
+    if isinstance(value, Mapping):
+        return {str(key): json_value(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [json_value(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return _plain(value)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value).hex()
+    if isinstance(value, (datetime.datetime, datetime.date)):
+        return value.isoformat()
+    if isinstance(value, (list, tuple)):
+        return json.dumps(json_value(value))
+    return value if value is None or isinstance(value, (bool, int, float)) else str(value)

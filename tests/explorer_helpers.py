@@ -1,0 +1,160 @@
+"""Tiny histories written through the catalog's own writer, for tests of the explorer."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import native
+from capture.dtypes import dtype_name
+from catalog.header import Entry, encode_header
+from catalog.records import Extent, Placement, RunFacts
+from catalog.run import RunWriter, create_history, create_run
+
+ALIGN = 4096
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One fragment as a rank writes it."""
+
+    name: str
+    tensor: torch.Tensor
+    kind: str = "model"
+    shape: tuple[int, ...] | None = None
+    start: int = 0
+    placement: Placement = "replicated"
+    aliases: tuple[str, ...] = ()
+
+
+def whole(tensors: Mapping[str, torch.Tensor], *, kind: str = "model") -> list[Piece]:
+    """Each tensor as one piece."""
+    return [Piece(name, tensor, kind) for name, tensor in tensors.items()]
+
+
+def shares(tensors: Mapping[str, torch.Tensor], world_size: int, *, kind: str = "model") -> list[list[Piece]]:
+    """For each rank its contiguous share of every tensor, as ZeRO would cut them; shares may be empty."""
+    ranks: list[list[Piece]] = [[] for _ in range(world_size)]
+    for name, tensor in tensors.items():
+        cuts = [tensor.numel() * rank // world_size for rank in range(world_size + 1)]
+        for rank, (start, end) in enumerate(pairwise(cuts)):
+            if end > start or (tensor.numel() == 0 and rank == 0):
+                piece = tensor.flatten()[start:end]
+                ranks[rank].append(Piece(name, piece, kind, tuple(tensor.shape), start, "partitioned"))
+    return ranks
+
+
+@dataclass
+class Run:
+    """One run of a history; `checkpoint` commits a step with the pieces of every rank."""
+
+    root: Path
+    run: str = "run-a"
+    world_size: int = 1
+    parent: tuple[str, int] | None = None
+    created: str = "2026-11-21T10:15:02+00:00"
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        create_history(self.root)
+        run, step = self.parent or (None, None)
+        create_run(self.root, RunFacts(self.run, self.created, self.world_size, run, step, "layout", dict(self.facts)))
+        self.writers = [
+            RunWriter(self.root, run=self.run, rank=rank, world_size=self.world_size, layout="layout")
+            for rank in range(self.world_size)
+        ]
+
+    def checkpoint(self, step: int, *ranks: Sequence[Piece], **metrics: float) -> None:
+        for writer, pieces in zip(self.writers, ranks, strict=True):
+            data_tmp = writer.begin(step)
+            file = writer.paths.relative(writer.paths.data(self.run, step, writer.rank))
+            content, extents = _data_file(pieces, file)
+            data_tmp.write_bytes(content)
+            writer.publish_part(step, data_tmp=data_tmp, extents=extents)
+        self.metrics(step, **metrics)
+        assert self.writers[0].try_commit(step)
+        getattr(self.writers[0], "register", lambda: 0)()
+
+    def metrics(self, step: int, **metrics: float) -> None:
+        for name, value in metrics.items():
+            self.writers[0].journal.metric(step, name, value)
+        self.writers[0].journal.flush()
+
+    def tag(self, name: str, step: int) -> None:
+        self.writers[0].journal.tag(name, step)
+        self.writers[0].journal.flush()
+
+    def close(self) -> None:
+        for writer in self.writers:
+            writer.close()
+
+
+def tiny_history(root: Path) -> Iterator[Run]:
+    """Three checkpoints of a model of four tensors; a fixture's body."""
+    run = Run(root)
+    generator = torch.Generator().manual_seed(0)
+    weights = {
+        "layers.0.mlp.weight": torch.randn(4, 8, generator=generator),
+        "layers.0.mlp.bias": torch.zeros(8),
+        "layers.1.norm": torch.ones(8),
+        "head.weight": torch.randn(8, 4, generator=generator).bfloat16(),
+    }
+    for step in (0, 10, 20):
+        weights["layers.0.mlp.weight"] = weights["layers.0.mlp.weight"] + 0.01 * step
+        weights["head.weight"] = weights["head.weight"] * (1 + step / 10)
+        moments = {name: tensor.float() * 0.1 for name, tensor in weights.items()}
+        pieces = [*whole(weights), *whole(moments, kind="exp_avg"), Piece("counters", _json(b'{"steps":1}'), "object")]
+        run.checkpoint(step, pieces, loss=3.0 - step / 10, lr=1e-3, grad_norm=1.5, step_time=0.25)
+        run.metrics(step + 1, loss=2.9 - step / 10)
+    run.tag("good", 10)
+    yield run
+    run.close()
+
+
+def flip_bit(path: Path, *, offset: int) -> None:
+    """Damage one bit of a file."""
+    content = bytearray(path.read_bytes())
+    content[offset] ^= 1
+    path.write_bytes(content)
+
+
+def _json(text: bytes) -> torch.Tensor:
+    return torch.tensor(list(text), dtype=torch.uint8)
+
+
+def _data_file(pieces: Sequence[Piece], file: str) -> tuple[bytes, list[Extent]]:
+    pieces = sorted(pieces, key=lambda piece: -piece.tensor.dtype.itemsize)
+    entries, extents, data = [], [], bytearray()
+    for piece in pieces:
+        stored = piece.tensor.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        shape = tuple(piece.tensor.shape) if piece.shape is None else piece.shape
+        numel, dtype = piece.tensor.numel(), dtype_name(piece.tensor.dtype, what=piece.name)
+        is_whole = numel == prod(shape)
+        key = f"{piece.kind}/{piece.name}" + ("" if is_whole else f"[{piece.start}:{piece.start + numel}]")
+        entries.append(Entry(key, dtype, shape if is_whole else (numel,), len(data), len(data) + len(stored)))
+        extents.append(
+            Extent(
+                name=piece.name, kind=piece.kind, dtype=dtype, shape=shape, start=piece.start, numel=numel, file=file,
+                offset=ALIGN + len(data), nbytes=len(stored), checksum=native.checksum(stored),
+                placement=piece.placement, aliases=piece.aliases,
+            )
+        )  # fmt: skip
+        data += stored
+    pad = bytes(-len(data) % ALIGN)
+    entries.append(Entry("__pad__.0", "U8", (len(pad),), len(data), len(data) + len(pad)))
+    extents.append(_bytes_extent("__pad__.0", "pad", pad, file, ALIGN + len(data)))
+    data += pad
+    header = encode_header(entries, metadata={"format": "dshistory-1"}, data_start=ALIGN)
+    extents.append(_bytes_extent("header", "header", header, file, 0))
+    return header + bytes(data), extents
+
+
+def _bytes_extent(name: str, kind: str, content: bytes, file: str, offset: int) -> Extent:
+    return Extent(
+        name=name, kind=kind, dtype="U8", shape=(len(content),), start=0, numel=len(content), file=file,
+        offset=offset, nbytes=len(content), checksum=native.checksum(content), placement="rank_local",
+    )  # fmt: skip

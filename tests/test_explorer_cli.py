@@ -1,0 +1,174 @@
+"""The command line as a process: outputs, exit codes, one clean line for each known error."""
+
+import csv
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from explorer_helpers import Run, flip_bit, tiny_history
+
+COMMAND = [sys.executable, "-m", "dshistory"]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    for run in tiny_history(tmp_path_factory.mktemp("cli") / "history"):
+        yield run.root
+
+
+def dshistory(*words: str, cwd: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *words], capture_output=True, text=True, cwd=cwd, env={**os.environ, **environ}, timeout=120
+    )
+
+
+def test_the_history_is_an_argument_an_option_or_the_environment(root: Path) -> None:
+    listings = [
+        dshistory("log", str(root)),
+        dshistory("log", "-C", str(root)),
+        dshistory("log", DSHISTORY=str(root)),
+        dshistory("log", cwd=root.parent, DSHISTORY=""),
+    ]
+    assert [listing.returncode for listing in listings] == [0] * 4
+    assert len({listing.stdout for listing in listings}) == 1
+    assert "3 checkpoints" in listings[0].stdout
+
+
+def test_json_and_csv(root: Path) -> None:
+    rows = json.loads(dshistory("log", str(root), "--json").stdout)
+    assert [(row["run"], row["step"], row["loss"], row["tags"]) for row in rows] == [
+        ("run-a", 0, 3.0, None),
+        ("run-a", 10, 2.0, "good"),
+        ("run-a", 20, 1.0, None),
+    ]
+    table = list(csv.DictReader(io.StringIO(dshistory("diff", str(root), "0", "20", "--csv").stdout)))
+    assert table[0]["name"] == "head.weight"
+
+
+def test_arguments_stand_before_or_after_options(root: Path) -> None:
+    one = dshistory("diff", str(root), "0", "20", "--names", "head.*", "--kinds", "exp_avg", "--json")
+    two = dshistory("diff", "--names", "head.*", "0", "--json", "--kinds", "exp_avg", "latest", "-C", str(root))
+    assert one.stdout == two.stdout
+    assert [row["name"] for row in json.loads(one.stdout)] == ["head.weight"]
+    minus = dshistory("diff", str(root), "-3", "-1", "--names", "head.*", "--kinds", "exp_avg", "--json")
+    assert minus.stdout == one.stdout
+
+
+def test_show_tensor_tags_and_sql(root: Path) -> None:
+    shown = dshistory("show", str(root), "10")
+    assert shown.returncode == 0
+    assert "counters" in shown.stdout
+    assert "rank-00000.safetensors" in shown.stdout
+    assert json.loads(dshistory("tensor", str(root), "layers.1.norm", "10", "--json").stdout) == [1.0] * 8
+    assert json.loads(dshistory("tags", str(root), "--json").stdout) == [{"tag": "good", "run": "run-a", "step": 10}]
+    query = "SELECT step FROM checkpoints WHERE step > $low ORDER BY step"
+    assert dshistory("sql", query, "--params", "low=5", "--csv", "-C", str(root)).stdout == "step\n10\n20\n"
+
+
+def test_a_known_error_is_one_line_and_exit_code_2(root: Path, tmp_path: Path) -> None:
+    for words, message in [
+        (("log", str(tmp_path / "nothing")), "no history at"),
+        (("log", "-C", str(tmp_path)), "no history at"),
+        (("show", str(root), "11"), "the nearest are 10 and 20"),
+        (("diff", str(root), "0", "20", "--names", "head.wieght"), "head.weight"),
+        (("sql", str(root), "SELEC 1"), "SELEC"),
+        (("lgo",), "log"),
+        (("diff", str(root)), "a missing"),
+        (("log", str(root), "1", "2"), "too many"),
+        (("log", str(root), "--nonsense"), "--nonsense"),
+        (("doctor", "--size-mib", "many"), "size_mib"),
+        (("doctor", str(tmp_path / "nothing")), "no folder"),
+    ]:
+        result = dshistory(*words)
+        assert result.returncode == 2, (words, result)
+        assert result.stdout == ""
+        assert result.stderr.startswith("dshistory: ")
+        assert message in result.stderr
+        assert len(result.stderr.splitlines()) == 1, result.stderr
+
+
+def test_the_traceback_is_there_when_asked_for(root: Path) -> None:
+    result = dshistory("show", str(root), "11", "--traceback")
+    assert result.returncode == 2
+    assert "Traceback" in result.stderr
+
+
+def test_help_has_examples(root: Path) -> None:
+    overview = dshistory()
+    assert overview.returncode == 0
+    assert "verify" in overview.stdout
+    shown = dshistory("diff", "--help")
+    assert shown.returncode == 0
+    assert "examples:\n  dshistory diff 1200 1250" in shown.stdout
+    assert "patterns of tensor names" in shown.stdout
+
+
+def test_verify_names_file_and_field_and_exits_1(tmp_path: Path) -> None:
+    for run in tiny_history(tmp_path / "history"):
+        assert dshistory("verify", str(run.root)).returncode == 0
+        flip_bit(run.root / "runs/run-a/steps/000000000010/rank-00000.safetensors", offset=4096)
+        result = dshistory("verify", str(run.root), "--json")
+        assert result.returncode == 1
+        (problem,) = json.loads(result.stdout)
+        assert problem["file"].endswith("runs/run-a/steps/000000000010/rank-00000.safetensors")
+        assert "checksum" in problem["field"]
+
+
+def test_reindex_counts_the_checkpoints(root: Path) -> None:
+    assert dshistory("reindex", str(root)).stdout == "3\n"
+
+
+def test_no_bar_outside_a_terminal(root: Path) -> None:
+    assert dshistory("diff", str(root), "0", "20").stderr == ""
+
+
+def test_a_closed_pipe_is_quiet(root: Path) -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    result = subprocess.run([*COMMAND, "log", str(root)], stdout=write_end, stderr=subprocess.PIPE, timeout=120)
+    os.close(write_end)
+    assert result.returncode == 141
+    assert result.stderr == b""
+
+
+def test_ctrl_c_is_quiet_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "doctor", str(tmp_path), "--size-mib", "2048"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    while not list(tmp_path.glob(".dshistory-doctor-*")) and process.poll() is None:
+        pass
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert stderr == b""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_doctor_measures_and_cleans_up(tmp_path: Path) -> None:
+    result = dshistory("doctor", str(tmp_path), "--size-mib", "8", "--json")
+    report = json.loads(result.stdout)
+    backends = report["writer backends"]
+    posix = next(row for row in backends if row["backend"] == "posix")
+    assert posix["works"]
+    assert posix["write_bytes_s"] > 0
+    assert report["read rate (bytes/s)"] > 0
+    assert report["placement modulus"] >= 512
+    assert any(row["package"] == "torch" and row["version"][0].isdigit() for row in report["packages"])
+    assert list(tmp_path.iterdir()) == []
+    for row in backends:
+        assert row["works"] or row["why_not"]
+
+
+def test_an_empty_history_says_so(tmp_path: Path) -> None:
+    run = Run(tmp_path / "history")
+    run.close()
+    result = dshistory("log", str(run.root))
+    assert result.returncode == 0
+    assert "no checkpoint yet" in result.stdout
+    assert "no committed checkpoint yet" in dshistory("show", str(run.root)).stderr

@@ -1,0 +1,135 @@
+"""The package as a whole: what it exports, what importing it costs, and which history its functions act on."""
+
+import inspect
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from explorer_helpers import Run, tiny_history
+
+import capture
+import dshistory
+from catalog.errors import NotFoundError
+from dshistory import current
+from dshistory.arguments import help_text, parse
+from dshistory.explorer import Explorer
+from dshistory.verbs import VERBS, UsageError
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    for run in tiny_history(tmp_path_factory.mktemp("facade") / "history"):
+        yield run.root
+
+
+@pytest.fixture(autouse=True)
+def nothing_opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(current, "_opened", [])
+    monkeypatch.delenv("DSHISTORY", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+def test_everything_in_all_is_there_and_open_is_not() -> None:
+    names: dict[str, object] = {}
+    exec("from dshistory import *", names)
+    assert set(dshistory.__all__) <= set(names)
+    assert names.get("open", open) is open
+    assert "open" not in dshistory.__all__
+    assert sorted(dshistory.__all__) == list(dshistory.__all__)
+    assert set(dshistory.__all__) <= set(dir(dshistory))
+    assert dshistory.capture is capture
+    with pytest.raises(AttributeError, match="nonsense"):
+        dshistory.nonsense  # noqa: B018
+
+
+def test_importing_is_cheap_and_nothing_heavy() -> None:
+    code = (
+        "import sys, dshistory; heavy = {'torch', 'duckdb', 'plotly', 'IPython', 'pandas', 'pyarrow', 'deepspeed'};"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_capture_comes_along() -> None:
+    subprocess.run([sys.executable, "-c", "from dshistory import capture; capture.enable"], check=True, timeout=120)
+
+
+def test_functions_have_the_methods_arguments_and_help() -> None:
+    for name in ("diff", "log", "reindex", "restore", "show", "sql", "tags", "tensor", "verify"):
+        function, method = getattr(dshistory, name), getattr(Explorer, name)
+        assert function.__doc__ == method.__doc__
+        parameters = list(inspect.signature(method).parameters.values())[1:]
+        assert list(inspect.signature(function).parameters.values()) == parameters
+
+
+def test_the_history_opened_last_counts(root: Path, tmp_path: Path) -> None:
+    other = Run(tmp_path / "other")
+    other.close()
+    dshistory.open(root)
+    assert len(dshistory.log()) == 3
+    dshistory.open(other.root)
+    assert len(dshistory.log()) == 0
+    opened = []
+    thread = threading.Thread(target=lambda: opened.append(dshistory.open(root)))
+    thread.start()
+    thread.join()
+    assert len(opened[0].log()) == 3
+    assert len(dshistory.log()) == 0
+
+
+def test_else_the_environment_else_the_folder_here(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(NotFoundError, match=r"no history was opened.*history \(\./history\); open one"):
+        dshistory.log()
+    (tmp_path / "history").symlink_to(root)
+    assert len(dshistory.log()) == 3
+    monkeypatch.setenv("DSHISTORY", str(tmp_path / "nothing"))
+    with pytest.raises(NotFoundError, match=r"\(\$DSHISTORY\)"):
+        dshistory.log()
+    monkeypatch.setenv("DSHISTORY", str(root))
+    assert dshistory.sql("SELECT count(*) AS n FROM checkpoints")[0] == {"n": 3}
+    assert dshistory.show(10)["step"] == 10
+
+
+def test_every_verb_has_help_examples_and_a_word_on_each_argument() -> None:
+    for verb in VERBS:
+        assert verb.summary.endswith("."), verb.name
+        assert verb.examples
+        for parameter in verb.parameters:
+            assert parameter.help, (verb.name, parameter.name)
+            shown = help_text(verb, prog=f"dshistory {verb.name}", forms=True)
+            assert parameter.option in shown or parameter.name.upper() in shown
+
+
+def test_every_example_is_understood() -> None:
+    import shlex
+
+    for verb in VERBS:
+        for example in verb.examples:
+            name, *words = shlex.split(example)
+            assert name == verb.name
+            call = parse(verb, words, prog=name, forms=True)
+            inspect.signature(verb.function).bind(
+                *([None] if verb.needs_history else []), *call.positional, **call.options
+            )
+
+
+def test_verbs_cannot_drift_from_the_functions() -> None:
+    python_only = {"engine", "model", "optimizer", "scheduler", "dataloader", "providers"}
+    for verb in VERBS:
+        named = list(inspect.signature(verb.function).parameters)[1 if verb.needs_history else 0 :]
+        assert [p.name for p in verb.parameters] == [name for name in named if name not in python_only], verb.name
+    methods = {name for name, member in vars(Explorer).items() if inspect.isfunction(member) and name[0] != "_"}
+    assert {verb.name for verb in VERBS} - {"open", "doctor"} == methods
+
+
+def test_a_line_becomes_a_call() -> None:
+    verbs = {verb.name: verb for verb in VERBS}
+    call = parse(verbs["diff"], ["10", "--names", "a", "--names", "b", "run-b:20"], prog="diff", forms=True)
+    assert (call.positional, dict(call.options)) == ((10, "run-b:20"), {"names": ["a", "b"]})
+    call = parse(verbs["sql"], ["SELECT 1", "--params", "a=1", "--params", "b=x=y"], prog="sql", forms=True)
+    assert dict(call.options) == {"a": 1, "b": "x=y"}
+    with pytest.raises(UsageError, match="NAME=VALUE"):
+        parse(verbs["sql"], ["SELECT 1", "--params", "a"], prog="sql", forms=True)

@@ -1,0 +1,136 @@
+"""The magics in a real IPython shell."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from explorer_helpers import tiny_history
+from IPython.core.interactiveshell import InteractiveShell
+
+import dshistory
+from dshistory import current
+from dshistory.explorer import Explorer
+from dshistory.table import Table
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    for run in tiny_history(tmp_path_factory.mktemp("magics") / "history"):
+        yield run.root
+
+
+@pytest.fixture
+def shell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[InteractiveShell]:
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    monkeypatch.delenv("DSHISTORY", raising=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(current, "_opened", [])
+    shell = InteractiveShell.instance()
+    shell.run_line_magic("load_ext", "dshistory")
+    yield shell
+    shell.run_line_magic("unload_ext", "dshistory")
+    shell.reset()
+
+
+def run(shell: InteractiveShell, cell: str) -> Any:
+    result = shell.run_cell(cell)
+    result.raise_error()
+    return result.result
+
+
+def test_the_whole_way(shell: InteractiveShell, root: Path) -> None:
+    assert isinstance(run(shell, f"%dshistory open {root}"), Explorer)
+    assert run(shell, "%dshistory log")["step"].to_pylist() == [0, 10, 20]
+    diff = run(shell, "%dshistory diff 0 20 --names 'layers.*' --quiet")
+    assert set(diff["name"].to_pylist()) == {"layers.0.mlp.weight", "layers.0.mlp.bias", "layers.1.norm"}
+    assert run(shell, "%dshistory show good")["step"] == 10
+    assert run(shell, "%dshistory tensor layers.1.norm 20").tolist() == [1.0] * 8
+    assert list(run(shell, "%dshistory verify --quiet")) == []
+    assert run(shell, "rows = %dshistory tags\nlen(rows)") == 1
+
+
+def test_loading_binds_the_name_and_unloading_takes_it_back(shell: InteractiveShell) -> None:
+    assert run(shell, "dshistory") is dshistory
+    shell.run_line_magic("unload_ext", "dshistory")
+    assert "dshistory" not in shell.user_ns
+    assert shell.find_line_magic("dshistory") is None
+    assert shell.find_cell_magic("dshistory") is None
+    assert _completions(shell, "%dshistory l") == []
+    shell.run_line_magic("load_ext", "dshistory")
+
+
+def test_unloading_leaves_a_users_own_variable(shell: InteractiveShell) -> None:
+    shell.user_ns["dshistory"] = 7
+    shell.run_line_magic("unload_ext", "dshistory")
+    assert shell.user_ns["dshistory"] == 7
+    shell.run_line_magic("load_ext", "dshistory")
+
+
+def test_sql_cells(shell: InteractiveShell, root: Path) -> None:
+    run(shell, f"%dshistory open {root}")
+    query = "SELECT step, loss\nFROM (PIVOT metrics ON name USING first(value)) ORDER BY step DESC LIMIT 1"
+    assert run(shell, f"%%dshistory sql\n{query}")[0]["step"] == 21
+    for head in ("sql last <<", "sql last<<"):
+        shell.user_ns.pop("last", None)
+        assert run(shell, f"%%dshistory {head}\n{query}") is None
+        assert isinstance(shell.user_ns["last"], Table)
+    (row,) = run(
+        shell, "%%dshistory sql --params step=10\nSELECT value FROM metrics WHERE step = $step AND name = 'loss'"
+    )
+    assert row["value"] == 2.0
+
+
+def test_mistakes_are_one_line_and_fail_the_cell(
+    shell: InteractiveShell, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(shell, f"%dshistory open {root}")
+    for cell, message in [
+        ("%dshistory show 11", "the nearest are 10 and 20"),
+        ("%dshistory lgo", "log"),
+        ("%dshistory diff", "a missing"),
+        ("%dshistory diff 'open", "quot"),
+        ("%%dshistory log\n", "%%dshistory sql"),
+        ("%%dshistory sql 1x <<\nSELECT 1", "1x"),
+        ("%%dshistory sql <<\nSELECT 1", "no name"),
+        ("%dshistory sql 'SELEC 1'", "SELEC"),
+        ("%dshistory log --json", "--json"),
+    ]:
+        capsys.readouterr()
+        result = shell.run_cell(cell)
+        shown = "".join(capsys.readouterr())
+        assert not result.success, cell
+        assert message in shown, (cell, shown)
+        assert "Traceback" not in shown
+
+
+def test_without_a_history_it_says_where_it_looked(shell: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:
+    assert not shell.run_cell("%dshistory log").success
+    assert "no history was opened, and there is none at" in "".join(capsys.readouterr())
+
+
+def test_help(shell: InteractiveShell) -> None:
+    assert "restore" in repr(run(shell, "%dshistory"))
+    assert "%dshistory diff 1200 1250" in repr(run(shell, "%dshistory diff --help"))
+    assert "--json" not in repr(run(shell, "%dshistory diff --help"))
+
+
+def _completions(shell: InteractiveShell, line: str) -> list[str]:
+    return shell.complete(None, line, len(line))[1]
+
+
+def test_completion(shell: InteractiveShell, root: Path) -> None:
+    assert {"%dshistory log"} >= {"%dshistory " + c for c in _completions(shell, "%dshistory lo")} != set()
+    assert _completions(shell, "%dshistory diff ") == []
+    run(shell, f"%dshistory open {root}")
+    assert _completions(shell, "%dshistory ver") == ["verify"]
+    assert set(_completions(shell, "%dshistory show ")) == {"0", "10", "20", "good", "latest", "best"}
+    assert _completions(shell, "%dshistory diff 0 2") == ["20"]
+    assert _completions(shell, "%dshistory diff 0 20 3") == []
+    assert _completions(shell, "%dshistory tensor layers.0.mlp.w") == ["layers.0.mlp.weight"]
+    assert _completions(shell, "%dshistory tensor head.weight 1") == ["10"]
+    assert _completions(shell, "%dshistory tensor head.weight --kind exp") == ["exp_avg"]
+    assert _completions(shell, "%dshistory diff 0 --qu") == ["--quiet"]
+    assert _completions(shell, "%dshistory diff --quiet 0 1") == ["10"]
+    assert _completions(shell, "%dshistory log --run run") == ["run-a"]
+    assert _completions(shell, "%%dshistory sq") == ["sql"]

@@ -1,0 +1,56 @@
+"""The figures: what they show, that they stay light, and that names in them are escaped."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from explorer_helpers import Run, tiny_history, whole
+
+from catalog.errors import SetupError
+from dshistory import Explorer
+
+
+@pytest.fixture(scope="module")
+def explorer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Explorer]:
+    for run in tiny_history(tmp_path_factory.mktemp("plot") / "history"):
+        yield Explorer.open(run.root)
+
+
+def test_the_loss_of_every_step_with_checkpoints_marked(explorer: Explorer) -> None:
+    line, marks = explorer.log().plot().data
+    assert list(line.x) == [0, 1, 10, 11, 20, 21]
+    assert list(line.y) == pytest.approx([3.0, 2.9, 2.0, 1.9, 1.0, 0.9])
+    assert list(marks.x) == [0, 10, 20]
+    assert list(marks.y) == [3.0, 2.0, 1.0]
+
+
+def test_the_most_moved_tensors_on_top(explorer: Explorer) -> None:
+    diff = explorer.diff(0, 20, kinds="*")
+    figure = diff.plot(top=3)
+    assert list(figure.layout.yaxis.categoryarray) == [f"{row['name']} ({row['kind']})" for row in diff.top(3)]
+    assert figure.layout.yaxis.autorange == "reversed"
+    shown = dict(pair for bar in figure.data for pair in zip(bar.y, bar.x, strict=True))
+    assert list(shown.values()) == diff.top(3)["relative_update"].to_pylist()
+
+
+def test_figures_are_light(explorer: Explorer) -> None:
+    assert len(json.dumps(explorer.log().plot().to_plotly_json(), default=list)) < 20_000
+
+
+def test_names_are_escaped(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    for step in (1, 2):
+        run.checkpoint(step, whole({"<b>w</b>": torch.full((2,), float(step))}))
+    run.close()
+    (bar,) = Explorer.open(tmp_path).diff(1, 2).plot().data
+    assert list(bar.y) == ["&lt;b&gt;w&lt;/b&gt;"]
+
+
+def test_without_plotly_the_extra_is_named(explorer: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)
+    with pytest.raises(SetupError, match=r"\[notebook\]"):
+        explorer.log().plot()
