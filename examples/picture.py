@@ -1,6 +1,6 @@
 """The README's picture: the cells of an executed notebook that are tagged "picture", drawn by a headless Chromium.
 
-    python examples/picture.py demo-output/quickstart.ipynb docs/images/quickstart.png
+`make picture` calls it as: python examples/picture.py demo-output/quickstart.ipynb docs/images/quickstart.png
 """
 
 import shutil
