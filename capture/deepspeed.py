@@ -28,9 +28,11 @@ _KNOWN_WRAPPERS = (
 
 
 class DeepSpeedLoop:
-    """The Loop of a DeepSpeed engine with ZeRO 0, 1, 2 or 3; a step is an optimizer step, applied or skipped on overflow.
+    """The Loop of a DeepSpeed engine with ZeRO 0, 1, 2 or 3; a step is an optimizer step, applied or skipped on
+    overflow.
 
-    UnsupportedError, by name, for configurations whose state changes between updates or lies where no tensor refers to it.
+    UnsupportedError, by name, for configurations whose state changes between updates or lies where no tensor refers to
+    it.
     """
 
     def __init__(self, engine: Any) -> None:

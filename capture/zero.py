@@ -1,7 +1,9 @@
-"""The State Provider of a DeepSpeed optimizer: weights, master weights and optimizer state as fragments of logical tensors.
+"""The State Provider of a DeepSpeed optimizer: weights, master weights and optimizer state as fragments of logical
+tensors.
 
-Duck-typed, imports no deepspeed. What it lists are views into the engine's own flat tensors, so a plan can coalesce a whole partition into
-one memory run. Values that every element of a flat shares (Adam's `step`) are stored once per param group in the object `optimizer`.
+Duck-typed, imports no deepspeed. What it lists are views into the engine's own flat tensors, so a plan can coalesce a
+whole partition into one memory run. Values that every element of a flat shares (Adam's `step`) are stored once per
+param group in the object `optimizer`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +13,15 @@ import torch
 
 from capture.dtypes import torch_dtype
 from capture.items import Available, TensorItem
-from capture.zero_groups import class_name, is_flat, match_groups, read_groups, set_shared, write_groups
+from capture.zero_groups import (
+    class_name,
+    is_flat,
+    match_groups,
+    read_groups,
+    replay_bias_correction,
+    set_shared,
+    write_groups,
+)
 from capture.zero_layout import Flat, flats_of, group_parameters, local_partition
 from catalog.errors import MismatchError, RestoreError, SetupError, UnsupportedError
 from catalog.records import Placement
@@ -20,11 +30,13 @@ __all__ = ["ZeroState"]
 
 
 class ZeroState:
-    """Parameters, master weights and optimizer state of `optimizer`, a DeepSpeed optimizer over the parameters of `module`.
+    """Parameters, master weights and optimizer state of `optimizer`, a DeepSpeed optimizer over the parameters of
+    `module`.
 
-    A restore writes the weights as they were stored; where the checkpoint has them in another precision they are derived from the restored
-    master weights instead, as the optimizer itself does after an update. Optimizer state that this process does not have yet is created,
-    state that the checkpoint does not have yet (it was taken before the first update) is dropped.
+    A restore writes the weights as they were stored; where the checkpoint has them in another precision they are
+    derived from the restored master weights instead, as the optimizer itself does after an update. Optimizer state that
+    this process does not have yet is created, state that the checkpoint does not have yet (it was taken before the
+    first update) is dropped.
     """
 
     def __init__(self, optimizer: Any, module: torch.nn.Module) -> None:
@@ -67,6 +79,7 @@ class ZeroState:
             write_groups(self._inner, saved)
             for flat in self._flats():
                 self._install_state(flat, saved)
+            replay_bias_correction(self._inner, self._flats())
             self._link_state()
         if self._derived(available):
             self._derive_weights()
@@ -143,7 +156,8 @@ class ZeroState:
             )
         if kinds and not held:
             dtypes = {kind: dtype for (kind, _), (_, dtype) in available.tensors.items()}
-            # Not in the optimizer's own state before its bytes are there: a restore that is refused must leave it able to train.
+            # Not in the optimizer's own state before its bytes are there: a restore that is refused must leave it able
+            # to train.
             self._created[flat.tensor] = {
                 kind: torch.zeros_like(flat.tensor, dtype=torch_dtype(dtypes[kind]), requires_grad=False)
                 for kind in saved["kinds"]

@@ -1,4 +1,6 @@
-"""The State Provider of a DeepSpeed engine's own small state: counters, the loss scaler, and the gradients that a restore discards."""
+"""The State Provider of a DeepSpeed engine's own small state: counters, the loss scaler, and the gradients that a
+restore discards.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,11 +12,13 @@ from catalog.records import Placement
 __all__ = ["EngineState", "discard_gradients", "loss_scale"]
 
 _COUNTERS = ("global_steps", "global_samples", "micro_steps", "skipped_steps")
-_SCALARS = (bool, int, float, type(None))
+_SCALER_STATE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
 
 class EngineState:
-    """Counters and loss scaler of `engine`; a restore also discards partial gradients, so that training goes on from a clean boundary."""
+    """Counters and loss scaler of `engine`; a restore also discards partial gradients, so that training goes on from a
+    clean boundary.
+    """
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
@@ -60,7 +64,8 @@ def discard_gradients(engine: Any) -> None:
         optimizer.zero_grad()
     if hasattr(optimizer, "averaged_gradients"):
         if hasattr(optimizer, "all_grad_tensors"):
-            # Stage 1 and 2: keyed by group for ever; -1 makes the next backward overwrite the accumulation buffers, not add to them.
+            # Stage 1 and 2: keyed by group for ever; -1 makes the next backward overwrite the accumulation buffers, not
+            # add to them.
             optimizer.averaged_gradients.update(dict.fromkeys(optimizer.averaged_gradients))
             optimizer.all_grad_tensors.update(dict.fromkeys(optimizer.all_grad_tensors))
             optimizer.micro_step_id = -1
@@ -81,19 +86,24 @@ def _scaler_of(engine: Any) -> Any:
     return getattr(engine.optimizer, "loss_scaler", None) or getattr(engine.optimizer, "loss_scale_config", None)
 
 
+def _is_dynamic(scaler: Any) -> bool:
+    return bool(getattr(scaler, "dynamic", False) or getattr(scaler, "dynamic_loss_scale", False))
+
+
 def _read_scaler(engine: Any) -> dict[str, Any]:
     grad_scaler, scaler = _grad_scaler(engine), _scaler_of(engine)
-    state = (
-        {key: value for key, value in vars(scaler).items() if isinstance(value, _SCALARS)} if scaler is not None else {}
-    )
-    return {"scaler": state, "grad_scaler": grad_scaler.state_dict() if grad_scaler is not None else None}
+    return {
+        "dynamic": _is_dynamic(scaler),
+        "scaler": {key: getattr(scaler, key) for key in _SCALER_STATE if hasattr(scaler, key)},
+        "grad_scaler": None if grad_scaler is None else grad_scaler.state_dict(),
+    }
 
 
 def _write_scaler(engine: Any, saved: Mapping[str, Any]) -> None:
     scaler, grad_scaler = _scaler_of(engine), _grad_scaler(engine)
-    if scaler is not None:
-        for key, value in saved["scaler"].items():
-            if isinstance(getattr(scaler, key, ()), _SCALARS):
-                setattr(scaler, key, value)
+    if _is_dynamic(scaler) == saved["dynamic"]:
+        # What else the scaler holds is this engine's configuration, and stays.
+        for key in saved["scaler"].keys() & vars(scaler).keys() if scaler is not None else ():
+            setattr(scaler, key, saved["scaler"][key])
     if grad_scaler is not None and saved["grad_scaler"] is not None:
         grad_scaler.load_state_dict(saved["grad_scaler"])

@@ -1,7 +1,9 @@
-"""Param groups of a DeepSpeed optimizer as data: hyperparameters, logical parameter names, and the values that a whole group shares.
+"""Param groups of a DeepSpeed optimizer as data: hyperparameters, logical parameter names, and the values that a whole
+group shares.
 
-The object `optimizer`: `class`; `groups`, each the hyperparameters and `params`, the logical names; `kinds`, the optimizer state that is
-stored as tensors; `state`, for each key that a group shares (`step`) one value per group, None where a group has none yet.
+The object `optimizer`: `class`; `groups`, each the hyperparameters and `params`, the logical names; `kinds`, the
+optimizer state that is stored as tensors; `state`, for each key that a group shares (`step`) one value per group, None
+where a group has none yet.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +14,15 @@ import torch
 from capture.zero_layout import Flat
 from catalog.errors import MismatchError
 
-__all__ = ["class_name", "match_groups", "read_groups", "set_shared", "shared_values", "write_groups"]
+__all__ = [
+    "class_name",
+    "match_groups",
+    "read_groups",
+    "replay_bias_correction",
+    "set_shared",
+    "shared_values",
+    "write_groups",
+]
 
 _SHOWN = 3
 
@@ -57,7 +67,9 @@ def shared_values(inner: Any, flat: Flat | None) -> dict[str, Any]:
 
 
 def match_groups(group_names: Sequence[Sequence[str]], saved: Mapping[str, Any], *, frozen: frozenset[str]) -> None:
-    """MismatchError unless the checkpoint has the same groups of the same parameters; parameters frozen here may be missing here."""
+    """MismatchError unless the checkpoint has the same groups of the same parameters; parameters frozen here may be
+    missing here.
+    """
     groups = saved["groups"]
     if len(groups) != len(group_names):
         raise MismatchError(
@@ -100,6 +112,23 @@ def set_shared(inner: Any, flat: Flat, key: str, value: Any) -> None:
     else:
         number = value.item() if isinstance(value, torch.Tensor) else value
         state[key] = int(number) if key == "step" else number
+
+
+def replay_bias_correction(inner: Any, flats: Sequence[Flat]) -> None:
+    """Bring the counter hidden in DeepSpeedCPUAdam's extension to the number of updates in its state.
+
+    The extension keeps beta^step as a product of floats, one factor an update, and where it finds another step than it
+    expects it takes the power instead, which differs in the last bit. No bytes of the state hold that product, so it is
+    made again: by the same updates, of nothing. About half a second per million steps.
+    """
+    if not hasattr(inner, "ds_opt_adam"):
+        return
+    nothing = torch.zeros(0)
+    updates = max(int(inner.state.get(flat.tensor, {}).get("step", 0)) for flat in flats)
+    for step in range(1, updates + 1):
+        for group in inner.param_groups:
+            rates = (group["lr"], *group["betas"], group["eps"], group["weight_decay"], group["bias_correction"])
+            inner.ds_opt_adam.adam_update(inner.opt_id, step, *rates, nothing, nothing, nothing, nothing)
 
 
 def _shown(names: Sequence[str]) -> str:

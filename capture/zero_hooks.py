@@ -1,4 +1,6 @@
-"""Hooks into one DeepSpeed engine: instance-level, duck-typed, undone completely, and transparent when others wrap the same methods."""
+"""Hooks into one DeepSpeed engine: instance-level, duck-typed, undone completely, and transparent when others wrap the
+same methods.
+"""
 
 import functools
 import time
@@ -18,7 +20,8 @@ _MISSING = object()
 def wrap(owner: Any, name: str, around: Callable[..., Any]) -> Callable[[], None]:
     """Make `owner.name(...)` call `around(inner, ...)`, on this instance only; returns what undoes it.
 
-    If somebody has wrapped the method again since, ours stays in the middle of theirs and only passes calls through from then on.
+    If somebody has wrapped the method again since, ours stays in the middle of theirs and only passes calls through
+    from then on.
     """
     previous = vars(owner).get(name, _MISSING)
     inner = getattr(owner, name)

@@ -1,8 +1,9 @@
 """Which fragment of which logical tensor lies where in the flat tensors of a DeepSpeed optimizer.
 
-Address arithmetic only: duck-typed, imports no deepspeed, moves no bytes. A *flat* is one tensor that the inner optimizer updates and
-keys its state by: a ZeRO partition, a flattened group, or a single fp32 copy of a parameter. Padding at the tails of flats belongs to no
-logical tensor: it is never captured, and a restore leaves it as it is (element-wise optimizers never mix it with real elements).
+Address arithmetic only: duck-typed, imports no deepspeed, moves no bytes. A *flat* is one tensor that the inner
+optimizer updates and keys its state by: a ZeRO partition, a flattened group, or a single fp32 copy of a parameter.
+Padding at the tails of flats belongs to no logical tensor: it is never captured, and a restore leaves it as it is
+(element-wise optimizers never mix it with real elements).
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,7 +21,9 @@ __all__ = ["Flat", "Fragment", "flats_of", "group_parameters", "local_partition"
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """Elements `[offset, offset + numel)` of a flat are `[start, start + numel)` of the flattened logical tensor `name`."""
+    """Elements `[offset, offset + numel)` of a flat are `[start, start + numel)` of the flattened logical tensor
+    `name`.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -33,8 +36,8 @@ class Fragment:
 class Flat:
     """One tensor of the inner optimizer: the key of its state, and itself the master weights unless `is_model`.
 
-    `is_model`: its memory is the model's own weights (fp32 under ZeRO-3), so there is no separate master. `group` indexes the inner
-    optimizer's `param_groups`.
+    `is_model`: its memory is the model's own weights (fp32 under ZeRO-3), so there is no separate master. `group`
+    indexes the inner optimizer's `param_groups`.
     """
 
     tensor: torch.Tensor
@@ -86,7 +89,9 @@ def group_parameters(optimizer: Any) -> list[list[Any]]:
 
 
 def local_partition(optimizer: Any, parameter: Any) -> tuple[int, torch.Tensor]:
-    """This rank's part of a ZeRO-3 parameter, without padding: its start in the flattened logical tensor, and a view of `ds_tensor`."""
+    """This rank's part of a ZeRO-3 parameter, without padding: its start in the flattened logical tensor, and a view of
+    `ds_tensor`.
+    """
     size = int(parameter.ds_tensor.ds_numel)
     start = min(size * int(optimizer._get_param_partition_rank(parameter)), int(parameter.ds_numel))
     numel = min(size, int(parameter.ds_numel) - start)

@@ -1,0 +1,33 @@
+"""Which kind of loop a target is. DeepSpeed is only looked at when the training itself has imported it."""
+
+import sys
+from typing import Any
+
+import torch
+
+from capture.loop import Loop
+from capture.torch_loop import TorchLoop
+from catalog.errors import SetupError
+
+__all__ = ["loop_for"]
+
+
+def loop_for(
+    target: Any, *, optimizer: torch.optim.Optimizer | None = None, scheduler: Any = None, scaler: Any = None
+) -> Loop:
+    """The Loop of a DeepSpeed engine, or of a torch module with its optimizer, scheduler and gradient scaler.
+    SetupError
+    for anything else.
+    """
+    deepspeed = sys.modules.get("deepspeed")
+    if deepspeed is not None and isinstance(target, deepspeed.DeepSpeedEngine):
+        if optimizer is not None or scheduler is not None or scaler is not None:
+            raise SetupError(
+                "a DeepSpeed engine has its own optimizer, scheduler and scaler: leave out optimizer=, scheduler= and scaler="
+            )
+        from capture.deepspeed import DeepSpeedLoop
+
+        return DeepSpeedLoop(target)
+    if isinstance(target, torch.nn.Module):
+        return TorchLoop(target, optimizer=optimizer, scheduler=scheduler, scaler=scaler)
+    raise SetupError(f"expected a DeepSpeed engine or a torch.nn.Module, got {type(target).__qualname__}")

@@ -1,0 +1,260 @@
+"""From live references to the layout of one rank's data file: which bytes come from where and go to which offset.
+
+The eager region comes first, then small pieces, then every large *memory run* (neighbouring fragments, such as a flat
+ZeRO partition) at an offset congruent to its address, so that the device can take it without a copy. A plan is valid
+while no address moves; it is pure arithmetic.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+
+import native
+from capture.dtypes import dtype_name
+from capture.items import TensorItem
+from catalog.errors import UnsupportedError
+from catalog.header import Entry, header_bytes_needed
+
+__all__ = ["Part", "Plan", "entry_key", "make_plan"]
+
+MIN_RUN_BYTES = 1 << 20
+"""Shorter runs are packed and copied: a request of its own costs more than a copy."""
+
+_HEADER_SLACK_BYTES = 1024
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """What this rank writes of one item: `[start, start + numel)` of the logical tensor, from `address`."""
+
+    item: TensorItem
+    start: int
+    numel: int
+    address: int
+    itemsize: int
+    dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        return self.numel * self.itemsize
+
+    @property
+    def key(self) -> str:
+        return entry_key(self.item.kind, self.item.name, self.item.shape, self.start, self.numel)
+
+
+def entry_key(kind: str, name: str, shape: Sequence[int], start: int, numel: int) -> str:
+    """The safetensors key of a fragment: `kind/name`, with its range unless it is the whole tensor."""
+    whole = start == 0 and numel == prod(shape)
+    return f"{kind}/{name}" if whole else f"{kind}/{name}[{start}:{start + numel}]"
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """One rank's layout. `parts[i]` lies at absolute `offsets[i]`; `pads` are the gaps as (offset, nbytes); all between
+    data_start and data_end.
+
+    `mirrors` are pairs (host copy, source) for tensors that are not dense host memory: to be copied anew at every
+    snapshot.
+    """
+
+    parts: tuple[Part, ...]
+    offsets: tuple[int, ...]
+    pads: tuple[tuple[int, int], ...]
+    data_start: int
+    data_end: int
+    align: int
+    mirrors: tuple[tuple[torch.Tensor, torch.Tensor], ...]
+    signature: tuple[Any, ...]
+    entries: tuple[Entry, ...] = field(repr=False, default=())
+
+    @cached_property
+    def write(self) -> native.WritePlan:
+        """The same for the native writer."""
+        return native.WritePlan(
+            offsets=np.array(self.offsets, dtype=np.uint64),
+            addresses=np.array([part.address for part in self.parts], dtype=np.uint64),
+            nbytes=np.array([part.nbytes for part in self.parts], dtype=np.uint64),
+            eager=np.array([part.item.when == "eager" for part in self.parts], dtype=np.uint8),
+            data_start=self.data_start,
+            data_end=self.data_end,
+            align=self.align,
+        )
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of state, without padding."""
+        return sum(part.nbytes for part in self.parts)
+
+
+def signature_of(items: Iterable[TensorItem]) -> tuple[Any, ...]:
+    """What must be unchanged for a plan to stay valid."""
+    return tuple(
+        (item.kind, item.name, item.tensor.data_ptr(), item.tensor.numel(), item.start, item.tensor.dtype, item.when)
+        for item in items
+    )
+
+
+def make_plan(items: Sequence[TensorItem], *, rank: int, world_size: int, align: int, reserve: Sequence[Entry]) -> Plan:
+    """The layout of this rank's share of `items`. `reserve` are entries (of the objects) that the header must have room
+    for too.
+    """
+    _check_unique(items)
+    signature = signature_of(items)
+    mirrors: list[tuple[torch.Tensor, torch.Tensor]] = []
+    parts = [part for part in _shares(items, rank, world_size, mirrors) if part is not None]
+    placer = _Placer(align)
+    placer.place(parts)
+    data_bytes = _round_up(placer.at, align)
+    placer.pad_to(data_bytes)
+    entries = _entries(placer)
+    metadata = {"format": "dshistory-1", "run": "-" * 128, "step": "-" * 20, "rank": "-" * 5}
+    needed = header_bytes_needed([*entries, *reserve], metadata=metadata)
+    data_start = _round_up(needed + needed // 64 + _HEADER_SLACK_BYTES, align)
+    return Plan(
+        parts=tuple(part for part, _ in placer.placed),
+        offsets=tuple(offset + data_start for _, offset in placer.placed),
+        pads=tuple((offset + data_start, nbytes) for offset, nbytes in placer.pads),
+        data_start=data_start,
+        data_end=data_start + data_bytes,
+        align=align,
+        mirrors=tuple(mirrors),
+        signature=signature,
+        entries=entries,
+    )
+
+
+class _Placer:
+    """Gives out offsets, relative to the start of the data, in growing order."""
+
+    def __init__(self, align: int) -> None:
+        self.at = 0
+        self.placed: list[tuple[Part, int]] = []
+        self.pads: list[tuple[int, int]] = []
+        self._align = align
+
+    def place(self, parts: Sequence[Part]) -> None:
+        eager = [part for part in parts if part.item.when == "eager"]
+        lazy = [part for part in parts if part.item.when == "lazy"]
+        runs = _runs(lazy)
+        small = [part for run in runs if _run_bytes(run) < MIN_RUN_BYTES for part in run]
+        # By falling item size every part is aligned to its own without a pad; what has no bytes goes anywhere.
+        for part in [*sorted(eager, key=_by_itemsize), *sorted(small, key=_by_itemsize)]:
+            self._align_to(part.itemsize if part.nbytes else 1)
+            self._put(part)
+        for run in runs:
+            if _run_bytes(run) >= MIN_RUN_BYTES:
+                self.pad_to(self.at + (run[0].address - self.at) % self._align)
+                for part in run:
+                    self._put(part)
+
+    def pad_to(self, offset: int) -> None:
+        if offset > self.at:
+            self.pads.append((self.at, offset - self.at))
+            self.at = offset
+
+    def _align_to(self, size: int) -> None:
+        self.pad_to(_round_up(self.at, size))
+
+    def _put(self, part: Part) -> None:
+        self.placed.append((part, self.at))
+        self.at += part.nbytes
+
+
+def _by_itemsize(part: Part) -> int:
+    return -part.itemsize
+
+
+def _runs(parts: Sequence[Part]) -> list[list[Part]]:
+    """Neighbours in memory together, by address."""
+    runs: list[list[Part]] = []
+    end = -1
+    for part in sorted(parts, key=lambda part: (part.address, part.nbytes)):
+        if part.address == end and runs:
+            runs[-1].append(part)
+        else:
+            runs.append([part])
+        end = part.address + part.nbytes
+    return runs
+
+
+def _run_bytes(run: Sequence[Part]) -> int:
+    return sum(part.nbytes for part in run)
+
+
+def _entries(placer: _Placer) -> tuple[Entry, ...]:
+    entries = []
+    for part, offset in placer.placed:
+        whole = part.start == 0 and part.numel == prod(part.item.shape)
+        shape = part.item.shape if whole else (part.numel,)
+        entries.append(Entry(part.key, part.dtype, tuple(shape), offset, offset + part.nbytes))
+    for i, (offset, nbytes) in enumerate(placer.pads):
+        entries.append(Entry(f"__pad__.{i}", "U8", (nbytes,), offset, offset + nbytes))
+    return tuple(sorted(entries, key=lambda entry: (entry.begin, entry.end)))
+
+
+def _shares(
+    items: Sequence[TensorItem], rank: int, world_size: int, mirrors: list[tuple[torch.Tensor, torch.Tensor]]
+) -> Iterable[Part | None]:
+    """This rank's part of every item. Replicated items are one long row of bytes, cut into equal shares."""
+    total = sum(_tensor_bytes(item) for item in items if item.placement == "replicated")
+    lower, upper = total * rank // world_size, total * (rank + 1) // world_size
+    at = 0
+    for item in items:
+        numel, itemsize = item.tensor.numel(), item.tensor.element_size()
+        begin, end = 0, numel
+        if item.placement == "replicated":
+            # Rounded in the same direction on both sides of a cut, so that the shares meet.
+            begin = min(numel, max(0, _ceil_div(lower - at, itemsize)))
+            end = min(numel, max(0, _ceil_div(upper - at, itemsize)))
+            at += numel * itemsize
+            if begin >= end and not (numel == 0 and rank == 0):
+                continue
+        source = _dense(item, mirrors)
+        yield Part(
+            item,
+            item.start + begin,
+            end - begin,
+            source.data_ptr() + begin * itemsize,
+            itemsize,
+            dtype_name(item.tensor.dtype, what=f"{item.kind} {item.name!r}"),
+        )
+
+
+def _dense(item: TensorItem, mirrors: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+    tensor = item.tensor
+    if tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
+        raise UnsupportedError(f"{item.kind} {item.name!r} is no plain dense tensor: it can't be captured")
+    if tensor.device.type == "cpu" and tensor.is_contiguous():
+        return tensor
+    mirror = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type == "cuda")
+    mirrors.append((mirror, tensor))
+    return mirror
+
+
+def _check_unique(items: Sequence[TensorItem]) -> None:
+    seen: set[tuple[str, str, int]] = set()
+    for item in items:
+        key = (item.kind, item.name, item.start)
+        if key in seen:
+            raise UnsupportedError(
+                f"two State Providers offer {item.kind} {item.name!r}: give one of them another name"
+            )
+        seen.add(key)
+
+
+def _tensor_bytes(item: TensorItem) -> int:
+    return item.tensor.numel() * item.tensor.element_size()
+
+
+def _round_up(value: int, align: int) -> int:
+    return -(-value // align) * align
+
+
+def _ceil_div(value: int, divisor: int) -> int:
+    return -(-value // divisor)

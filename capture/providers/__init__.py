@@ -1,0 +1,10 @@
+"""The State Providers that every kind of loop can use."""
+
+from capture.providers.buffers import Buffers
+from capture.providers.counters import Counters
+from capture.providers.optimizer import TorchOptimizer
+from capture.providers.parameters import ModuleParameters
+from capture.providers.rng import RandomState
+from capture.providers.stateful import DataloaderPosition, Stateful
+
+__all__ = ["Buffers", "Counters", "DataloaderPosition", "ModuleParameters", "RandomState", "Stateful", "TorchOptimizer"]

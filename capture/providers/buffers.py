@@ -1,0 +1,53 @@
+"""The buffers of a module: they change during forward, so they are taken at once, and each rank keeps its own."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from capture.items import Available, TensorItem
+from capture.providers.parameters import first_names, unwrapped
+from catalog.records import Placement
+
+__all__ = ["Buffers"]
+
+_OBJECT = "buffers"
+
+
+class Buffers:
+    """Every buffer once, persistent or not: a cache that forward reads decides the next loss as much as a weight does.
+
+    The object `buffers` lists the non-persistent ones. A restore asks for every persistent buffer; of the others it
+    puts back those that the module has in the same shape, since a module may make them only when it first needs them.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = unwrapped(module)
+        self._restoring: Available | None = None
+
+    def tensors(self) -> Sequence[TensorItem]:
+        restoring, transient = self._restoring, self._non_persistent()
+        items = []
+        for name, buffer, aliases in first_names(self._module.named_buffers):
+            shape = tuple(buffer.shape)
+            if restoring and name in transient and restoring.tensors.get(("buffer", name), ((-1,), ""))[0] != shape:
+                continue
+            items.append(TensorItem(name, "buffer", shape, buffer.detach(), 0, "rank_local", "eager", aliases))
+        return items
+
+    def objects(self) -> Mapping[str, tuple[Any, Placement]]:
+        transient = self._non_persistent()
+        return {_OBJECT: ({"non_persistent": sorted(transient)}, "replicated")} if transient else {}
+
+    def prepare(self, available: Available) -> None:
+        self._restoring = available
+
+    def finish(self, available: Available) -> None:
+        self._restoring = None
+
+    def _non_persistent(self) -> set[str]:
+        return {
+            f"{prefix}.{name}" if prefix else name
+            for prefix, module in self._module.named_modules()
+            for name in module._non_persistent_buffers_set
+        }

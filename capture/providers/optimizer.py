@@ -1,0 +1,173 @@
+"""A plain torch optimizer's state, addressed by the logical names of the parameters it belongs to.
+
+The object `optimizer`: `class`; `groups`, each the hyperparameters and `params`, the logical names; `kinds`, the state
+kept as tensors shaped like their parameter; `other_kinds`, tensors of another shape, such as a 0-dim `step`; `values`,
+by name, the state that is no tensor.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from capture.dtypes import torch_dtype
+from capture.items import Available, TensorItem
+from capture.providers.parameters import first_names, unwrapped
+from catalog.errors import MismatchError, UnsupportedError
+from catalog.records import Placement
+
+__all__ = ["TorchOptimizer"]
+
+_TAKEN = frozenset({"model", "buffer", "master", "object", "object_tensor", "header", "pad"})
+
+
+class TorchOptimizer:
+    """State tensors as live references (0-dim ones taken at once), hyperparameters and the rest as data.
+
+    A restore creates the state that this optimizer does not have yet and drops what the checkpoint does not have, but
+    only once the bytes are there: one that is refused leaves the optimizer as it was.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, module: torch.nn.Module) -> None:
+        self._optimizer = optimizer
+        self._module = unwrapped(module)
+        self._restored: dict[torch.Tensor, dict[str, torch.Tensor]] | None = None
+
+    def tensors(self) -> Sequence[TensorItem]:
+        return [
+            TensorItem(
+                name, _kind(key, name), tuple(value.shape), value.detach(), when="lazy" if value.dim() else "eager"
+            )
+            for name, parameter in self._named()
+            for key, value in self._state(parameter).items()
+            if isinstance(value, torch.Tensor)
+        ]
+
+    def objects(self) -> Mapping[str, tuple[Any, Placement]]:
+        names = self._names()
+        kinds: set[str] = set()
+        other_kinds: set[str] = set()
+        values: dict[str, dict[str, Any]] = {}
+        for name, parameter in self._named():
+            for key, value in self._optimizer.state.get(parameter, {}).items():
+                if isinstance(value, torch.Tensor):
+                    (kinds if value.shape == parameter.shape else other_kinds).add(key)
+                else:
+                    values.setdefault(name, {})[key] = value
+        groups = [
+            {
+                **{key: value for key, value in group.items() if key != "params"},
+                "params": [names[p] for p in group["params"]],
+            }
+            for group in self._optimizer.param_groups
+        ]
+        content = {
+            "class": f"{type(self._optimizer).__module__}.{type(self._optimizer).__qualname__}",
+            "groups": groups,
+            "kinds": sorted(kinds),
+            "other_kinds": sorted(other_kinds - kinds),
+            "values": values,
+            "state": {},
+        }
+        return {"optimizer": (content, "replicated")}
+
+    def prepare(self, available: Available) -> None:
+        self._restored = None
+        saved = available.objects.get("optimizer")
+        if saved is None:
+            return
+        self._match_groups(saved["groups"])
+        kinds = [*saved["kinds"], *saved.get("other_kinds", ())]
+        restored: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
+        for index, group in enumerate(self._optimizer.param_groups):
+            for name, parameter in zip(saved["groups"][index]["params"], group["params"], strict=True):
+                target = restored[parameter] = {}
+                for kind in kinds:
+                    if (kind, name) in available.tensors:
+                        target[kind] = self._target(parameter, kind, group, *available.tensors[kind, name])
+                for key, shared in saved["state"].items():
+                    if target and shared[index] is not None:
+                        target[key] = _place(torch.as_tensor(shared[index]).clone(), key, group, parameter)
+        self._restored = restored
+
+    def finish(self, available: Available) -> None:
+        saved = available.objects.get("optimizer")
+        if saved is None or self._restored is None:
+            return
+        for group, stored in zip(self._optimizer.param_groups, saved["groups"], strict=True):
+            for key, value in stored.items():
+                if key == "params":
+                    continue
+                if isinstance(group.get(key), torch.Tensor):
+                    group[key].copy_(torch.as_tensor(value))
+                else:
+                    group[key] = value
+        for name, parameter in self._named():
+            state = {**self._restored.get(parameter, {}), **saved.get("values", {}).get(name, {})}
+            self._optimizer.state.pop(parameter, None)
+            if state:
+                self._optimizer.state[parameter].update(state)
+        self._restored = None
+
+    def _state(self, parameter: torch.Tensor) -> Mapping[str, Any]:
+        if self._restored is not None:
+            return self._restored.get(parameter, {})
+        state: Mapping[str, Any] = self._optimizer.state.get(parameter, {})
+        return state
+
+    def _target(
+        self, parameter: torch.Tensor, kind: str, group: Mapping[str, Any], shape: tuple[int, ...], dtype: str
+    ) -> torch.Tensor:
+        held = self._optimizer.state.get(parameter, {}).get(kind)
+        if isinstance(held, torch.Tensor) and tuple(held.shape) == shape and held.dtype == torch_dtype(dtype):
+            return held
+        if shape == tuple(parameter.shape) and parameter.dim():
+            return torch.zeros_like(parameter, dtype=torch_dtype(dtype), requires_grad=False)
+        return _place(torch.zeros(shape, dtype=torch_dtype(dtype)), kind, group, parameter)
+
+    def _names(self) -> dict[torch.Tensor, str]:
+        return {parameter: name for name, parameter, _ in first_names(self._module.named_parameters)}
+
+    def _named(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The parameters that the optimizer updates, with their names."""
+        names = self._names()
+        for index, group in enumerate(self._optimizer.param_groups):
+            for parameter in group["params"]:
+                if parameter not in names:
+                    raise UnsupportedError(
+                        f"param group {index} of the optimizer has a parameter of shape {tuple(parameter.shape)} that is not in the module, "
+                        "so it has no name; put it into the module that is captured"
+                    )
+                yield names[parameter], parameter
+
+    def _match_groups(self, saved: Sequence[Mapping[str, Any]]) -> None:
+        names = self._names()
+        mine = [[names[parameter] for parameter in group["params"]] for group in self._optimizer.param_groups]
+        theirs = [list(group["params"]) for group in saved]
+        if mine == theirs:
+            return
+        if len(mine) != len(theirs):
+            raise MismatchError(
+                f"the checkpoint has {len(theirs)} optimizer param groups, this optimizer {len(mine)}; build it with the same groups"
+            )
+        index = next(index for index, pair in enumerate(zip(mine, theirs, strict=True)) if pair[0] != pair[1])
+        only_here = sorted(set(mine[index]) - set(theirs[index]))[:3]
+        only_there = sorted(set(theirs[index]) - set(mine[index]))[:3]
+        raise MismatchError(
+            f"optimizer param group {index}: only in this optimizer {only_here}, only in the checkpoint {only_there}; "
+            "build it with the same parameters in the same order"
+        )
+
+
+def _kind(key: str, name: str) -> str:
+    if key in _TAKEN:
+        raise UnsupportedError(
+            f"optimizer state {key!r} of {name!r} has the name of a reserved kind; rename it in the optimizer"
+        )
+    return key
+
+
+def _place(value: torch.Tensor, key: str, group: Mapping[str, Any], parameter: torch.Tensor) -> torch.Tensor:
+    """Where torch's own optimizers keep a state tensor: `step` on the CPU unless the update runs wholly on the device."""
+    on_device = key != "step" or group.get("capturable") or group.get("fused")
+    return value.to(parameter.device) if on_device else value

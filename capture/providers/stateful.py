@@ -1,0 +1,81 @@
+"""Any object with `state_dict` and `load_state_dict`: schedulers, scalers, data loaders, the user's own."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from capture.items import Available, TensorItem
+from catalog.errors import MismatchError, UnsupportedError
+from catalog.records import Placement
+
+__all__ = ["DataloaderPosition", "Stateful"]
+
+
+class Stateful:
+    """The state of one object under one name, stored as data by value at the step.
+
+    `target` has `state_dict()` and `load_state_dict(state)`, or is a dict, which is then restored in place. `placement`: "replicated" when all ranks
+    hold the same (rank 0 writes it), "rank_local" when each has its own.
+    """
+
+    def __init__(self, name: str, target: Any, *, placement: Placement = "replicated") -> None:
+        if not isinstance(target, dict) and not (hasattr(target, "state_dict") and hasattr(target, "load_state_dict")):
+            raise UnsupportedError(
+                f"{name}: {type(target).__qualname__} has no state_dict and load_state_dict; wrap it in an object that has"
+            )
+        self.name = name
+        self._target = target
+        self._placement: Placement = placement
+
+    def tensors(self) -> Sequence[TensorItem]:
+        return ()
+
+    def objects(self) -> Mapping[str, tuple[Any, Placement]]:
+        state = self._target if isinstance(self._target, dict) else self._target.state_dict()
+        return {self.name: (state, self._placement)}
+
+    def prepare(self, available: Available) -> None:
+        if available.objects and self.name not in available.objects:
+            raise MismatchError(
+                f"the checkpoint has no object {self.name!r}, it has {', '.join(sorted(available.objects))}; leave it out here"
+            )
+
+    def finish(self, available: Available) -> None:
+        if self.name not in available.objects:
+            return
+        state = available.objects[self.name]
+        if isinstance(self._target, dict):
+            self._target.clear()
+            self._target.update(state)
+        else:
+            self._target.load_state_dict(state)
+
+
+class DataloaderPosition(Stateful):
+    """The position of a data loader such as torchdata's StatefulDataLoader; each rank has its own.
+
+    Asking disturbs nothing: a StatefulDataLoader that has not started would make its iterator, and draw a seed for it,
+    when asked for its state; such a one is stored as None.
+    """
+
+    def __init__(self, dataloader: Any) -> None:
+        if not (hasattr(dataloader, "state_dict") and hasattr(dataloader, "load_state_dict")):
+            raise UnsupportedError(
+                f"dataloader: {type(dataloader).__qualname__} can't tell its position (no state_dict); use "
+                "torchdata.stateful_dataloader.StatefulDataLoader, or leave dataloader= out and restore the position yourself"
+            )
+        super().__init__("dataloader", dataloader, placement="rank_local")
+
+    def objects(self) -> Mapping[str, tuple[Any, Placement]]:
+        if getattr(self._target, "_iterator", self) is None:
+            return {self.name: (None, self._placement)}
+        return super().objects()
+
+    def finish(self, available: Available) -> None:
+        if self.name not in available.objects:
+            return
+        state = available.objects[self.name]
+        self._target.load_state_dict({} if state is None else state)
+        if state is not None and hasattr(self._target, "_initial_iter_for_state_dict"):
+            # Makes the iterator now, which draws a seed: a later `iter(dataloader)` takes this one, and the RNG,
+            # restored after us, is not touched again.
+            self._target.state_dict()
