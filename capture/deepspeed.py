@@ -10,6 +10,7 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 
 from capture.items import StateProvider
 from capture.loop import LoopEvents
+from capture.providers import Buffers, ModuleParameters, Stateful, TorchOptimizer
 from capture.zero import ZeroState
 from capture.zero_engine import EngineState
 from capture.zero_groups import class_name
@@ -46,8 +47,16 @@ class DeepSpeedLoop:
         return deepspeed.comm.get_rank(), deepspeed.comm.get_world_size()
 
     def providers(self) -> Sequence[StateProvider]:
-        engine = self._engine
-        return [ZeroState(engine.optimizer, engine.module), EngineState(engine)]
+        engine, optimizer = self._engine, self._engine.optimizer
+        providers: list[StateProvider] = [Buffers(engine.module)]
+        if isinstance(optimizer, torch.optim.Optimizer):
+            providers += [ModuleParameters(engine.module), TorchOptimizer(optimizer, engine.module)]
+        else:
+            providers.append(ZeroState(optimizer, engine.module))
+        if engine.lr_scheduler is not None:
+            providers.append(Stateful("lr_scheduler", engine.lr_scheduler))
+        # Last: it discards the gradients that belong to the state that was there before.
+        return [*providers, EngineState(engine)]
 
     def facts(self) -> Mapping[str, Any]:
         engine = self._engine

@@ -13,6 +13,7 @@ import torch
 
 from capture.dtypes import torch_dtype
 from capture.items import Available, TensorItem
+from capture.providers.parameters import first_names, unwrapped
 from capture.zero_groups import (
     class_name,
     is_flat,
@@ -41,7 +42,7 @@ class ZeroState:
 
     def __init__(self, optimizer: Any, module: torch.nn.Module) -> None:
         self._optimizer = optimizer
-        self._module = module
+        self._module = unwrapped(module)
         self._restoring: Available | None = None
         self._created: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
         self._steps: dict[str, torch.Tensor] = {}
@@ -101,11 +102,7 @@ class ZeroState:
 
     def _named(self) -> Iterator[tuple[str, Any, tuple[str, ...]]]:
         """Every parameter once: its first name, and the further names it is tied to."""
-        names: dict[torch.nn.Parameter, list[str]] = {}
-        for name, parameter in self._module.named_parameters(remove_duplicate=False):
-            names.setdefault(parameter, []).append(name)
-        for parameter, (first, *others) in names.items():
-            yield first, parameter, tuple(others)
+        yield from first_names(self._module.named_parameters)
 
     def _names(self) -> dict[int, str]:
         return {id(parameter): name for name, parameter, _ in self._named()}

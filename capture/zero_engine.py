@@ -45,6 +45,10 @@ class EngineState:
                 setattr(self._engine, name, value)
         if "loss_scaler" in available.objects:
             _write_scaler(self._engine, available.objects["loss_scaler"])
+        scheduler = self._engine.lr_scheduler
+        if hasattr(scheduler, "_last_lr"):
+            # DeepSpeed's schedulers do not store the rates that they set last.
+            scheduler._last_lr = [group["lr"] for group in self._engine.optimizer.param_groups]
 
 
 def loss_scale(engine: Any) -> float | None:

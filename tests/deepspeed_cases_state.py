@@ -7,15 +7,21 @@ from typing import Any
 import pytest
 import torch
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
-from deepspeed_eager import Eager, RandomState, assert_same, put_back, take
+from deepspeed_eager import Eager, assert_same, put_back, take
 from deepspeed_helpers import TinyGPT, batches, make_engine, train
 
 from capture.deepspeed import DeepSpeedLoop
+from capture.providers import RandomState
+from capture.zero import ZeroState
 from catalog.errors import MismatchError, UnsupportedError
 
 
 def providers(engine: Any) -> list[Any]:
-    return [*DeepSpeedLoop(engine).providers(), RandomState(engine)]
+    return [*DeepSpeedLoop(engine).providers(), RandomState()]
+
+
+def zero_state(engine: Any) -> ZeroState:
+    return next(p for p in DeepSpeedLoop(engine).providers() if isinstance(p, ZeroState))
 
 
 def check_resume(**settings: Any) -> None:
@@ -48,6 +54,10 @@ def check_resume(**settings: Any) -> None:
     assert_same(take(state), at_8)
     assert take(state).objects["counters"] == at_8.objects["counters"]
     fresh.destroy()
+
+
+def case_stage_0_fp32(folder: Path) -> None:
+    check_resume(stage=0, dtype="fp32", accumulation=2)
 
 
 def case_stage_0_bf16(folder: Path) -> None:
@@ -142,7 +152,7 @@ def case_round_robin_gradients(folder: Path) -> None:
 def case_kinds_and_aliases(folder: Path) -> None:
     engine = make_engine(stage=2)
     train(engine, 1)
-    items = DeepSpeedLoop(engine).providers()[0].tensors()
+    items = zero_state(engine).tensors()
     assert {item.kind for item in items} == {"model", "master", "exp_avg", "exp_avg_sq"}
     assert [i.aliases for i in items if i.kind == "model" and i.name == "embed.weight"] == [("head.weight",)]
     assert not any(item.name == "head.weight" for item in items)
@@ -157,7 +167,7 @@ def case_a_partition_is_one_memory_run(folder: Path) -> None:
     for stage in (1, 3):
         engine = make_engine(stage=stage, groups=False, model=lambda: TinyGPT(tied=False))
         train(engine, 1)
-        items = [i for i in DeepSpeedLoop(engine).providers()[0].tensors() if i.kind == "exp_avg"]
+        items = [i for i in zero_state(engine).tensors() if i.kind == "exp_avg"]
         if stage == 1 or int(os.environ["WORLD_SIZE"]) == 1:
             ends = [i.tensor.data_ptr() + i.tensor.nbytes for i in items]
             assert [i.tensor.data_ptr() for i in items[1:]] == ends[:-1]
@@ -174,7 +184,7 @@ def case_padding_is_not_state(folder: Path) -> None:
         at_2 = take(state)
         losses = train(engine, 3)
         put_back(state, at_2)
-        poisoned = poison_padding(engine, state[0])
+        poisoned = poison_padding(engine, zero_state(engine))
         assert (
             poisoned
             or int(os.environ["RANK"]) < int(os.environ["WORLD_SIZE"]) - 1
@@ -233,13 +243,13 @@ def case_a_refused_restore_leaves_the_engine_able_to_train(folder: Path) -> None
 
     other = make_engine(stage=2, groups=False)
     with pytest.raises(MismatchError, match="2 optimizer param groups, this engine has 1"):
-        providers(other)[0].prepare(eager.available())
+        zero_state(other).prepare(eager.available())
     other.destroy()
 
     fresh = make_engine(stage=2)
     untouched = take(providers(fresh))
     state = providers(fresh)
-    state[0].prepare(eager.available())
+    zero_state(fresh).prepare(eager.available())
     assert_same(take(providers(fresh)), untouched)
     put_back(state, eager)
     assert train(fresh, 2) == losses
@@ -255,7 +265,7 @@ def case_other_optimizer_state_is_refused(folder: Path) -> None:
     other = make_engine(stage=2, optimizer=sgd, zero_allow_untested_optimizer=True)
     train(other, 1)
     with pytest.raises(MismatchError, match=r"exp_avg.*momentum_buffer"):
-        providers(other)[0].prepare(available)
+        zero_state(other).prepare(available)
     other.destroy()
 
 

@@ -18,7 +18,7 @@ NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", tor
 
 @dataclass(frozen=True)
 class Eager:
-    """Logical tensors, put together over all ranks, and this rank's objects."""
+    """Logical tensors, put together over all ranks (rank-local ones: this rank's), and this rank's objects."""
 
     tensors: dict[tuple[str, str], torch.Tensor]
     objects: dict[str, Any]
@@ -26,6 +26,10 @@ class Eager:
     def available(self) -> Available:
         kinds = {key: (tuple(tensor.shape), NAMES[tensor.dtype]) for key, tensor in self.tensors.items()}
         return Available(kinds, copy.deepcopy(self.objects))
+
+    def without_buffers(self) -> "Eager":
+        """What may not change from one update to the next."""
+        return Eager({key: tensor for key, tensor in self.tensors.items() if key[0] != "buffer"}, self.objects)
 
 
 def take(providers: Sequence[StateProvider]) -> Eager:
@@ -36,7 +40,8 @@ def take(providers: Sequence[StateProvider]) -> Eager:
             flat = item.tensor.detach().clone().reshape(-1)
             mine.append((item.kind, item.name, item.shape, item.start, item.placement, flat))
     everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, mine)
+    dist.all_gather_object(everyone, [part for part in mine if part[4] != "rank_local"])
+    everyone.append([part for part in mine if part[4] == "rank_local"])
     tensors: dict[tuple[str, str], torch.Tensor] = {}
     seen: dict[tuple[str, str], torch.Tensor] = {}
     for kind, name, shape, start, placement, flat in (part for parts in everyone for part in parts):
@@ -83,25 +88,3 @@ def assert_same(one: Eager, other: Eager) -> None:
     for key, tensor in one.tensors.items():
         a, b = tensor.reshape(-1).view(torch.uint8), other.tensors[key].reshape(-1).view(torch.uint8)
         assert torch.equal(a, b), f"{key} differs"
-
-
-class RandomState:
-    """torch's generator and the LR scheduler, for runs of this harness without a session."""
-
-    def __init__(self, engine: Any) -> None:
-        self._scheduler = engine.lr_scheduler
-
-    def tensors(self) -> Sequence[Any]:
-        return ()
-
-    def objects(self) -> dict[str, Any]:
-        return {
-            "rng": (torch.get_rng_state(), "rank_local"),
-            "lr_scheduler": (self._scheduler.state_dict(), "replicated"),
-        }
-
-    def prepare(self, available: Available) -> None: ...
-
-    def finish(self, available: Available) -> None:
-        torch.set_rng_state(available.objects["rng"])
-        self._scheduler.load_state_dict(available.objects["lr_scheduler"])
