@@ -71,18 +71,12 @@ def main() -> None:
     )
     if args.restore is not None:
         capture.restore(args.restore, history=args.history, engine=engine, dataloader=loader)
+    tokens = args.batch * world_size * config.context
     with capture.enable(engine, every=args.every, history=args.history, dataloader=loader) as session:
-        train(
-            engine,
-            loader,
-            device,
-            steps=args.steps,
-            tokens_per_step=args.batch * world_size * config.context,
-            rank=rank,
-        )
-        session.wait()
-        if rank == 0:
-            report(session)
+        started, first = time.perf_counter(), engine.global_steps
+        train(engine, loader, device, steps=args.steps, tokens_per_step=tokens, rank=rank)
+        elapsed = time.perf_counter() - started
+    report(session, steps=engine.global_steps - first, elapsed_s=elapsed, rank=rank)
     torch.distributed.destroy_process_group()
 
 
@@ -102,8 +96,22 @@ def train(
             return
 
 
-def report(session: capture.Session) -> None:
-    print(session.stats, flush=True)
+def report(session: capture.Session, *, steps: int, elapsed_s: float, rank: int) -> None:
+    """What was captured on all ranks, and what it cost the slowest of them."""
+    ranks: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(ranks, session.stats)
+    if rank:
+        return
+    captured, written = ranks[0].snapshots, sum(stats.bytes for stats in ranks)
+    stalled = max(stats.stall_s for stats in ranks)
+    rate = sum(stats.bytes_per_s for stats in ranks)
+    print(
+        f"  captured {captured} checkpoints of run {session.run}: {written / 1e6:,.0f} MB, written at {rate / 1e6:,.0f} MB/s"
+    )
+    print(
+        f"  stall {1000 * stalled / steps:.2f} ms a step, {100 * stalled / elapsed_s:.2f} % of {elapsed_s:.1f} s",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":
