@@ -1,14 +1,14 @@
 """The one tree of errors of the project; every message says what failed, on which object, both values, what to do.
 
-    HistoryError
-      ├─ FormatError       (ValueError)         a file is not what the format says: truncated, hostile, of a newer version
-      │    └─ CorruptError                      the bytes differ from their checksum
-      ├─ NotFoundError     (LookupError)        no such history, run, step, tensor or name
-      ├─ UnsupportedError  (TypeError)          state that can't be captured, refused at `enable`, by name
-      ├─ MismatchError     (ValueError)         two things that must fit do not: names, shapes, ranks, layouts
-      ├─ SnapshotError     (RuntimeError)       a snapshot failed; the training and earlier checkpoints are untouched
-      ├─ RestoreError      (RuntimeError)       a restore stopped after it had begun to overwrite
-      └─ SetupError        (RuntimeError)       the machine or the call can't work as asked: backend, budget, folder, packages
+HistoryError
+  ├─ FormatError       (ValueError)         a file is not what the format says: truncated, hostile, of a newer version
+  │    └─ CorruptError                      the bytes differ from their checksum
+  ├─ NotFoundError     (LookupError)        no such history, run, step, tensor or name
+  ├─ UnsupportedError  (TypeError)          state that can't be captured, refused at `enable`, by name
+  ├─ MismatchError     (ValueError)         two things that must fit do not: names, shapes, ranks, layouts
+  ├─ SnapshotError     (RuntimeError)       a snapshot failed; the training and earlier checkpoints are untouched
+  ├─ RestoreError      (RuntimeError)       a restore stopped after it had begun to overwrite
+  └─ SetupError        (RuntimeError)       the machine or the call can't work as asked: backend, budget, folder, packages
 """
 
 __all__ = [

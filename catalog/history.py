@@ -5,7 +5,6 @@ Manifests and markers are the truth; only `query`, tags and "best" go through th
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,15 +12,14 @@ from typing import Literal
 
 import pyarrow as pa
 
-import native
-from catalog import index, jsonfile
-from catalog.errors import CorruptError, FormatError, NotFoundError
+from catalog.checkpoint import check_data_files, logical_tensors, read_checkpoint
+from catalog.errors import NotFoundError
+from catalog.facts import read_history_json, read_run_facts
 from catalog.layout import HistoryPaths, parse_step_dir
-from catalog.manifest import decode_manifest
+from catalog.locks import run_is_held
 from catalog.marker import read_marker
 from catalog.records import CheckpointRef, Extent, Marker, RunFacts
 from catalog.resolve import resolve
-from catalog.run import read_history_json
 
 __all__ = ["History", "State"]
 
@@ -49,19 +47,7 @@ class History:
 
     def run_facts(self, run: str) -> RunFacts:
         """The facts of one run. NotFoundError names the runs that exist."""
-        path = self.paths.run_json(run)
-        try:
-            content = jsonfile.load(path)
-        except FileNotFoundError as error:
-            names = ", ".join(self._run_names()) or "none"
-            raise NotFoundError(f"no run {run!r} in {self.root}: there are {names}") from error
-        try:
-            facts = RunFacts(**{key: value for key, value in content.items() if key != "format"})
-        except TypeError as error:
-            raise FormatError(f"{path}: a field is missing or unknown: {error}") from error
-        if facts.run != run:
-            raise FormatError(f"{path}: field run: {facts.run!r} in the folder of {run!r}")
-        return facts
+        return read_run_facts(self.paths, run)
 
     def runs(self) -> list[RunFacts]:
         """All runs, oldest first."""
@@ -99,15 +85,19 @@ class History:
         ]
 
     def state(self, run: str, step: int) -> State:
-        """committed: its marker exists; pending: the run's processes live; incomplete: they do not."""
+        """committed: its marker exists; failed: a rank said so, or its files can't be trusted; pending: the run's
+        processes live; incomplete: they do not. NotFoundError when nothing was ever begun there."""
         if self.paths.marker(run, step).exists():
             return "committed"
-        return "pending" if self.held(run) else "incomplete"
+        rows = self.query("SELECT state FROM checkpoints WHERE run = ? AND step = ?", [run, step]).to_pylist()
+        if not rows:
+            raise NotFoundError(f"step {step} of run {run} was never begun in {self.root}")
+        state: State = rows[0]["state"]
+        return state
 
     def held(self, run: str) -> bool:
         """Whether any live process writes this run."""
-        locks = self.paths.locks_dir(run)
-        return locks.is_dir() and any(_is_locked(path) for path in locks.iterdir())
+        return run_is_held(self.paths, run)
 
     def resolve(self, ref: int | str | CheckpointRef) -> CheckpointRef:
         """The committed checkpoint that `ref` names: an int (in the lineage of the current run), "run:step", "latest",
@@ -117,11 +107,7 @@ class History:
 
     def marker(self, ref: CheckpointRef) -> Marker:
         """The commit marker. NotFoundError when the checkpoint is not committed."""
-        try:
-            return read_marker(self.paths, ref.run, ref.step)
-        except FileNotFoundError as error:
-            state = self.state(ref.run, ref.step) if ref.step in self.step_dirs(ref.run) else "not there"
-            raise NotFoundError(f"checkpoint {ref} of {self.root} is {state}, not committed") from error
+        return read_marker(self.paths, ref.run, ref.step)
 
     def extents(
         self, ref: CheckpointRef, *, names: Sequence[str] | None = None, kinds: Sequence[str] | None = None
@@ -131,16 +117,15 @@ class History:
         Every manifest is checked against the marker, paths, sizes and overlaps before anything is returned: FormatError
         or CorruptError names file and field.
         """
-        marker = self.marker(ref)
-        extents: list[Extent] = []
-        for part in marker.parts:
-            extents += self._part(marker, part.manifest, part.manifest_checksum)
-        self._check_files(marker, extents)
+        checkpoint = read_checkpoint(self.paths, ref.run, ref.step)
+        check_data_files(self.paths, checkpoint)
+        logical_tensors(checkpoint, where=str(self.paths.step_dir(ref.run, ref.step)))
         wanted_names = None if names is None else set(names)
         wanted_kinds = None if kinds is None else set(kinds)
         chosen = [
             extent
-            for extent in extents
+            for manifest in checkpoint.manifests
+            for extent in manifest.extents()
             if (wanted_names is None or extent.name in wanted_names)
             and (wanted_kinds is None or extent.kind in wanted_kinds)
         ]
@@ -152,10 +137,14 @@ class History:
 
         Works while any process holds the index file; the query itself can neither write nor reach other files.
         """
+        from catalog import index
+
         return index.query(self.paths, sql, params)
 
     def reindex(self) -> int:
         """Delete the index and build it anew from the manifests; returns the number of checkpoints in it."""
+        from catalog import index
+
         return index.reindex(self.paths)
 
     def _run_names(self) -> list[str]:
@@ -164,62 +153,3 @@ class History:
         except FileNotFoundError:
             return []
         return sorted(name for name in names if (self.paths.runs / name / "run.json").is_file())
-
-    def _part(self, marker: Marker, manifest: str, checksum: str) -> list[Extent]:
-        path = self.root / manifest
-        try:
-            data = path.read_bytes()
-        except FileNotFoundError as error:
-            raise CorruptError(
-                f"{path}: the file is missing, the marker of {marker.run}:{marker.step} names it"
-            ) from error
-        actual = native.checksum(data).hex()
-        if actual != checksum:
-            raise CorruptError(
-                f"{path}: field manifest_checksum: the marker says {checksum}, the file gives {actual}: the file was changed or damaged"
-            )
-        return decode_manifest(data, path=path)[0]
-
-    def _check_files(self, marker: Marker, extents: Sequence[Extent]) -> None:
-        sizes = {part.data: part.data_bytes for part in marker.parts}
-        by_file: dict[str, list[Extent]] = {}
-        for extent in extents:
-            by_file.setdefault(extent.file, []).append(extent)
-        for file, members in by_file.items():
-            size = _file_bytes(self.root, file, marker)
-            if file in sizes and size != sizes[file]:
-                raise CorruptError(
-                    f"{self.root / file}: {size} bytes, the marker says {sizes[file]}: truncated or changed"
-                )
-            at = 0
-            for extent in sorted(members, key=lambda extent: (extent.offset, extent.nbytes)):
-                if extent.offset < at:
-                    raise FormatError(
-                        f"{self.root / file}: field offset: {extent.kind}/{extent.name} overlaps byte {at}"
-                    )
-                at = extent.offset + extent.nbytes
-            if at > size:
-                raise FormatError(
-                    f"{self.root / file}: field nbytes: extents reach byte {at} of a file of {size} bytes"
-                )
-
-
-def _file_bytes(root: Path, file: str, marker: Marker) -> int:
-    path = root / file
-    if not path.resolve().is_relative_to(root):
-        raise FormatError(f"{path}: field file: leads out of the history {root}")
-    try:
-        return path.stat().st_size
-    except FileNotFoundError as error:
-        raise CorruptError(f"{path}: the file is missing, checkpoint {marker.run}:{marker.step} needs it") from error
-
-
-def _is_locked(path: Path) -> bool:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False

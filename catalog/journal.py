@@ -5,8 +5,8 @@ every few seconds and at each commit; a row is durable once its segment is publi
 """
 
 import datetime
-import io
 import json
+import re
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from catalog.errors import CorruptError, FormatError
-from catalog.publish import publish, write_new
+from catalog.errors import FormatError
+from catalog.publish import publish_bytes
+from catalog.sealed import decode_sealed, encode_sealed, read_bounded
 
-__all__ = ["JOURNAL_SCHEMA", "Journal", "read_segment", "segments"]
+__all__ = ["JOURNAL_SCHEMA", "Journal", "is_segment", "read_segment", "segments"]
 
 JOURNAL_SCHEMA = pa.schema(
     [
@@ -33,7 +33,7 @@ JOURNAL_SCHEMA = pa.schema(
     ]
 )
 _VERSION = "1"
-_MAX_SEGMENT_BYTES = 1 << 30
+_SEGMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}-[0-9]{8}\.parquet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +50,14 @@ class _Row:
 class Journal:
     """The writing end, one per rank of a run. Thread-safe; nothing is written before `flush`."""
 
-    def __init__(self, folder: Path, *, writer: str, rank: int) -> None:
+    def __init__(self, folder: Path, *, run: str, writer: str, rank: int) -> None:
         self._folder = folder
+        self._run = run
         self._writer = writer
         self._rank = rank
         self._rows: list[_Row] = []
         self._sequence = 0
+        self._last = datetime.datetime.fromtimestamp(0, datetime.UTC)
         self._lock = threading.Lock()
         self._flushing = threading.Lock()
 
@@ -79,10 +81,7 @@ class Journal:
             if not rows:
                 return
             name = f"{self._writer}-{self._sequence:08d}.parquet"
-            tmp = self._folder / f".{name}.tmp"
-            tmp.unlink(missing_ok=True)
-            write_new(tmp, _encode(rows))
-            publish(tmp, self._folder / name)
+            publish_bytes(_encode(rows, run=self._run), self._folder / name)
             self._sequence += 1
             with self._lock:
                 del self._rows[: len(rows)]
@@ -95,37 +94,32 @@ class Journal:
         value: float | None,
         detail: str | None,
     ) -> None:
-        row = _Row(kind, step, self._rank, name, value, detail, datetime.datetime.now(datetime.UTC))
         with self._lock:
-            self._rows.append(row)
+            # Strictly later than the row before, so that of two values of one step the later one is known.
+            self._last = max(datetime.datetime.now(datetime.UTC), self._last + datetime.timedelta(microseconds=1))
+            self._rows.append(_Row(kind, step, self._rank, name, value, detail, self._last))
 
 
-def _encode(rows: list[_Row]) -> bytes:
+def _encode(rows: list[_Row], *, run: str) -> bytes:
     columns = {field.name: pa.array([getattr(row, field.name) for row in rows], field.type) for field in JOURNAL_SCHEMA}
-    table = pa.table(columns, schema=JOURNAL_SCHEMA.with_metadata({"dshistory.journal": _VERSION}))
-    sink = io.BytesIO()
-    pq.write_table(table, sink, compression="zstd")
-    return sink.getvalue()
+    return encode_sealed(pa.table(columns, schema=JOURNAL_SCHEMA), metadata={"dshistory.journal": _VERSION, "run": run})
 
 
 def segments(folder: Path) -> Iterator[Path]:
     """The published segments of a run's journal, by name; none when the folder does not exist."""
     if folder.is_dir():
-        yield from sorted(
-            path for path in folder.iterdir() if path.suffix == ".parquet" and not path.name.startswith(".")
-        )
+        yield from sorted(path for path in folder.iterdir() if is_segment(path.name))
 
 
-def read_segment(path: Path) -> pa.Table:
-    """One segment as a table of JOURNAL_SCHEMA. CorruptError when unreadable, FormatError when of another version."""
-    size = path.stat().st_size
-    if size > _MAX_SEGMENT_BYTES:
-        raise FormatError(f"{path}: {size} bytes where at most {_MAX_SEGMENT_BYTES} are allowed")
-    try:
-        table = pq.ParquetFile(pa.BufferReader(path.read_bytes())).read()
-    except (pa.ArrowException, OSError) as error:
-        raise CorruptError(f"{path}: not readable as a journal segment: {error}") from error
-    version = (table.schema.metadata or {}).get(b"dshistory.journal", b"").decode(errors="replace")
-    if version != _VERSION or not table.schema.remove_metadata().equals(JOURNAL_SCHEMA):
-        raise FormatError(f"{path}: not a journal segment of version {_VERSION}")
-    return table.replace_schema_metadata(None)
+def is_segment(name: str) -> bool:
+    """Whether a file of that name in a journal's folder is a published segment."""
+    return _SEGMENT.fullmatch(name) is not None
+
+
+def read_segment(path: Path, *, run: str) -> pa.Table:
+    """One segment as a table of JOURNAL_SCHEMA. CorruptError when damaged, FormatError when of another version or run."""
+    table, facts = decode_sealed(read_bounded(path), schema=JOURNAL_SCHEMA, file=str(path))
+    for field, expected in (("dshistory.journal", _VERSION), ("run", run)):
+        if facts.get(field) != expected:
+            raise FormatError(f"{path}: field {field}: {facts.get(field)!r} where {expected!r} belongs")
+    return table

@@ -8,9 +8,19 @@ from types import MappingProxyType
 
 from catalog.errors import FormatError
 
-__all__ = ["DTYPES", "FORMAT", "HistoryPaths", "check_run_id", "parse_step_dir"]
+__all__ = [
+    "DTYPES",
+    "FORMAT",
+    "MAX_RANKS",
+    "HistoryPaths",
+    "check_run_id",
+    "data_file",
+    "parse_data_file",
+    "parse_step_dir",
+]
 
 FORMAT = 1
+MAX_RANKS = 100_000
 
 DTYPES: Mapping[str, int] = MappingProxyType(
     {
@@ -23,6 +33,7 @@ DTYPES: Mapping[str, int] = MappingProxyType(
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _STEP_DIR = re.compile(r"[0-9]{12}")
+_DATA_FILE = re.compile(rf"runs/({_RUN_ID.pattern})/steps/([0-9]{{12}})/rank-([0-9]{{5}})\.safetensors")
 
 
 def check_run_id(run: str) -> str:
@@ -35,6 +46,17 @@ def check_run_id(run: str) -> str:
 def parse_step_dir(name: str) -> int | None:
     """The step a folder's name stands for, or None for any other name."""
     return int(name) if _STEP_DIR.fullmatch(name) else None
+
+
+def data_file(run: str, step: int, rank: int) -> str:
+    """The data file of one rank as manifests and markers name it: relative to the history's root."""
+    return f"runs/{run}/steps/{step:012d}/rank-{rank:05d}.safetensors"
+
+
+def parse_data_file(file: str) -> tuple[str, int, int] | None:
+    """(run, step, rank) when `file` is exactly the name of a data file below the root, else None."""
+    match = _DATA_FILE.fullmatch(file)
+    return (match[1], int(match[2]), int(match[3])) if match else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +72,14 @@ class HistoryPaths:
     @property
     def catalog_db(self) -> Path:
         return self.root / "catalog.duckdb"
+
+    @property
+    def gate_lock(self) -> Path:
+        return self.root / "catalog.gate.lock"
+
+    @property
+    def room_lock(self) -> Path:
+        return self.root / "catalog.room.lock"
 
     @property
     def runs(self) -> Path:
@@ -68,7 +98,7 @@ class HistoryPaths:
         return self.steps_dir(run) / f"{step:012d}"
 
     def data(self, run: str, step: int, rank: int) -> Path:
-        return self.step_dir(run, step) / f"rank-{rank:05d}.safetensors"
+        return self.root / data_file(run, step, rank)
 
     def manifest(self, run: str, step: int, rank: int) -> Path:
         return self.step_dir(run, step) / f"rank-{rank:05d}.manifest.parquet"

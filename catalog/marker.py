@@ -4,44 +4,46 @@ The marker is a pure function of the manifests of all ranks, so any rank may wri
 which fails when it exists already. It names each manifest's checksum and each data file's size.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import native
 from catalog import jsonfile
-from catalog.errors import FormatError, MismatchError
-from catalog.layout import HistoryPaths
-from catalog.manifest import decode_manifest
-from catalog.records import Extent, Marker, MarkerPart
+from catalog.errors import FormatError, MismatchError, NotFoundError
+from catalog.layout import FORMAT, MAX_RANKS, HistoryPaths
+from catalog.manifest import Manifest, decode_manifest
+from catalog.records import Marker, MarkerPart
+from catalog.sealed import read_bounded
 
-__all__ = ["build_marker", "encode_marker", "own_data_file", "read_marker"]
-
-
-def own_data_file(extents: Sequence[Extent]) -> tuple[str, int]:
-    """The data file that a manifest's header row stands for, and its size: the end of its last extent."""
-    file = next((extent.file for extent in extents if extent.kind == "header"), None)
-    if file is None:
-        raise FormatError("the manifest has no header row")
-    return file, max(extent.offset + extent.nbytes for extent in extents if extent.file == file)
+__all__ = ["build_marker", "check_manifest", "encode_marker", "read_marker"]
 
 
 def build_marker(paths: HistoryPaths, *, run: str, step: int, world_size: int, layout: str) -> Marker:
     """The marker of a checkpoint whose manifests all exist; MismatchError when one belongs to another run, step, world
-    size or layout.
+    size or layout, or when a data file is not as large as its manifest says.
     """
-    expected = {"run": run, "step": str(step), "world_size": str(world_size), "layout": layout}
     parts = []
     for rank in range(world_size):
         path = paths.manifest(run, step, rank)
-        data = path.read_bytes()
-        extents, facts = decode_manifest(data, path=path)
-        for field, value in {**expected, "rank": str(rank)}.items():
-            if facts.get(field) != value:
-                raise MismatchError(f"{path}: field {field}: {facts.get(field)} where this checkpoint has {value}")
-        file, nbytes = own_data_file(extents)
-        parts.append(MarkerPart(rank, paths.relative(path), native.checksum(data).hex(), file, nbytes))
+        data = read_bounded(path)
+        manifest = decode_manifest(data, path=path)
+        check_manifest(manifest, run=run, step=step, rank=rank, world_size=world_size, layout=layout, path=path)
+        size = (paths.root / manifest.file).stat().st_size
+        if size != manifest.data_bytes:
+            raise MismatchError(f"{paths.root / manifest.file}: {size} bytes, its manifest says {manifest.data_bytes}")
+        checksum = native.checksum(data).hex()
+        parts.append(MarkerPart(rank, paths.relative(path), checksum, manifest.file, manifest.data_bytes))
     return Marker(run, step, world_size, layout, tuple(parts))
+
+
+def check_manifest(
+    manifest: Manifest, *, run: str, step: int, rank: int, world_size: int, layout: str, path: Path
+) -> None:
+    """MismatchError, naming the field, when a manifest is not that rank's part of that checkpoint."""
+    for field, value in (("run", run), ("step", step), ("rank", rank), ("world_size", world_size), ("layout", layout)):
+        actual = getattr(manifest, field)
+        if actual != value:
+            raise MismatchError(f"{path}: field {field}: {actual} where this checkpoint has {value}")
 
 
 def encode_marker(marker: Marker) -> bytes:
@@ -58,7 +60,7 @@ def encode_marker(marker: Marker) -> bytes:
     ]
     return jsonfile.encode(
         {
-            "format": 1,
+            "format": FORMAT,
             "run": marker.run,
             "step": marker.step,
             "world_size": marker.world_size,
@@ -69,31 +71,42 @@ def encode_marker(marker: Marker) -> bytes:
 
 
 def read_marker(paths: HistoryPaths, run: str, step: int) -> Marker:
-    """Read and check commit.json: it must speak of this run and step, and of files in its own folder. FileNotFoundError
+    """Read and check commit.json: it must speak of this run and step, and of files in its own folder. NotFoundError
     when not committed.
     """
     path = paths.marker(run, step)
-    content = jsonfile.load(path)
     try:
-        parts = tuple(MarkerPart(**part) for part in content["parts"])
-        marker = Marker(content["run"], content["step"], content["world_size"], content["layout"], parts)
-    except (KeyError, TypeError) as error:
-        raise FormatError(f"{path}: a field is missing or unknown: {error}") from error
-    _check(marker, paths, run, step, path)
-    return marker
+        content = jsonfile.load(path)
+    except FileNotFoundError as error:
+        raise NotFoundError(f"{path}: no such file; checkpoint {run}:{step} is not committed") from error
+    _same(path, "fields", sorted(content), sorted(("format", "run", "step", "world_size", "layout", "parts")))
+    _same(path, "format", content["format"], FORMAT)
+    _same(path, "run", content["run"], run)
+    _same(path, "step", content["step"], step)
+    world_size, layout, parts = content["world_size"], content["layout"], content["parts"]
+    if type(world_size) is not int or not 1 <= world_size <= MAX_RANKS or not isinstance(layout, str):
+        raise FormatError(f"{path}: field world_size: {world_size!r}, or field layout: {layout!r}")
+    if not isinstance(parts, list) or len(parts) != world_size:
+        raise FormatError(f"{path}: field parts: must be a list of world_size ({world_size}) parts")
+    checked = tuple(_part(part, rank, paths, run, step, path) for rank, part in enumerate(parts))
+    return Marker(run, step, world_size, layout, checked)
 
 
-def _check(marker: Marker, paths: HistoryPaths, run: str, step: int, path: Path) -> None:
-    _same(path, "run", marker.run, run)
-    _same(path, "step", marker.step, step)
-    _same(path, "parts", [part.rank for part in marker.parts], list(range(marker.world_size)))
-    for part in marker.parts:
-        _same(path, "manifest", part.manifest, paths.relative(paths.manifest(run, step, part.rank)))
-        _same(path, "data", part.data, paths.relative(paths.data(run, step, part.rank)))
-        if not isinstance(part.data_bytes, int) or part.data_bytes < 0:
-            raise FormatError(f"{path}: field data_bytes: {part.data_bytes!r}")
+def _part(part: Any, rank: int, paths: HistoryPaths, run: str, step: int, path: Path) -> MarkerPart:
+    fields = sorted(("rank", "manifest", "manifest_checksum", "data", "data_bytes"))
+    _same(path, f"parts[{rank}]", sorted(part) if isinstance(part, dict) else type(part).__name__, fields)
+    _same(path, f"parts[{rank}].rank", part["rank"], rank)
+    _same(path, f"parts[{rank}].manifest", part["manifest"], paths.relative(paths.manifest(run, step, rank)))
+    _same(path, f"parts[{rank}].data", part["data"], paths.relative(paths.data(run, step, rank)))
+    if type(part["data_bytes"]) is not int or part["data_bytes"] < 0:
+        raise FormatError(f"{path}: field parts[{rank}].data_bytes: {part['data_bytes']!r} is no size")
+    if not isinstance(part["manifest_checksum"], str):
+        raise FormatError(
+            f"{path}: field parts[{rank}].manifest_checksum: {part['manifest_checksum']!r} is no checksum"
+        )
+    return MarkerPart(**part)
 
 
 def _same(path: Path, field: str, actual: Any, expected: Any) -> None:
-    if actual != expected:
-        raise FormatError(f"{path}: field {field}: {actual!r} where {expected!r} belongs")
+    if type(actual) is not type(expected) or actual != expected:
+        raise FormatError(f"{path}: field {field}: {str(actual)[:300]!r} where {str(expected)[:300]!r} belongs")

@@ -1,54 +1,84 @@
 """Durable publication: a file exists under its final name only whole, and survives a power cut once it does.
 
-Invariant: data, then fsync, then the name, then fsync of the folder. A folder's creation is followed by fsync of its
-   parent, up to the history's root.
+Invariant: data under a temporary name in the same folder, then fsync, then the final name, then fsync of the folder. A
+folder's creation is followed by fsync of its parent, up to the history's root.
 """
 
 import errno
 import os
+import secrets
 from pathlib import Path
 
-__all__ = ["make_dirs", "publish", "publish_exclusive", "sync_dir", "write_new"]
+__all__ = ["is_temporary", "make_dirs", "publish", "publish_bytes", "publish_exclusive", "sync_dir", "temporary_path"]
+
+_TEMPORARY_SUFFIX = ".tmp"
 
 
 def sync_dir(path: Path) -> None:
     """Make the names in a folder durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    _sync(path, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def _sync_file(path: Path) -> None:
+    _sync(path, os.O_RDONLY)
+
+
+def _sync(path: Path, flags: int) -> None:
+    descriptor = os.open(path, flags | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
 
-def write_new(path: Path, data: bytes) -> None:
-    """Create `path` (it must not exist) with `data`, and fsync it; leaves nothing behind when it fails."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError:
-        path.unlink(missing_ok=True)
-        raise
+def temporary_path(final: Path) -> Path:
+    """A name that nobody uses yet, in the folder of `final`. Readers ignore such names."""
+    return final.with_name(f".{final.name}.{secrets.token_hex(4)}{_TEMPORARY_SUFFIX}")
+
+
+def is_temporary(name: str) -> bool:
+    """Whether a file's name is one of `temporary_path`."""
+    return name.startswith(".") and name.endswith(_TEMPORARY_SUFFIX)
 
 
 def publish(tmp: Path, final: Path) -> None:
-    """Give the durable file `tmp` its final name, replacing nothing that other ranks write, and make the name durable."""
+    """Make the bytes of `tmp` durable, give them their final name, and make that durable. The caller is the only one
+    who writes `final`.
+    """
+    _sync_file(tmp)
     tmp.rename(final)
     sync_dir(final.parent)
 
 
 def publish_exclusive(tmp: Path, final: Path) -> bool:
-    """Give `tmp` its final name unless that exists already (False); `tmp` is gone afterwards either way."""
+    """As `publish`, unless `final` exists already: then False, and it is as it was. `tmp` is gone afterwards either way."""
+    _sync_file(tmp)
+    # What is published before must not be lost when this name is kept.
+    sync_dir(final.parent)
     try:
         os.link(tmp, final)
+        made = True
     except FileExistsError:
-        return False
+        made = False
     finally:
         tmp.unlink()
     sync_dir(final.parent)
-    return True
+    return made
+
+
+def publish_bytes(data: bytes, final: Path, *, exclusive: bool = False) -> bool:
+    """`publish`, or `publish_exclusive`, of `data`; leaves nothing behind when it fails."""
+    tmp = temporary_path(final)
+    try:
+        with tmp.open("xb") as file:
+            file.write(data)
+        if exclusive:
+            return publish_exclusive(tmp, final)
+        publish(tmp, final)
+        return True
+    except OSError:
+        tmp.unlink(missing_ok=True)
+        raise
 
 
 def make_dirs(path: Path, *, root: Path) -> None:

@@ -1,0 +1,187 @@
+"""The one place that opens DuckDB: an in-memory database for each history and process, to which the index file is
+attached for one transaction at a time.
+
+DuckDB lets one process write a file and then nobody else may open it, not even to read; so nobody may hold the index.
+The database is closed off before it sees any SQL: of all files it may touch only the index and its log, its
+configuration is locked, and nothing is downloaded.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeAlias
+
+import duckdb
+import pyarrow as pa
+
+from catalog.errors import FormatError, SetupError
+from catalog.layout import HistoryPaths
+from catalog.turnstile import IndexBusyError, Turnstile
+
+__all__ = ["Connection", "Database", "IndexMissingError", "database", "select"]
+
+Connection: TypeAlias = duckdb.DuckDBPyConnection
+
+_READ_ONLY_STATEMENTS = frozenset({duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN})
+
+_LOG_SUFFIXES = ("", ".wal", ".wal.checkpoint", ".wal.recovery")
+_LOCKED_DOWN = (
+    "SET python_enable_replacements = false",
+    "SET temp_directory = ''",
+    "SET autoinstall_known_extensions = false",
+    "SET autoload_known_extensions = false",
+    "SET TimeZone = 'UTC'",
+    "SET enable_external_access = false",
+    "SET lock_configuration = true",
+)
+
+
+class IndexMissingError(IndexBusyError):
+    """There is no index file yet; never leaves this package."""
+
+
+class Database:
+    """The in-memory database of one history in this process. Its sessions exclude each other, in this process and, by
+    the turnstile, in all others."""
+
+    def __init__(self, paths: HistoryPaths) -> None:
+        self.path = paths.catalog_db
+        self._turnstile = Turnstile(gate=paths.gate_lock, room=paths.room_lock)
+        self._mutex = threading.Lock()
+        self._connection: Connection | None = None
+
+    @contextmanager
+    def reading(self, *, patience_s: float) -> Iterator[Connection]:
+        """A connection inside one transaction, rolled back at the end, with the index attached for reading. IndexBusyError
+        when a writer, or a foreign client, has it for longer than the patience; IndexMissingError when there is none."""
+        with (
+            self._turn(patience_s) as left_s,
+            self._turnstile.reading(patience_s=left_s),
+            self._attached("READ_ONLY") as connection,
+        ):
+            yield connection
+
+    @contextmanager
+    def writing(self, *, patience_s: float) -> Iterator[Connection]:
+        """A connection inside one transaction with the index attached for writing, made when there is none; committed
+        at the end of the body. IndexBusyError when others have it for longer than the patience."""
+        with (
+            self._turn(patience_s) as left_s,
+            self._turnstile.writing(patience_s=left_s),
+            self._attached("READ_WRITE") as connection,
+        ):
+            yield connection
+            connection.commit()
+
+    @contextmanager
+    def detached(self) -> Iterator[Connection]:
+        """A connection inside one transaction, rolled back at the end, without the index."""
+        with self._mutex, self._transaction() as connection:
+            yield connection
+
+    @contextmanager
+    def removing(self, *, patience_s: float) -> Iterator[None]:
+        """The body runs while nobody of ours reads or writes the index, which has been deleted."""
+        with self._turn(patience_s) as left_s, self._turnstile.writing(patience_s=left_s):
+            for suffix in _LOG_SUFFIXES:
+                self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
+            yield
+
+    @contextmanager
+    def _turn(self, patience_s: float) -> Iterator[float]:
+        """This process' own queue, within the same patience; gives what is left of it."""
+        begun = time.monotonic()
+        if not self._mutex.acquire(timeout=patience_s):
+            raise IndexBusyError("another thread of this process uses the index")
+        try:
+            yield max(0.0, patience_s - (time.monotonic() - begun))
+        finally:
+            self._mutex.release()
+
+    @contextmanager
+    def _attached(self, mode: str) -> Iterator[Connection]:
+        if mode == "READ_ONLY" and not self.path.exists():
+            raise IndexMissingError(f"{self.path}: no index yet")
+        base = self._base()
+        try:
+            base.execute(f"ATTACH ? AS idx ({mode})", [str(self.path)])
+        except duckdb.Error as error:
+            raise self._explained(error) from error
+        try:
+            with self._transaction() as connection:
+                yield connection
+        finally:
+            base.execute("DETACH idx")
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Connection]:
+        """A cursor of its own, so that temporary tables and views vanish with it."""
+        cursor = self._base().cursor()
+        try:
+            cursor.begin()
+            yield cursor
+        finally:
+            cursor.close()
+
+    def _base(self) -> Connection:
+        if self._connection is None:
+            connection = duckdb.connect(":memory:")
+            allowed = [str(self.path.with_name(self.path.name + suffix)) for suffix in _LOG_SUFFIXES]
+            connection.execute("SET allowed_paths = ?", [allowed])
+            for statement in _LOCKED_DOWN:
+                connection.execute(statement)
+            self._connection = connection
+        return self._connection
+
+    def _explained(self, error: duckdb.Error) -> Exception:
+        """A lock held by a stranger is ordinary; anything else is a broken index, which can be rebuilt."""
+        if isinstance(error, duckdb.IOException) and "Could not set lock" in str(error):
+            return IndexBusyError(f"{self.path}: a foreign client holds the file")
+        if isinstance(error, duckdb.IOException) and not self.path.exists():
+            return IndexMissingError(f"{self.path}: no index yet")
+        return FormatError(
+            f"{self.path}: not usable as an index: {str(error).splitlines()[0]}: it is derived, so delete it or run "
+            f"`dshistory reindex {self.path.parent}`"
+        )
+
+
+def select(connection: Connection, sql: str, params: Sequence[object] | Mapping[str, object]) -> pa.Table:
+    """The result of one statement of a user's, which must be a SELECT or EXPLAIN; what it may have made is rolled back
+    at once. SetupError says why it was refused, or how it failed."""
+    try:
+        statements = connection.extract_statements(sql)
+        if len(statements) != 1 or statements[0].type not in _READ_ONLY_STATEMENTS:
+            kinds = ", ".join(statement.type.name for statement in statements) or "nothing"
+            raise SetupError(f"a query is one SELECT, this is {kinds}: {sql[:200]!r}; the catalog can only be read")
+        bound = dict(params) if isinstance(params, Mapping) else list(params)
+        return connection.sql(sql, params=bound).to_arrow_table()
+    except duckdb.Error as error:
+        raise SetupError(f"the query failed: {error}") from error
+    finally:
+        connection.rollback()
+
+
+_databases: dict[Path, Database] = {}
+_databases_lock = threading.Lock()
+
+
+def database(paths: HistoryPaths) -> Database:
+    """This process' database for the history at `paths`, however its root is written."""
+    root = paths.root.resolve()
+    with _databases_lock:
+        if root not in _databases:
+            _databases[root] = Database(HistoryPaths(root))
+        return _databases[root]
+
+
+def _forget_after_fork() -> None:
+    """DuckDB's threads and locks do not survive a fork: the child begins anew."""
+    global _databases_lock
+    _databases.clear()
+    _databases_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)

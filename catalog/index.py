@@ -1,0 +1,171 @@
+"""The catalog's index: what is registered is found fast, what is not is found all the same.
+
+The index is derived from run facts, markers, manifests and journals; nothing depends on it. A query sees the index and the tail,
+which is what the folders have beyond it; when nobody may look into the index, because a foreign client holds the file, the
+tail is everything.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import pyarrow as pa
+
+from catalog.db import Connection, Database, database, select
+from catalog.errors import FormatError, SetupError
+from catalog.facts import read_history_json
+from catalog.layout import HistoryPaths
+from catalog.rows import RowCache
+from catalog.scan import Ingested, Tail, scan
+from catalog.schema import MIGRATIONS, TABLES, VERSION, view_statements
+from catalog.turnstile import IndexBusyError
+
+__all__ = ["query", "register", "reindex"]
+
+READER_PATIENCE_S = 2.0
+"""More than any writer keeps a reader waiting, if it lives."""
+
+REINDEX_PATIENCE_S = 60.0
+_MAX_UNPARSED = 16
+"""So many files are parsed while the index is attached; more are parsed while it is free for others."""
+
+_cache = RowCache()
+
+
+def query(paths: HistoryPaths, sql: str, params: Sequence[object] | Mapping[str, object] = ()) -> pa.Table:
+    """The result of one SELECT over the catalog's views. SetupError when `sql` is not that, or fails."""
+    with _session(paths) as (connection, indexed, tail):
+        for name, table in tail.tables().items():
+            connection.register(name, table)
+        hiding = bool(tail.hidden or tail.hidden_runs)
+        for statement in view_statements(indexed=indexed, hiding=hiding):
+            connection.execute(statement)
+        return select(connection, sql, params)
+
+
+def register(paths: HistoryPaths, *, patience_s: float) -> int:
+    """Ingest every committed checkpoint and journal segment that the index does not have, in one transaction; the number of checkpoints
+    ingested. When the index is busy for longer than the patience, 0: whoever comes next does it."""
+    db = database(paths)
+    try:
+        return _register(paths, db, patience_s=patience_s)
+    except IndexBusyError:
+        return 0
+
+
+def reindex(paths: HistoryPaths) -> int:
+    """Delete the index and build it anew; the number of checkpoints in it. SetupError when others hold it all the time."""
+    db = database(paths)
+    try:
+        with db.removing(patience_s=REINDEX_PATIENCE_S):
+            pass
+        return _register(paths, db, patience_s=REINDEX_PATIENCE_S)
+    except IndexBusyError as error:
+        raise SetupError(
+            f"{paths.catalog_db}: could not be rebuilt, {error}; close what holds the file and try again"
+        ) from error
+
+
+def _register(paths: HistoryPaths, db: Database, *, patience_s: float) -> int:
+    while True:
+        with db.writing(patience_s=patience_s) as connection:
+            _migrate(connection, paths)
+            tail = scan(paths, _ingested(connection), cache=_cache, max_unparsed=_MAX_UNPARSED)
+            if tail.unparsed <= _MAX_UNPARSED:
+                _insert(connection, tail)
+                return tail.checkpoints
+            ingested = _ingested(connection)
+        scan(paths, ingested, cache=_cache)
+
+
+@contextmanager
+def _session(paths: HistoryPaths) -> Iterator[tuple[Connection, bool, Tail]]:
+    """A connection, whether the index is attached to it, and the tail beyond it."""
+    db = database(paths)
+    limit: int | None = _MAX_UNPARSED
+    while True:
+        try:
+            with db.reading(patience_s=READER_PATIENCE_S) as connection:
+                indexed = _is_current(connection, paths)
+                ingested = _ingested(connection) if indexed else Ingested()
+                tail = scan(paths, ingested, cache=_cache, max_unparsed=limit)
+                if limit is None or tail.unparsed <= limit:
+                    yield connection, indexed, tail
+                    return
+        except IndexBusyError:
+            break
+        scan(paths, ingested, cache=_cache)
+        limit = None
+    tail = scan(paths, Ingested(), cache=_cache)
+    with db.detached() as connection:
+        yield connection, False, tail
+
+
+def _ingested(connection: Connection) -> Ingested:
+    steps: dict[str, set[int]] = {}
+    for run, step in connection.execute("SELECT run, step FROM idx.checkpoints").fetchall():
+        steps.setdefault(run, set()).add(step)
+    segments: dict[str, set[str]] = {}
+    for run, segment in connection.execute("SELECT run, segment FROM idx.segments").fetchall():
+        segments.setdefault(run, set()).add(segment)
+    runs = connection.execute("SELECT run FROM idx.runs").fetchall()
+    return Ingested(
+        {run: frozenset(found) for run, found in steps.items()},
+        {run: frozenset(found) for run, found in segments.items()},
+        frozenset(run for (run,) in runs),
+    )
+
+
+def _version(connection: Connection, paths: HistoryPaths) -> int:
+    """The schema's version of the index attached, 0 for an empty one. FormatError for a newer one, or another history's."""
+    tables = connection.execute("SELECT table_name FROM duckdb_tables() WHERE database_name = 'idx'").fetchall()
+    if not tables:
+        return 0
+    if ("meta",) not in tables:
+        raise FormatError(f"{paths.catalog_db}: has tables but no table meta: not an index of this project; delete it")
+    rows = connection.execute("SELECT version, uuid FROM idx.meta").fetchall()
+    if len(rows) != 1:
+        raise FormatError(f"{paths.catalog_db}: table meta has {len(rows)} rows, must have one: delete the file")
+    version, uuid = rows[0]
+    if version > VERSION:
+        raise FormatError(
+            f"{paths.catalog_db}: table meta: version {version}, this release knows {VERSION}: use a newer release, or "
+            f"rebuild the index with `dshistory reindex {paths.root}`"
+        )
+    if uuid != read_history_json(paths)["uuid"]:
+        raise FormatError(
+            f"{paths.catalog_db}: table meta: uuid {uuid} is that of another history; rebuild the index with `dshistory reindex {paths.root}`"
+        )
+    return int(version)
+
+
+def _is_current(connection: Connection, paths: HistoryPaths) -> bool:
+    """An index of an older version is as good as none to a reader: the next writer brings it up to date."""
+    return _version(connection, paths) == VERSION
+
+
+def _migrate(connection: Connection, paths: HistoryPaths) -> None:
+    version = _version(connection, paths)
+    if version == VERSION:
+        return
+    for statements in MIGRATIONS[version:]:
+        for statement in statements:
+            connection.execute(statement)
+    connection.execute("DELETE FROM idx.meta")
+    connection.execute("INSERT INTO idx.meta VALUES (?, ?)", [VERSION, read_history_json(paths)["uuid"]])
+
+
+def _insert(connection: Connection, tail: Tail) -> None:
+    for name, table in tail.tables().items():
+        connection.register(name, table)
+    if tail.hidden_runs:
+        for table in TABLES:
+            connection.execute(f"DELETE FROM idx.{table} WHERE run IN (SELECT run FROM tail_hidden_runs)")
+    if tail.hidden:
+        for table in ("checkpoints", "tensors", "fragments"):
+            connection.execute(f"DELETE FROM idx.{table} WHERE (run, step) IN (SELECT (run, step) FROM tail_hidden)")
+    for statement in view_statements(indexed=True, hiding=False):
+        connection.execute(statement)
+    for name in TABLES:
+        connection.execute(
+            f"INSERT INTO idx.{name} SELECT * FROM {'tail_changed' if name == 'tensors' else f'tail_{name}'}"
+        )

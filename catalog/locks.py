@@ -1,0 +1,51 @@
+"""Who lives: each rank of a run holds flock on a file of its own as long as it may write there."""
+
+import fcntl
+import os
+import time
+from pathlib import Path
+
+from catalog.errors import SetupError
+from catalog.layout import HistoryPaths
+
+__all__ = ["run_is_held", "take_lock"]
+
+_PROBE_PATIENCE_S = 2.0
+_POLL_S = 0.001
+
+
+def take_lock(path: Path) -> int:
+    """A descriptor that holds the lock until it is closed, or its process dies. SetupError when another has it.
+
+    A reader that asks whether the lock is held has it for an instant, so this tries for a moment."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    deadline = time.monotonic() + _PROBE_PATIENCE_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor
+        except BlockingIOError as error:
+            if time.monotonic() >= deadline:
+                os.close(descriptor)
+                raise SetupError(f"{path}: another live process writes this rank of the run") from error
+            time.sleep(_POLL_S)
+
+
+def run_is_held(paths: HistoryPaths, run: str) -> bool:
+    """Whether any live process writes this run."""
+    try:
+        names = os.listdir(paths.locks_dir(run))
+    except FileNotFoundError:
+        return False
+    return any(_is_locked(paths.locks_dir(run) / name) for name in names)
+
+
+def _is_locked(path: Path) -> bool:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

@@ -1,0 +1,165 @@
+"""The rows that a checkpoint, a run or a journal segment brings to the catalog's tables, kept in memory once parsed.
+
+Published files never change, so what was parsed stays true; a file is known by its name, inode, size and time.
+"""
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from catalog.checkpoint import Checkpoint, logical_tensors, read_checkpoint
+from catalog.errors import FormatError
+from catalog.journal import read_segment
+from catalog.layout import HistoryPaths
+from catalog.records import RunFacts
+from catalog.schema import TABLES
+
+__all__ = ["RowCache", "Rows", "checkpoint_rows", "run_rows", "segment_rows"]
+
+CACHE_BYTES = 512 << 20
+
+Rows = Mapping[str, pa.Table]
+"""Table -> its new rows."""
+
+
+class RowCache:
+    """Parsed rows by file, the longest unused dropped first when they take more than `limit_bytes`. Thread-safe."""
+
+    def __init__(self, *, limit_bytes: int = CACHE_BYTES) -> None:
+        self._limit_bytes = limit_bytes
+        self._rows: OrderedDict[tuple[Any, ...], tuple[Rows, int]] = OrderedDict()
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    def get(self, path: Path, parse: Callable[[], Rows]) -> Rows:
+        """The rows of the file at `path`, parsed when not yet known. FileNotFoundError when there is no such file."""
+        key = self._key(path)
+        with self._lock:
+            if key in self._rows:
+                self._rows.move_to_end(key)
+                return self._rows[key][0]
+        rows = parse()
+        nbytes = sum(table.nbytes for table in rows.values())
+        with self._lock:
+            self._rows[key] = (rows, nbytes)
+            self._bytes += nbytes
+            while self._bytes > self._limit_bytes and len(self._rows) > 1:
+                self._bytes -= self._rows.popitem(last=False)[1][1]
+        return rows
+
+    def has(self, path: Path) -> bool:
+        """Whether `get` would not have to parse."""
+        with self._lock:
+            return self._key(path) in self._rows
+
+    def _key(self, path: Path) -> tuple[Any, ...]:
+        facts = path.stat()
+        return (str(path), facts.st_ino, facts.st_size, facts.st_mtime_ns)
+
+
+def checkpoint_rows(paths: HistoryPaths, run: str, step: int) -> Rows:
+    """The rows of a committed checkpoint. FormatError when a file of it can't be trusted."""
+    checkpoint = read_checkpoint(paths, run, step)
+    tensors = logical_tensors(checkpoint, where=str(paths.step_dir(run, step)))
+    return {
+        "checkpoints": _checkpoint(checkpoint, tensors=len(tensors), nbytes=sum(tensor.nbytes for tensor in tensors)),
+        "tensors": _table(
+            "tensors",
+            (
+                {
+                    "run": run,
+                    "step": step,
+                    "name": tensor.name,
+                    "kind": tensor.kind,
+                    "dtype": tensor.dtype,
+                    "shape": tensor.shape,
+                    "numel": tensor.numel,
+                    "nbytes": tensor.nbytes,
+                    "placement": tensor.placement,
+                    "fragments": tensor.fragments,
+                    "hash": tensor.hash,
+                }
+                for tensor in tensors
+                if tensor.kind not in ("object", "object_tensor")
+            ),
+        ),
+        "fragments": _fragments(checkpoint),
+    }
+
+
+def run_rows(facts: RunFacts) -> Rows:
+    """The row of a run."""
+    row = {
+        "run": facts.run,
+        "created": _instant(facts.created, where=f"run {facts.run}"),
+        "world_size": facts.world_size,
+        "parent_run": facts.parent_run,
+        "parent_step": facts.parent_step,
+        "layout": facts.layout,
+        "facts": json.dumps(facts.facts, sort_keys=True),
+    }
+    return {"runs": _table("runs", [row])}
+
+
+def segment_rows(path: Path, *, run: str) -> Rows:
+    """The rows of one journal segment."""
+    table = read_segment(path, run=run)
+    columns = {name: table[name] for name in table.schema.names}
+    columns["run"] = pa.array([run]).take(pa.nulls(table.num_rows, pa.int64()).fill_null(0))
+    columns["rank"] = columns["rank"].cast(pa.int64())
+    schema = TABLES["journal"]
+    return {
+        "journal": pa.table({name: columns[name] for name in schema.names}, schema=schema),
+        "segments": _table("segments", [{"run": run, "segment": path.name}]),
+    }
+
+
+def _checkpoint(checkpoint: Checkpoint, *, tensors: int, nbytes: int) -> pa.Table:
+    marker = checkpoint.marker
+    row = {
+        "run": marker.run,
+        "step": marker.step,
+        "created": max(manifest.created for manifest in checkpoint.manifests),
+        "world_size": marker.world_size,
+        "layout": marker.layout,
+        "tensors": tensors,
+        "bytes": nbytes,
+        "new_bytes": sum(part.data_bytes for part in marker.parts),
+    }
+    return _table("checkpoints", [row])
+
+
+def _fragments(checkpoint: Checkpoint) -> pa.Table:
+    schema = TABLES["fragments"]
+    parts = []
+    for manifest in checkpoint.manifests:
+        count = manifest.table.num_rows
+        constant = {"run": manifest.run, "step": manifest.step, "rank": manifest.rank}
+        columns = {
+            name: pa.array([constant[name]], schema.field(name).type).take(pa.nulls(count, pa.int64()).fill_null(0))
+            if name in constant
+            else manifest.table[name].cast(schema.field(name).type)
+            for name in schema.names
+        }
+        parts.append(pa.table(columns, schema=schema))
+    return pa.concat_tables(parts)
+
+
+def _table(name: str, rows: Any) -> pa.Table:
+    return pa.Table.from_pylist(list(rows), schema=TABLES[name])
+
+
+def _instant(text: str, *, where: str) -> datetime:
+    try:
+        instant = datetime.fromisoformat(text)
+    except (TypeError, ValueError) as error:
+        raise FormatError(f"{where}: field created: {text!r} is not an ISO 8601 date and time") from error
+    if instant.tzinfo is None:
+        raise FormatError(f"{where}: field created: {text!r} has no time zone")
+    return instant

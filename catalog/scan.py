@@ -1,0 +1,183 @@
+"""What stands in the folders of a history and not in its index: the tail.
+
+The order matters: first the index is read, then the folders are listed. What is committed in between is in the tail, and what is
+in the set as read is not: nothing is lost and nothing counts twice.
+"""
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+
+from catalog.errors import FormatError, MismatchError
+from catalog.facts import read_run_facts
+from catalog.journal import is_segment
+from catalog.layout import HistoryPaths, check_run_id, parse_step_dir
+from catalog.locks import run_is_held
+from catalog.rows import RowCache, Rows, checkpoint_rows, run_rows, segment_rows
+from catalog.schema import TABLES
+
+__all__ = ["Ingested", "Tail", "scan"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ingested:
+    """What the index has: the steps and the journal segments of each run."""
+
+    steps: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    segments: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    runs: frozenset[str] = frozenset()
+
+
+@dataclass(slots=True)
+class Tail:
+    """What the index does not have. `unparsed` counts files that are not in memory; when it is over the limit of the
+    scan, the rows are not complete and only that number counts."""
+
+    rows: dict[str, list[pa.Table]] = field(default_factory=lambda: {name: [] for name in TABLES})
+    checkpoints: int = 0
+    unparsed: int = 0
+    loose: list[tuple[str, int, str]] = field(default_factory=list)
+    previous: list[tuple[str, int, int]] = field(default_factory=list)
+    damage: list[tuple[str, int | None, str]] = field(default_factory=list)
+    hidden: list[tuple[str, int]] = field(default_factory=list)
+    hidden_runs: list[str] = field(default_factory=list)
+
+    def add(self, rows: Rows) -> None:
+        for name, table in rows.items():
+            self.rows[name].append(table)
+
+    def tables(self) -> dict[str, pa.Table]:
+        """Every table that the views need, by its name there."""
+        tables = {
+            f"tail_{name}": pa.concat_tables([TABLES[name].empty_table(), *parts]) for name, parts in self.rows.items()
+        }
+        run, step, text = pa.string(), pa.int64(), pa.string()
+        tables["tail_loose"] = _columns(self.loose, [("run", run), ("step", step), ("state", text)])
+        tables["tail_previous"] = _columns(self.previous, [("run", run), ("step", step), ("previous", step)])
+        tables["tail_damage"] = _columns(self.damage, [("run", run), ("step", step), ("detail", text)])
+        tables["tail_hidden"] = _columns(self.hidden, [("run", run), ("step", step)])
+        tables["tail_hidden_runs"] = _columns([(name,) for name in self.hidden_runs], [("run", run)])
+        return tables
+
+
+def scan(paths: HistoryPaths, ingested: Ingested, *, cache: RowCache, max_unparsed: int | None = None) -> Tail:
+    """List the folders and parse what is not ingested. With `max_unparsed`, give up as soon as more files than that
+    would have to be parsed."""
+    tail = Tail()
+    runs = _run_names(paths)
+    tail.hidden_runs = sorted(ingested.runs - set(runs))
+    for run in runs:
+        scanner = _RunScan(paths, run, ingested, cache, tail, max_unparsed)
+        if not scanner.facts() or not scanner.steps() or not scanner.journal():
+            break
+    return tail
+
+
+class _RunScan:
+    """One run's share of a scan; each method returns False once too many files are unparsed."""
+
+    def __init__(
+        self, paths: HistoryPaths, run: str, ingested: Ingested, cache: RowCache, tail: Tail, max_unparsed: int | None
+    ) -> None:
+        self.paths = paths
+        self.run = run
+        self.known = run in ingested.runs
+        self.ingested_steps = ingested.steps.get(run, frozenset())
+        self.ingested_segments = ingested.segments.get(run, frozenset())
+        self.cache = cache
+        self.tail = tail
+        self.max_unparsed = max_unparsed
+
+    def facts(self) -> bool:
+        path = self.paths.run_json(self.run)
+        if self.known:
+            return True
+        return self._parse(path, None, lambda: run_rows(read_run_facts(self.paths, self.run))) is not None
+
+    def steps(self) -> bool:
+        names = _names(self.paths.steps_dir(self.run))
+        listed = sorted(step for step in map(parse_step_dir, names) if step is not None)
+        present = set(listed)
+        self.tail.hidden += [(self.run, step) for step in sorted(self.ingested_steps - present)]
+        held: bool | None = None
+        previous: int | None = None
+        follows_new = False
+        for step in listed:
+            known = step in self.ingested_steps
+            if known and not follows_new:
+                previous = step
+                continue
+            marker = self.paths.marker(self.run, step)
+            if not marker.exists():
+                if held is None:
+                    held = run_is_held(self.paths, self.run)
+                self.tail.loose.append((self.run, step, "pending" if held else "incomplete"))
+                continue
+            added = self._parse(marker, step, partial(checkpoint_rows, self.paths, self.run, step))
+            if added is None:
+                return False
+            if added:
+                # `changed` of an indexed checkpoint was worked out before the one now in front of it arrived.
+                if known:
+                    self.tail.hidden.append((self.run, step))
+                if previous is not None:
+                    self.tail.previous.append((self.run, step, previous))
+                self.tail.checkpoints += 0 if known else 1
+                previous = step
+                follows_new = not known
+        return True
+
+    def journal(self) -> bool:
+        folder = self.paths.journal_dir(self.run)
+        for name in sorted(_names(folder)):
+            if is_segment(name) and name not in self.ingested_segments:
+                path = folder / name
+                if self._parse(path, None, partial(segment_rows, path, run=self.run)) is None:
+                    return False
+        return True
+
+    def _parse(self, path: Path, step: int | None, parse: Callable[[], Rows]) -> bool | None:
+        """True when the rows are in the tail, False when the file is damaged, None when too many are unparsed."""
+        if not self.cache.has(path):
+            self.tail.unparsed += 1
+            if self.max_unparsed is not None and self.tail.unparsed > self.max_unparsed:
+                return None
+        try:
+            self.tail.add(self.cache.get(path, parse))
+        except (FormatError, MismatchError) as error:
+            detail = json.dumps({"file": self.paths.relative(path), "problem": str(error)}, sort_keys=True)
+            self.tail.damage.append((self.run, step, detail))
+            if step is not None:
+                self.tail.loose.append((self.run, step, "failed"))
+            return False
+        return True
+
+
+def _run_names(paths: HistoryPaths) -> list[str]:
+    """The runs that were born: a folder whose run.json is there."""
+    return [name for name in sorted(_names(paths.runs)) if _lawful(name) and (paths.runs / name / "run.json").is_file()]
+
+
+def _lawful(name: str) -> bool:
+    try:
+        check_run_id(name)
+    except FormatError:
+        return False
+    return True
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except FileNotFoundError:
+        return []
+
+
+def _columns(rows: Sequence[tuple[object, ...]], schema: list[tuple[str, pa.DataType]]) -> pa.Table:
+    columns = list(zip(*rows, strict=True)) or [() for _ in schema]
+    return pa.table({name: pa.array(column, kind) for (name, kind), column in zip(schema, columns, strict=True)})

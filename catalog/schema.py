@@ -1,0 +1,183 @@
+"""The tables of the index and the views that users see.
+
+The index holds tables `idx.*`. Every query sees views made for it alone: the rows of the index and the tail, which is
+what the index does not have yet. Both come from the same Arrow schemas, so the two halves have the same types.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import pyarrow as pa
+
+from catalog.manifest import SCHEMA as MANIFEST
+
+__all__ = ["MIGRATIONS", "TABLES", "VERSION", "create_statement", "view_statements"]
+
+_INSTANT = pa.timestamp("us", tz="UTC")
+_KEY = [("run", pa.string()), ("step", pa.int64())]
+
+TABLES: Mapping[str, pa.Schema] = MappingProxyType(
+    {
+        "runs": pa.schema(
+            [
+                ("run", pa.string()),
+                ("created", _INSTANT),
+                ("world_size", pa.int64()),
+                ("parent_run", pa.string()),
+                ("parent_step", pa.int64()),
+                ("layout", pa.string()),
+                ("facts", pa.string()),
+            ]
+        ),
+        "checkpoints": pa.schema(
+            [
+                *_KEY,
+                ("created", _INSTANT),
+                ("world_size", pa.int64()),
+                ("layout", pa.string()),
+                ("tensors", pa.int64()),
+                ("bytes", pa.int64()),
+                ("new_bytes", pa.int64()),
+            ]
+        ),
+        "tensors": pa.schema(
+            [
+                *_KEY,
+                ("name", pa.string()),
+                ("kind", pa.string()),
+                ("dtype", pa.string()),
+                ("shape", pa.list_(pa.int64())),
+                ("numel", pa.int64()),
+                ("nbytes", pa.int64()),
+                ("placement", pa.string()),
+                ("fragments", pa.int64()),
+                ("hash", pa.binary()),
+            ]
+        ),
+        "fragments": pa.schema(
+            [
+                *_KEY,
+                ("rank", pa.int64()),
+                *((name, {"checksum": pa.binary()}.get(name, MANIFEST.field(name).type)) for name in MANIFEST.names),
+            ]
+        ),
+        "journal": pa.schema(
+            [
+                ("run", pa.string()),
+                ("kind", pa.string()),
+                ("step", pa.int64()),
+                ("rank", pa.int64()),
+                ("name", pa.string()),
+                ("value", pa.float64()),
+                ("detail", pa.string()),
+                ("time", _INSTANT),
+            ]
+        ),
+        "segments": pa.schema([("run", pa.string()), ("segment", pa.string())]),
+    }
+)
+"""Table -> its columns, as the tail brings them."""
+
+_TYPES = {
+    pa.string(): "VARCHAR",
+    pa.int64(): "BIGINT",
+    pa.float64(): "DOUBLE",
+    pa.binary(): "BLOB",
+    pa.bool_(): "BOOLEAN",
+    _INSTANT: "TIMESTAMP WITH TIME ZONE",
+    pa.list_(pa.int64()): "BIGINT[]",
+}
+_COMPUTED = {"tensors": {"changed": "BOOLEAN"}}
+"""Columns worked out at registration, from the rows themselves."""
+
+
+def _column_type(kind: pa.DataType) -> str:
+    if pa.types.is_list(kind):
+        return _column_type(kind.value_type) + "[]"
+    return _TYPES[kind]
+
+
+def create_statement(table: str) -> str:
+    """The CREATE TABLE of an index table: every type declared, nothing inferred from rows."""
+    columns = {field.name: _column_type(field.type) for field in TABLES[table]} | _COMPUTED.get(table, {})
+    definitions = ", ".join(f'"{name}" {kind}' for name, kind in columns.items())
+    return f"CREATE TABLE idx.{table} ({definitions})"
+
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    (
+        "CREATE TABLE idx.meta (version BIGINT NOT NULL, uuid VARCHAR NOT NULL)",
+        *(create_statement(table) for table in TABLES),
+    ),
+)
+"""What brings an index from version n to n + 1, in order. Published entries never change."""
+
+VERSION = len(MIGRATIONS)
+
+_CHANGED = """
+CREATE TEMP VIEW tail_changed AS
+SELECT t.*, CASE WHEN p.previous IS NULL THEN NULL ELSE q.hash IS DISTINCT FROM t.hash END AS changed
+FROM tail_tensors t
+LEFT JOIN tail_previous p ON p.run = t.run AND p.step = t.step
+LEFT JOIN {before} q ON q.run = p.run AND q.step = p.previous AND q.kind = t.kind AND q.name = t.name
+"""
+"""Whether a tensor's bytes differ from those in the checkpoint before, of the same run. A tensor that was not there
+before has changed; without a checkpoint before, nobody knows."""
+
+_USER_VIEWS = (
+    "CREATE TEMP VIEW runs AS SELECT run, created, world_size, parent_run, parent_step, layout, facts::JSON AS facts FROM all_runs",
+    "CREATE TEMP VIEW fragments AS SELECT * FROM all_fragments",
+    "CREATE TEMP VIEW tensors AS SELECT * FROM all_tensors",
+    """CREATE TEMP VIEW metrics AS
+    SELECT run, step, name, avg(value) AS value, count(*) AS ranks
+    FROM (SELECT run, step, name, rank, arg_max(value, time) AS value FROM all_journal
+          WHERE kind = 'metric' GROUP BY run, step, name, rank)
+    GROUP BY run, step, name""",
+    """CREATE TEMP VIEW events AS
+    SELECT run, step, time, rank, name, detail FROM all_journal WHERE kind = 'event'
+    UNION ALL SELECT run, step, NULL, NULL, 'damaged', detail FROM tail_damage""",
+    """CREATE TEMP VIEW tags AS
+    SELECT name, run, step, time FROM all_journal WHERE kind = 'tag'
+    QUALIFY row_number() OVER (PARTITION BY name ORDER BY time DESC, run DESC) = 1""",
+    """CREATE TEMP VIEW checkpoints AS
+    WITH applied AS (SELECT run, step, bool_or(value > 0) AS applied FROM all_journal
+                     WHERE kind = 'metric' AND name = 'applied' GROUP BY run, step),
+    failed AS (SELECT DISTINCT run, step FROM all_journal WHERE kind = 'event' AND name = 'failed' AND step IS NOT NULL),
+    gone AS (SELECT DISTINCT run, step FROM all_journal WHERE kind = 'event' AND name = 'collected' AND step IS NOT NULL),
+    loose AS (SELECT run, step, min(state) AS state FROM (
+                  SELECT run, step, 'failed' AS state FROM failed
+                  UNION ALL SELECT run, step, state FROM tail_loose
+                  UNION ALL SELECT run, step, 'incomplete' FROM gone)
+              WHERE (run, step) NOT IN (SELECT (run, step) FROM all_checkpoints) GROUP BY run, step)
+    SELECT run, step, 'committed' AS state, created, world_size, layout, tensors, bytes, new_bytes, applied
+    FROM all_checkpoints LEFT JOIN applied USING (run, step)
+    UNION ALL
+    SELECT run, step, loose.state, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM loose""",
+)
+
+
+def view_statements(*, indexed: bool, hiding: bool) -> list[str]:
+    """The statements that make the views of one query. `indexed`: the index is attached; `hiding`: some of its rows are
+    not to be seen (tables tail_hidden and tail_hidden_runs)."""
+    statements = []
+    for table in TABLES:
+        tail = "tail_changed" if table == "tensors" else f"tail_{table}"
+        halves = [f"SELECT * FROM {tail}"]
+        if indexed:
+            halves.insert(0, f"SELECT * FROM idx.{table}{_visible(table) if hiding else ''}")
+        if table == "tensors":
+            before = "(SELECT run, step, kind, name, hash FROM tail_tensors"
+            if indexed:
+                before += " UNION ALL SELECT run, step, kind, name, hash FROM idx.tensors" + (
+                    _visible(table) if hiding else ""
+                )
+            statements.append(_CHANGED.format(before=before + ")"))
+        statements.append(f"CREATE TEMP VIEW all_{table} AS {' UNION ALL '.join(halves)}")
+    return [*statements, *_USER_VIEWS]
+
+
+def _visible(table: str) -> str:
+    condition = " WHERE run NOT IN (SELECT run FROM tail_hidden_runs)"
+    if table in ("checkpoints", "tensors", "fragments"):
+        condition += " AND (run, step) NOT IN (SELECT (run, step) FROM tail_hidden)"
+    return condition
