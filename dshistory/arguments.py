@@ -89,7 +89,7 @@ def _parser(verb: Verb, prog: str, forms: bool) -> _Parser:
     path = ["[PATH]"] if verb.needs_history else []
     parser = _Parser(
         prog=prog,
-        usage=" ".join([prog, *path, *signature, "[options]"]),
+        usage=" ".join([prog, *path, *signature, "[options]"]).replace("%", "%%"),
         description="\n\n".join([fill(verb.summary, 100), *_arguments_help(verb, places)]),
         epilog="\n".join(["examples:", *(f"  {prog.removesuffix(verb.name)}{example}" for example in verb.examples)]),
         formatter_class=RawDescriptionHelpFormatter,

@@ -5,7 +5,7 @@ extents of both sides -> logical tensors -> pairs -> equal by checksum: a zero r
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -17,7 +17,7 @@ from catalog.history import History
 from catalog.manifest import NOT_STATE
 from catalog.records import CheckpointRef
 from dshistory.comparison import Comparison
-from dshistory.fragments import FragmentStream, LogicalTensor, logical_tensors
+from dshistory.fragments import FragmentStream, StoredTensor, stored_tensors
 from dshistory.naming import Patterns, matching
 from dshistory.progress import ByteProgress
 from dshistory.table import Table
@@ -72,7 +72,7 @@ class DiffTable(Table):
         return plot.moved_tensors(self, top=top)
 
 
-def _select(history: History, *refs: CheckpointRef, kinds: Patterns, names: Patterns) -> list[dict[Key, LogicalTensor]]:
+def _select(history: History, *refs: CheckpointRef, kinds: Patterns, names: Patterns) -> list[dict[Key, StoredTensor]]:
     """For each checkpoint its logical tensors whose kind and name (or alias) fit; every pattern must fit something in
     one of them.
 
@@ -84,7 +84,7 @@ def _select(history: History, *refs: CheckpointRef, kinds: Patterns, names: Patt
     known = {name for side in sides for extent in side for name in (extent.name, *extent.aliases)}
     wanted_names = matching(known, names, what="tensor", where=where)
     return [
-        logical_tensors(extent for extent in side if not wanted_names.isdisjoint((extent.name, *extent.aliases)))
+        stored_tensors(extent for extent in side if not wanted_names.isdisjoint((extent.name, *extent.aliases)))
         for side in sides
     ]
 
@@ -99,10 +99,11 @@ def diff(
     total = sum(_bytes_to_read(*pair) for pair in pairs)
     with ByteProgress(total, description=f"diff {before} {after}", quiet=quiet) as bar:
         for pair in pairs:
-            rows.append(_row(history.root, *pair))
-            bar.advance(_bytes_to_read(*pair))
+            rows.append(_row(history.root, *pair, advance=bar.advance))
     rows.sort(key=_most_moved_first)
-    return DiffTable(pa.Table.from_pylist(rows, schema=_SCHEMA), formats=_FORMATS, note=_note(rows, before, after))
+    return DiffTable(
+        pa.Table.from_pylist(rows, schema=_SCHEMA), formats=_FORMATS, note=_note(rows, sides, before, after)
+    )
 
 
 def tensor(history: History, ref: CheckpointRef, *, name: str, kind: str) -> torch.Tensor:
@@ -116,7 +117,7 @@ def tensor(history: History, ref: CheckpointRef, *, name: str, kind: str) -> tor
     return torch.cat(pieces).reshape(found.shape) if pieces else stream.take(0).reshape(found.shape)
 
 
-def _status(before: LogicalTensor | None, after: LogicalTensor | None) -> str:
+def _status(before: StoredTensor | None, after: StoredTensor | None) -> str:
     if before is None:
         return "added"
     if after is None:
@@ -126,13 +127,15 @@ def _status(before: LogicalTensor | None, after: LogicalTensor | None) -> str:
     return "same" if before.same_bytes(after) else "changed"
 
 
-def _bytes_to_read(before: LogicalTensor | None, after: LogicalTensor | None) -> int:
+def _bytes_to_read(before: StoredTensor | None, after: StoredTensor | None) -> int:
     if before is None or after is None or _status(before, after) != "changed":
         return 0
     return before.nbytes + after.nbytes
 
 
-def _row(root: Path, before: LogicalTensor | None, after: LogicalTensor | None) -> dict[str, Any]:
+def _row(
+    root: Path, before: StoredTensor | None, after: StoredTensor | None, *, advance: Callable[[int], None]
+) -> dict[str, Any]:
     shown = after or before
     assert shown is not None
     status = _status(before, after)
@@ -140,16 +143,18 @@ def _row(root: Path, before: LogicalTensor | None, after: LogicalTensor | None) 
     if status == "same":
         numbers = _UNCHANGED
     elif status == "changed" and before and after:
-        compared = _compare(root, before, after)
+        compared = _compare(root, before, after, advance)
         numbers = {field.name: getattr(compared, field.name) for field in _SCHEMA if field.name not in _IDENTITY}
     return {"name": shown.name, "kind": shown.kind, "shape": shown.shape, "status": status, **numbers}
 
 
-def _compare(root: Path, before: LogicalTensor, after: LogicalTensor) -> Comparison:
+def _compare(root: Path, before: StoredTensor, after: StoredTensor, advance: Callable[[int], None]) -> Comparison:
     comparison = Comparison()
     left, right = FragmentStream(root, before), FragmentStream(root, after)
     while numel := min(left.ready(), right.ready()):
-        comparison.add(left.take(numel), right.take(numel))
+        pair = left.take(numel), right.take(numel)
+        comparison.add(*pair)
+        advance(sum(part.nbytes for part in pair))
     return comparison
 
 
@@ -158,7 +163,12 @@ def _most_moved_first(row: Mapping[str, Any]) -> tuple[bool, float, str, str]:
     return not nonfinite, -row.get("relative_update", -1.0), row["name"], row["kind"]
 
 
-def _note(rows: list[dict[str, Any]], before: CheckpointRef, after: CheckpointRef) -> str:
+def _note(
+    rows: list[dict[str, Any]],
+    sides: Iterable[Mapping[Key, StoredTensor]],
+    before: CheckpointRef,
+    after: CheckpointRef,
+) -> str:
     counts = Counter(row["status"] for row in rows)
     parts = [f"{counts['changed']} changed", f"{counts['same']} equal bit for bit"]
     if counts["removed"]:
@@ -167,6 +177,8 @@ def _note(rows: list[dict[str, Any]], before: CheckpointRef, after: CheckpointRe
         parts.append(f"{counts['added']} only in {after}")
     if counts["reshaped"]:
         parts.append(f"{counts['reshaped']} of another shape")
+    if any(tensor.copies > 1 for side in sides for tensor in side.values()):
+        parts.append("of tensors that each rank has its own of, rank 0's")
     if any(row.get("nonfinite_before") or row.get("nonfinite_after") for row in rows):
         parts.append("norms and changes are over the elements finite on both sides")
     return f"{before} to {after}: {'; '.join(parts)}"

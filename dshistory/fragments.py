@@ -22,14 +22,15 @@ from catalog.errors import CorruptError, FormatError
 from catalog.manifest import NOT_STATE
 from catalog.records import Extent
 
-__all__ = ["PIECE_BYTES", "FragmentStream", "LogicalTensor", "logical_tensors"]
+__all__ = ["PIECE_BYTES", "FragmentStream", "StoredTensor", "stored_tensors"]
 
 PIECE_BYTES: Final = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class LogicalTensor:
-    """One tensor as the model knows it; `fragments` cover its elements in order, once."""
+class StoredTensor:
+    """One tensor as the model knows it; `fragments` cover its elements in order, once. Of a rank_local tensor there are
+    `copies`, one of each rank, and these fragments are rank 0's."""
 
     name: str
     kind: str
@@ -37,6 +38,7 @@ class LogicalTensor:
     shape: tuple[int, ...]
     aliases: tuple[str, ...]
     fragments: tuple[Extent, ...]
+    copies: int
 
     @property
     def numel(self) -> int:
@@ -46,7 +48,7 @@ class LogicalTensor:
     def nbytes(self) -> int:
         return sum(fragment.nbytes for fragment in self.fragments)
 
-    def same_bytes(self, other: "LogicalTensor") -> bool:
+    def same_bytes(self, other: "StoredTensor") -> bool:
         """True only if both are known to be equal bit for bit without reading: same dtype, shape, cuts and
         checksums."""
         return (self.dtype, self.shape) == (other.dtype, other.shape) and [
@@ -54,7 +56,7 @@ class LogicalTensor:
         ] == [(f.start, f.numel, f.checksum) for f in other.fragments]
 
 
-def logical_tensors(extents: Iterable[Extent]) -> dict[tuple[str, str], LogicalTensor]:
+def stored_tensors(extents: Iterable[Extent]) -> dict[tuple[str, str], StoredTensor]:
     """The tensors of a checkpoint by (kind, name). Of rank_local ones (each rank has its own) rank 0's.
 
     Raises FormatError when fragments leave a hole, overlap or disagree, UnsupportedError for a codec this version can't
@@ -69,7 +71,7 @@ def logical_tensors(extents: Iterable[Extent]) -> dict[tuple[str, str], LogicalT
 class FragmentStream:
     """The elements of one logical tensor, front to back, holding one piece (PIECE_BYTES) at a time."""
 
-    def __init__(self, root: Path, tensor: LogicalTensor) -> None:
+    def __init__(self, root: Path, tensor: StoredTensor) -> None:
         self._root = root
         self._dtype = torch_dtype(tensor.dtype)
         itemsize = self._dtype.itemsize
@@ -114,10 +116,12 @@ def _pieces(extent: Extent, itemsize: int) -> Iterable[tuple[Extent, int, int]]:
         yield extent, offset, min(step, extent.nbytes - offset)
 
 
-def _join(group: list[Extent]) -> LogicalTensor:
-    first = min(group, key=lambda extent: extent.file)
+def _join(group: list[Extent]) -> StoredTensor:
+    first = min(group, key=_rank_file)
+    copies = 1
     if first.placement == "rank_local":
-        group = [extent for extent in group if extent.file == first.file]
+        copies = len(set(map(_rank_file, group)))
+        group = [extent for extent in group if _rank_file(extent) == _rank_file(first)]
     where = f"{first.file}: {first.kind}/{first.name}"
     fragments = sorted(group, key=lambda extent: (extent.start, extent.numel))
     end = 0
@@ -132,4 +136,9 @@ def _join(group: list[Extent]) -> LogicalTensor:
         end += extent.numel
     if end != prod(first.shape):
         raise FormatError(f"{where}: fragments hold {end} elements, the shape {first.shape} needs {prod(first.shape)}")
-    return LogicalTensor(first.name, first.kind, first.dtype, first.shape, first.aliases, tuple(fragments))
+    return StoredTensor(first.name, first.kind, first.dtype, first.shape, first.aliases, tuple(fragments), copies)
+
+
+def _rank_file(extent: Extent) -> str:
+    """The rank's own part of the file's name; the folder may be that of an earlier checkpoint."""
+    return extent.file.rpartition("/")[2]

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar, Final, Literal
 
 from catalog.errors import HistoryError
@@ -22,7 +23,19 @@ __all__ = ["VERBS", "Parameter", "Surface", "UsageError", "Verb", "verb_named"]
 Surface = Literal["command line", "magic"]
 
 
-_TEXTUAL: Final = (Ref, str, str | None, int, int | None, bool, Patterns, Patterns | None, Ref | None, object)
+_TEXTUAL: Final = (
+    Ref,
+    str,
+    str | None,
+    int,
+    int | None,
+    bool,
+    Patterns,
+    Patterns | None,
+    Ref | None,
+    Path | str | None,
+    object,
+)
 
 
 class UsageError(HistoryError, ValueError):
@@ -72,7 +85,7 @@ class Parameter:
             if not _WHOLE_NUMBER.fullmatch(text):
                 raise UsageError(f"{self.name} must be a whole number, not {text!r}")
             return int(text)
-        if self.annotation in (Ref, Ref | None, object) and _WHOLE_NUMBER.fullmatch(text):
+        if self.annotation in (Ref, Ref | None, Path | str | None, object) and _WHOLE_NUMBER.fullmatch(text):
             return int(text)
         return text
 

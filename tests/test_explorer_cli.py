@@ -117,7 +117,7 @@ def test_verify_names_file_and_field_and_exits_1(tmp_path: Path) -> None:
         assert result.returncode == 1
         (problem,) = json.loads(result.stdout)
         assert problem["file"].endswith("runs/run-a/steps/000000000010/rank-00000.safetensors")
-        assert "checksum" in problem["field"]
+        assert problem["field"] == "model/layers.0.mlp.weight"
 
 
 def test_reindex_counts_the_checkpoints(root: Path) -> None:

@@ -33,7 +33,7 @@ def test_the_most_moved_tensors_on_top(explorer: Explorer) -> None:
     assert list(figure.layout.yaxis.categoryarray) == [f"{row['name']} ({row['kind']})" for row in diff.top(3)]
     assert figure.layout.yaxis.autorange == "reversed"
     shown = dict(pair for bar in figure.data for pair in zip(bar.y, bar.x, strict=True))
-    assert list(shown.values()) == diff.top(3)["relative_update"].to_pylist()
+    assert [shown[label] for label in figure.layout.yaxis.categoryarray] == diff.top(3)["relative_update"].to_pylist()
 
 
 def test_figures_are_light(explorer: Explorer) -> None:
