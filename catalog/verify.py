@@ -1,0 +1,143 @@
+"""Reads a history again, every byte of it, and says what is not as its checksums and its format say.
+
+Every file has a guardian: JSON files and journal segments carry their own checksum, markers that of each manifest,
+manifests that of every extent, and each byte of a data file belongs to one extent. The index and the lock files are
+no part of the history: the index is derived, and is rebuilt when it is damaged.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from catalog.checkpoint import Checkpoint, logical_tensors, read_part
+from catalog.datacheck import check_data_file, check_header
+from catalog.errors import HistoryError
+from catalog.facts import read_history_json, read_run_facts
+from catalog.history import History
+from catalog.journal import read_segment, segments
+from catalog.layout import HistoryPaths, parse_step_dir
+from catalog.manifest import Manifest
+from catalog.marker import read_marker
+from catalog.records import CheckpointRef
+
+__all__ = ["Problem", "verify"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Problem:
+    """One thing that is wrong. `file` is relative to the history's root; `field` is what does not fit: "checksum of" an
+    extent, as "kind/name", or the part of the file that is damaged."""
+
+    file: str
+    field: str
+    message: str
+
+
+def verify(
+    history: History, refs: Sequence[CheckpointRef] | None = None, *, progress: Callable[[int], None] | None = None
+) -> list[Problem]:
+    """Every problem of the history, or of `refs` alone; an empty list when all is well. Changes nothing.
+
+    A flipped bit in any byte of any published file is found and named. Takes memory for the largest extent, or 64 MiB.
+    `progress` is called with the bytes of data files checked since the last call. Checkpoints that are not committed
+    do not exist and are passed over.
+    """
+    check = _Verification(history.paths, progress or (lambda nbytes: None))
+    if refs is None:
+        check.everything()
+    else:
+        check.attempt(history.paths.history_json, "content", lambda: read_history_json(history.paths))
+        for run in sorted({ref.run for ref in refs}):
+            check.attempt(history.paths.run_json(run), "content", partial(read_run_facts, history.paths, run))
+        for ref in refs:
+            check.checkpoint(ref)
+    return sorted(check.problems)
+
+
+class _Verification:
+    """One pass over a history; gathers problems instead of raising them."""
+
+    def __init__(self, paths: HistoryPaths, progress: Callable[[int], None]) -> None:
+        self.paths = paths
+        self.progress = progress
+        self.problems: list[Problem] = []
+
+    def everything(self) -> None:
+        self.attempt(self.paths.history_json, "content", lambda: read_history_json(self.paths))
+        for folder in _folders(self.paths.runs):
+            self.run(folder.name)
+
+    def run(self, run: str) -> None:
+        steps = [step for step in map(parse_step_dir, _names(self.paths.steps_dir(run))) if step is not None]
+        refs = [CheckpointRef(run, step) for step in sorted(steps) if self.paths.marker(run, step).exists()]
+        path = self.paths.run_json(run)
+        if path.exists() or refs:
+            self.attempt(path, "content", lambda: read_run_facts(self.paths, run))
+        self.journal(run)
+        for ref in refs:
+            self.checkpoint(ref)
+
+    def journal(self, run: str) -> None:
+        """Segments of a writer are numbered from 0 without gaps, so one that is missing is seen, unless it was the last."""
+        expected: dict[str, int] = {}
+        for path in segments(self.paths.journal_dir(run)):
+            self.attempt(path, "content", partial(read_segment, path, run=run))
+            writer, _, sequence = path.stem.rpartition("-")
+            if (first := expected.get(writer, 0)) < int(sequence):
+                missing = path.with_name(f"{writer}-{first:0{len(sequence)}d}.parquet")
+                self.add(missing, "file", f"missing, as are all segments up to {path.name}")
+            expected[writer] = int(sequence) + 1
+
+    def checkpoint(self, ref: CheckpointRef) -> None:
+        """Marker and manifests first; data is read only as far as these can be trusted."""
+        path = self.paths.marker(ref.run, ref.step)
+        marker = self.attempt(path, "content", lambda: read_marker(self.paths, ref.run, ref.step))
+        if marker is None:
+            return
+        manifests = []
+        for part in marker.parts:
+            manifest = self.attempt(
+                self.paths.root / part.manifest, "content", partial(read_part, self.paths, marker, part)
+            )
+            if manifest is not None:
+                self.data(manifest)
+                manifests.append(manifest)
+        if len(manifests) == len(marker.parts):
+            self.coverage(ref, Checkpoint(marker, tuple(manifests)))
+
+    def coverage(self, ref: CheckpointRef, checkpoint: Checkpoint) -> None:
+        folder = self.paths.step_dir(ref.run, ref.step)
+        tensors = self.attempt(folder, "fragments", lambda: logical_tensors(checkpoint, where=str(folder)))
+        for tensor in tensors or ():
+            if tensor.covered != tensor.numel:
+                message = f"the fragments hold {tensor.covered} of {tensor.numel} elements"
+                self.add(folder, f"{tensor.kind}/{tensor.name}", message)
+
+    def data(self, manifest: Manifest) -> None:
+        path = self.paths.root / manifest.file
+        self.attempt(path, "header", lambda: check_header(path, manifest))
+        for found in check_data_file(self.paths.root, manifest, progress=self.progress):
+            self.add(self.paths.root / found.file, found.field, found.message)
+
+    def attempt(self, path: Path, field: str, call: Callable[[], T]) -> T | None:
+        """The result of `call`, or None when it found a problem, which is noted down as one of the file at `path`."""
+        try:
+            return call()
+        except (HistoryError, OSError) as error:
+            self.add(path, field, str(error))
+            return None
+
+    def add(self, path: Path, field: str, message: str) -> None:
+        self.problems.append(Problem(self.paths.relative(path), field, message))
+
+
+def _names(folder: Path) -> Iterable[str]:
+    return (path.name for path in _folders(folder))
+
+
+def _folders(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []

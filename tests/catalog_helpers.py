@@ -1,0 +1,133 @@
+"""Tiny valid checkpoints without torch: bytes in, through the catalog's own writer, a history out."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import native
+from catalog.header import Entry, encode_header
+from catalog.layout import DTYPES, data_file
+from catalog.records import Extent, Placement, RunFacts
+from catalog.run import RunWriter, create_history, create_run
+
+ALIGN = 4096
+LAYOUT = "layout-1"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One fragment as a rank writes it."""
+
+    name: str
+    data: bytes
+    kind: str = "model"
+    dtype: str = "U8"
+    shape: tuple[int, ...] | None = None
+    start: int = 0
+    placement: Placement = "replicated"
+    aliases: tuple[str, ...] = ()
+
+
+def pieces_of(tensors: Mapping[str, bytes], *, kind: str = "model") -> list[Piece]:
+    """Each value as a whole U8 tensor."""
+    return [Piece(name, data, kind) for name, data in tensors.items()]
+
+
+def data_file_bytes(
+    pieces: Iterable[Piece], *, run: str = "run-a", step: int = 0, rank: int = 0
+) -> tuple[bytes, list[Extent]]:
+    """A data file and its manifest rows: header, pieces, padding to the aligned end."""
+    file = data_file(run, step, rank)
+    entries, extents, body = [], [], bytearray()
+    padded = [*pieces]
+    body_bytes = sum(len(piece.data) for piece in padded)
+    padded.append(Piece("__pad__.tail", bytes(-body_bytes % ALIGN), "pad", placement="rank_local"))
+    for piece in padded:
+        numel = len(piece.data) // DTYPES[piece.dtype]
+        shape = (numel,) if piece.shape is None else piece.shape
+        whole = prod(shape) == numel
+        key = piece.name if piece.kind == "pad" else f"{piece.kind}/{piece.name}"
+        key += "" if whole else f"[{piece.start}:{piece.start + numel}]"
+        entries.append(Entry(key, piece.dtype, shape if whole else (numel,), len(body), len(body) + len(piece.data)))
+        extents.append(_extent(piece, shape=shape, numel=numel, file=file, offset=ALIGN + len(body)))
+        body += piece.data
+    metadata = {"format": "dshistory-1", "run": run, "step": str(step), "rank": str(rank)}
+    header = encode_header(entries, metadata=metadata, data_start=ALIGN)
+    top = Piece("__header__", header, "header", placement="rank_local")
+    return header + bytes(body), [_extent(top, shape=(ALIGN,), numel=ALIGN, file=file, offset=0), *extents]
+
+
+def _extent(piece: Piece, *, shape: tuple[int, ...], numel: int, file: str, offset: int) -> Extent:
+    return Extent(
+        name=piece.name,
+        kind=piece.kind,
+        dtype=piece.dtype,
+        shape=shape,
+        start=piece.start,
+        numel=numel,
+        file=file,
+        offset=offset,
+        nbytes=len(piece.data),
+        checksum=native.checksum(piece.data),
+        placement=piece.placement,
+        aliases=piece.aliases,
+    )
+
+
+@dataclass
+class Run:
+    """One run of a history, all its ranks written by this process."""
+
+    root: Path
+    run: str = "run-a"
+    world_size: int = 1
+    parent: tuple[str, int] | None = None
+    created: str = "2026-11-21T10:15:02+00:00"
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        create_history(self.root)
+        run, step = self.parent or (None, None)
+        create_run(self.root, RunFacts(self.run, self.created, self.world_size, run, step, LAYOUT, dict(self.facts)))
+        self.writers = [
+            RunWriter(self.root, run=self.run, rank=rank, world_size=self.world_size, layout=LAYOUT)
+            for rank in range(self.world_size)
+        ]
+
+    def part(self, step: int, rank: int, pieces: Iterable[Piece]) -> None:
+        """Publish one rank's part; not yet a checkpoint."""
+        writer = self.writers[rank]
+        content, extents = data_file_bytes(pieces, run=self.run, step=step, rank=rank)
+        data_tmp = writer.begin(step)
+        data_tmp.write_bytes(content)
+        writer.publish_part(step, data_tmp=data_tmp, extents=extents)
+
+    def checkpoint(self, step: int, *ranks: Sequence[Piece], register: bool = True, **metrics: float) -> None:
+        """Commit a step with the pieces of every rank."""
+        for name, value in metrics.items():
+            self.writers[0].journal.metric(step, name, value)
+        for rank, pieces in enumerate(ranks):
+            self.part(step, rank, pieces)
+        assert self.writers[0].try_commit(step)
+        self.writers[0].journal.flush()
+        if register:
+            self.writers[0].register(patience_s=10.0)
+
+    def close(self) -> None:
+        for writer in self.writers:
+            writer.close()
+
+    def __enter__(self) -> "Run":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def flip_bit(path: Path, *, offset: int, bit: int = 0) -> None:
+    """Damage one bit of a file."""
+    content = bytearray(path.read_bytes())
+    content[offset] ^= 1 << bit
+    path.write_bytes(content)
