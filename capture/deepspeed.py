@@ -6,7 +6,12 @@ from typing import Any
 
 import deepspeed
 import torch
+import torch.distributed as dist
+from deepspeed.moe.experts import Experts
+from deepspeed.moe.utils import is_moe_param
+from deepspeed.runtime.constants import PIPE_REPLICATED
 from deepspeed.runtime.pipe.engine import PipelineEngine
+from deepspeed.utils import groups
 
 from capture.items import StateProvider
 from capture.loop import LoopEvents
@@ -15,6 +20,7 @@ from capture.zero import ZeroState
 from capture.zero_engine import EngineState
 from capture.zero_groups import class_name
 from capture.zero_hooks import attach
+from capture.zero_topology import Topology
 from catalog.errors import UnsupportedError
 
 __all__ = ["DeepSpeedLoop"]
@@ -52,7 +58,7 @@ class DeepSpeedLoop:
         if isinstance(optimizer, torch.optim.Optimizer):
             providers += [ModuleParameters(engine.module), TorchOptimizer(optimizer, engine.module)]
         else:
-            providers.append(ZeroState(optimizer, engine.module))
+            providers.append(ZeroState(optimizer, engine.module, topology=_topology(engine)))
         if engine.lr_scheduler is not None:
             providers.append(Stateful("lr_scheduler", engine.lr_scheduler))
         # Last: it discards the gradients that belong to the state that was there before.
@@ -79,6 +85,7 @@ class DeepSpeedLoop:
 
 def _refuse_unsupported(engine: Any) -> None:
     optimizer = engine.optimizer
+    plain = isinstance(optimizer, torch.optim.Optimizer)
     offload_optimizer, offload_param = engine.zero_offload_optimizer(), engine.zero_offload_param()
     refused = {
         "an engine without an optimizer": engine.basic_optimizer is None,
@@ -94,13 +101,13 @@ def _refuse_unsupported(engine: Any) -> None:
         ),
         "DeepCompile": bool(engine.is_deepcompile_enabled()),
         "tensor parallelism": _tensor_parallel_size(engine) > 1,
-        "experts spread over ranks": bool(engine.has_moe_layers),
-        "pipeline parallelism": isinstance(engine, PipelineEngine) and engine.num_stages > 1,
+        "experts that DeepSpeed put into the model (expert_parallel)": bool(engine._has_autoep_layers()),
+        "pipeline stages or experts without ZeRO, bf16 or fp16": _is_split(engine) and plain,
     }
     for what, is_used in refused.items():
         if is_used:
             raise UnsupportedError(f"{what} can't be captured safely; turn it off in the DeepSpeed configuration")
-    if not isinstance(optimizer, torch.optim.Optimizer) and type(optimizer).__name__ not in _KNOWN_WRAPPERS:
+    if not plain and type(optimizer).__name__ not in _KNOWN_WRAPPERS:
         raise UnsupportedError(f"the optimizer {class_name(optimizer)} is not known, so its state can't be captured")
     if "onebit" in type(engine.basic_optimizer).__module__:
         raise UnsupportedError(
@@ -109,8 +116,37 @@ def _refuse_unsupported(engine: Any) -> None:
 
 
 def _tensor_parallel_size(engine: Any) -> int:
+    if isinstance(engine, PipelineEngine):
+        # The grid's model parallel groups go over the pipeline stages too; its slices do not.
+        return int(engine.grid.get_slice_parallel_world_size())
     sizes = [int(engine.autotp_size())]
     for name in ("get_tensor_model_parallel_world_size", "get_model_parallel_world_size"):
         if hasattr(engine.mpu, name):
             sizes.append(int(getattr(engine.mpu, name)()))
     return max(sizes)
+
+
+def _is_split(engine: Any) -> bool:
+    """Whether ranks hold different parameters."""
+    return bool(engine.has_moe_layers) or (isinstance(engine, PipelineEngine) and engine.num_stages > 1)
+
+
+def _topology(engine: Any) -> Topology | None:
+    if not _is_split(engine):
+        return None
+    prefixes: dict[str, str] = {}
+    for path, module in engine.module.named_modules():
+        if isinstance(module, Experts):
+            first = groups._get_expert_parallel_rank(next(module.parameters()).group_name) * module.num_local_experts
+            at = f"{path}.deepspeed_experts."
+            prefixes.update({f"{at}{i}.": f"{at}{first + i}." for i in range(module.num_local_experts)})
+    naming = Topology(prefixes, {})
+    holders = {}
+    for name, parameter in engine.module.named_parameters():
+        if is_moe_param(parameter):
+            group = groups._get_expert_data_parallel_group(parameter.group_name)
+        else:
+            group = engine.data_parallel_group
+        answers = not getattr(parameter, PIPE_REPLICATED, False)
+        holders[naming.logical(name)] = (dist.get_rank(group), dist.get_world_size(group) if answers else 0)
+    return Topology(prefixes, holders)

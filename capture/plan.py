@@ -20,12 +20,13 @@ from capture.items import TensorItem
 from catalog.errors import UnsupportedError
 from catalog.header import Entry, header_bytes_needed
 
-__all__ = ["Part", "Plan", "entry_key", "make_plan"]
+__all__ = ["Part", "Plan", "check_items", "entry_key", "make_plan", "signature_of"]
 
 MIN_RUN_BYTES = 1 << 20
 """Shorter runs are packed and copied: a request of its own costs more than a copy."""
 
 _HEADER_SLACK_BYTES = 1024
+_WIDEST_METADATA = {"format": "dshistory-1", "run": "-" * 128, "step": "-" * 20, "rank": "-" * 5}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,6 +87,10 @@ class Plan:
             align=self.align,
         )
 
+    def has_room_for(self, reserve: Sequence[Entry]) -> bool:
+        """Whether the header's reserved length holds these entries beside the plan's own."""
+        return header_bytes_needed([*self.entries, *reserve], metadata=_WIDEST_METADATA) <= self.data_start
+
     @property
     def state_bytes(self) -> int:
         """Bytes of state, without padding."""
@@ -95,7 +100,17 @@ class Plan:
 def signature_of(items: Iterable[TensorItem]) -> tuple[Any, ...]:
     """What must be unchanged for a plan to stay valid."""
     return tuple(
-        (item.kind, item.name, item.tensor.data_ptr(), item.tensor.numel(), item.start, item.tensor.dtype, item.when)
+        (
+            item.kind,
+            item.name,
+            item.start,
+            item.placement,
+            item.when,
+            item.tensor.data_ptr(),
+            item.tensor.dtype,
+            item.tensor.shape,
+            item.tensor.stride(),
+        )
         for item in items
     )
 
@@ -104,7 +119,7 @@ def make_plan(items: Sequence[TensorItem], *, rank: int, world_size: int, align:
     """The layout of this rank's share of `items`. `reserve` are entries (of the objects) that the header must have room
     for too.
     """
-    _check_unique(items)
+    check_items(items)
     signature = signature_of(items)
     mirrors: list[tuple[torch.Tensor, torch.Tensor]] = []
     parts = [part for part in _shares(items, rank, world_size, mirrors) if part is not None]
@@ -113,8 +128,7 @@ def make_plan(items: Sequence[TensorItem], *, rank: int, world_size: int, align:
     data_bytes = _round_up(placer.at, align)
     placer.pad_to(data_bytes)
     entries = _entries(placer)
-    metadata = {"format": "dshistory-1", "run": "-" * 128, "step": "-" * 20, "rank": "-" * 5}
-    needed = header_bytes_needed([*entries, *reserve], metadata=metadata)
+    needed = header_bytes_needed([*entries, *reserve], metadata=_WIDEST_METADATA)
     data_start = _round_up(needed + needed // 64 + _HEADER_SLACK_BYTES, align)
     return Plan(
         parts=tuple(part for part, _ in placer.placed),
@@ -228,8 +242,6 @@ def _shares(
 
 def _dense(item: TensorItem, mirrors: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
     tensor = item.tensor
-    if tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
-        raise UnsupportedError(f"{item.kind} {item.name!r} is no plain dense tensor: it can't be captured")
     if tensor.device.type == "cpu" and tensor.is_contiguous():
         return tensor
     mirror = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type == "cuda")
@@ -237,9 +249,18 @@ def _dense(item: TensorItem, mirrors: list[tuple[torch.Tensor, torch.Tensor]]) -
     return mirror
 
 
-def _check_unique(items: Sequence[TensorItem]) -> None:
+def check_items(items: Sequence[TensorItem]) -> None:
+    """UnsupportedError, by name, for what has no bytes of its own or a name that another item has."""
     seen: set[tuple[str, str, int]] = set()
     for item in items:
+        tensor = item.tensor
+        if tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg() or tensor.is_meta:
+            raise UnsupportedError(f"{item.kind} {item.name!r} is no plain dense tensor: it can't be captured")
+        if any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True)):
+            raise UnsupportedError(
+                f"{item.kind} {item.name!r} is expanded: several of its elements share one place in memory, so it can't be "
+                "restored; make it contiguous()"
+            )
         key = (item.kind, item.name, item.start)
         if key in seen:
             raise UnsupportedError(

@@ -24,6 +24,7 @@ from capture.zero_groups import (
     write_groups,
 )
 from capture.zero_layout import Flat, flats_of, group_parameters, local_partition
+from capture.zero_topology import Topology, merge_groups
 from catalog.errors import MismatchError, RestoreError, SetupError, UnsupportedError
 from catalog.records import Placement
 
@@ -40,12 +41,15 @@ class ZeroState:
     first update) is dropped.
     """
 
-    def __init__(self, optimizer: Any, module: torch.nn.Module) -> None:
+    def __init__(self, optimizer: Any, module: torch.nn.Module, *, topology: Topology | None) -> None:
+        """`topology` where the ranks hold different parameters; making the provider is then a collective."""
         self._optimizer = optimizer
+        self._topology = topology
         self._module = unwrapped(module)
         self._restoring: Available | None = None
         self._created: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
         self._steps: dict[str, torch.Tensor] = {}
+        self._groups = self._local_groups() if topology is None else merge_groups(self._local_groups())
 
     def tensors(self) -> Sequence[TensorItem]:
         if getattr(self._optimizer, "offloaded_states", None):
@@ -54,21 +58,21 @@ class ZeroState:
             )
         items = [*self._weights(), *self._masters(), *self._states()]
         if self._restoring is None:
-            return items
+            return items if self._topology is None else list(self._topology.own(items))
         kinds = {"master", *self._restoring.objects.get("optimizer", {"kinds": ()})["kinds"]}
         derived = self._derived(self._restoring)
         targets = (item for item in items if item.kind in kinds or (item.kind == "model" and item.name not in derived))
         return [*targets, *(TensorItem(name, "step", (), target) for name, target in self._steps.items())]
 
     def objects(self) -> Mapping[str, tuple[Any, Placement]]:
-        return {"optimizer": (read_groups(self._inner, self._group_names(), self._flats()), "replicated")}
+        return {"optimizer": (read_groups(self._inner, self._groups, self._flats()), "replicated")}
 
     def prepare(self, available: Available) -> None:
         self._forget()
         saved = available.objects.get("optimizer")
         if saved is not None:
             frozen = frozenset(name for name, parameter, _ in self._named() if not parameter.requires_grad)
-            match_groups(self._group_names(), saved, frozen=frozen)
+            match_groups(self._groups, saved, frozen=frozen)
             for flat in self._flats():
                 self._create_state(flat, saved, available)
             self._steps = self._step_targets(saved, available)
@@ -102,7 +106,11 @@ class ZeroState:
 
     def _named(self) -> Iterator[tuple[str, Any, tuple[str, ...]]]:
         """Every parameter once: its first name, and the further names it is tied to."""
-        yield from first_names(self._module.named_parameters)
+        for name, parameter, aliases in first_names(self._module.named_parameters):
+            yield self._logical(name), parameter, tuple(self._logical(alias) for alias in aliases)
+
+    def _logical(self, name: str) -> str:
+        return name if self._topology is None else self._topology.logical(name)
 
     def _names(self) -> dict[int, str]:
         return {id(parameter): name for name, parameter, _ in self._named()}
@@ -110,7 +118,7 @@ class ZeroState:
     def _flats(self) -> tuple[Flat, ...]:
         return flats_of(self._optimizer, self._names())
 
-    def _group_names(self) -> list[list[str]]:
+    def _local_groups(self) -> list[list[str]]:
         names = self._names()
         return [[names[id(parameter)] for parameter in group] for group in group_parameters(self._optimizer)]
 
@@ -174,11 +182,11 @@ class ZeroState:
         """Where to read `step` to when the checkpoint has one per parameter, as plain torch optimizers do."""
         if "step" in saved["state"]:
             return {}
-        names = (name for group in self._group_names() for name in group)
+        names = (name for group in self._groups for name in group)
         return {name: torch.zeros(()) for name in names if ("step", name) in available.tensors}
 
     def _common_step(self, group: int) -> torch.Tensor:
-        steps = [self._steps[name] for name in self._group_names()[group]]
+        steps = [self._steps[name] for name in self._groups[group]]
         if any(not torch.equal(step, steps[0]) for step in steps):
             raise RestoreError(
                 f"the parameters of optimizer group {group} had different numbers of updates in the checkpoint "
@@ -196,7 +204,7 @@ class ZeroState:
     def _master_names(self) -> frozenset[str]:
         if all(flat.is_model for flat in self._flats()):
             return frozenset()
-        return frozenset(name for group in self._group_names() for name in group)
+        return frozenset(name for group in self._groups for name in group)
 
     def _derived(self, available: Available) -> frozenset[str]:
         """The weights that the checkpoint has in another precision, so that they must come from the master weights."""
@@ -208,9 +216,10 @@ class ZeroState:
         if hasattr(self._optimizer, "update_lp_params"):
             self._optimizer.update_lp_params()
             return
+        parameters = {name: parameter for name, parameter, _ in self._named()}
         for flat in self._flats():
             for fragment, master in flat.slices(flat.tensor):
-                parameter = self._module.get_parameter(fragment.name)
+                parameter = parameters[fragment.name]
                 part = (
                     local_partition(self._optimizer, parameter)[1]
                     if hasattr(parameter, "ds_tensor")

@@ -25,6 +25,7 @@ __all__ = [
 ]
 
 _SHOWN = 3
+_STRUCTURE = ("params", "moe", "name")  # which parameters a group has, and over which ranks: this engine's own
 
 
 def class_name(optimizer: Any) -> str:
@@ -91,7 +92,7 @@ def write_groups(inner: Any, saved: Mapping[str, Any]) -> None:
     same = saved["class"] == class_name(inner)
     for group, stored in zip(inner.param_groups, saved["groups"], strict=True):
         for key, value in stored.items():
-            if key == "params" or not (same or key in group):
+            if key in _STRUCTURE or not (same or key in group):
                 continue
             if isinstance(group.get(key), torch.Tensor):
                 group[key].copy_(torch.as_tensor(value))

@@ -51,6 +51,7 @@ class Meter:
         self._engine = engine
         self._backward: list[torch.Tensor] = []
         self._forward: list[torch.Tensor] = []
+        self._rate: float | torch.Tensor | None = None
         self._began = time.perf_counter()
 
     def saw_backward(self, loss: Any) -> None:
@@ -64,6 +65,11 @@ class Meter:
         if isinstance(loss, torch.Tensor) and loss.numel() == 1 and loss.requires_grad:
             self._forward.append(loss.detach().clone())
 
+    def saw_update(self) -> None:
+        """The learning rate of this update: afterwards the scheduler has moved on."""
+        rates = self._engine.get_lr()
+        self._rate = rates[0] if rates else None
+
     def take(self, *, applied: bool) -> Mapping[str, float | torch.Tensor]:
         """The metrics of the step that has just ended; begins the next one."""
         now = time.perf_counter()
@@ -76,9 +82,8 @@ class Meter:
             metrics["loss"] = torch.stack([loss.float().reshape(()) for loss in losses]).mean()
         elif isinstance(getattr(self._engine, "agg_train_loss", None), torch.Tensor):
             metrics["loss"] = self._engine.agg_train_loss.detach().clone().mean()
-        rates = self._engine.get_lr()
-        if rates:
-            metrics["lr"] = rates[0]
+        if self._rate is not None:
+            metrics["lr"] = self._rate
         norm = self._engine.get_global_grad_norm()
         if norm is not None:
             metrics["grad_norm"] = norm
@@ -93,7 +98,7 @@ def attach(engine: Any, events: LoopEvents) -> Callable[[], None]:
     """Install every hook of `LoopEvents` on `engine`; returns the detacher, which may be called more than once."""
     meter = Meter(engine)
     undo = [
-        _before_update(engine.optimizer, events),
+        _before_update(engine.optimizer, events, meter),
         *_metrics(engine, meter),
         *_steps(engine, events, meter),
         *_accesses(engine, events),
@@ -106,14 +111,18 @@ def attach(engine: Any, events: LoopEvents) -> Callable[[], None]:
     return detach
 
 
-def _before_update(optimizer: Any, events: LoopEvents) -> Callable[[], None]:
+def _before_update(optimizer: Any, events: LoopEvents, meter: Meter) -> Callable[[], None]:
+    def due(*_: Any) -> None:
+        meter.saw_update()
+        events.before_update()
+
     if isinstance(optimizer, torch.optim.Optimizer):
         # Wrapping `step` of a torch optimizer would make its schedulers warn that they are out of order.
-        handle = optimizer.register_step_pre_hook(lambda *_: events.before_update())
+        handle = optimizer.register_step_pre_hook(due)
         return handle.remove
 
     def step(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        events.before_update()
+        due()
         return inner(*args, **kwargs)
 
     return wrap(optimizer, "step", step)
@@ -175,8 +184,11 @@ def _guard(events: LoopEvents, what: str) -> Callable[..., Any]:
 
 def _closing(events: LoopEvents) -> Callable[..., Any]:
     def destroy(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        events.closing()
-        events.before_access("destroy")
-        return inner(*args, **kwargs)
+        try:
+            events.closing()
+            events.before_access("destroy")
+        finally:
+            # What closing has to report must not keep an engine alive.
+            inner(*args, **kwargs)
 
     return destroy

@@ -17,12 +17,10 @@ _WRAPPERS = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
 def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
     """The module inside DistributedDataParallel, DataParallel and torch.compile, whose names are the logical ones."""
     while True:
-        if isinstance(module, _WRAPPERS):
-            module = module.module
-        elif isinstance(getattr(module, "_orig_mod", None), torch.nn.Module):
-            module = module._orig_mod
-        else:
+        inner = module.module if isinstance(module, _WRAPPERS) else getattr(module, "_orig_mod", None)
+        if not isinstance(inner, torch.nn.Module):
             return module
+        module = inner
 
 
 def first_names(

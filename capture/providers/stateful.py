@@ -53,8 +53,8 @@ class Stateful:
 class DataloaderPosition(Stateful):
     """The position of a data loader such as torchdata's StatefulDataLoader; each rank has its own.
 
-    Asking disturbs nothing: a StatefulDataLoader that has not started would make its iterator, and draw a seed for it,
-    when asked for its state; such a one is stored as None.
+    A StatefulDataLoader that has not started makes its iterator, and draws a seed for it, when asked for its state; the
+    `iter(dataloader)` that follows takes that iterator and draws nothing.
     """
 
     def __init__(self, dataloader: Any) -> None:
@@ -65,17 +65,9 @@ class DataloaderPosition(Stateful):
             )
         super().__init__("dataloader", dataloader, placement="rank_local")
 
-    def objects(self) -> Mapping[str, tuple[Any, Placement]]:
-        if getattr(self._target, "_iterator", self) is None:
-            return {self.name: (None, self._placement)}
-        return super().objects()
-
     def finish(self, available: Available) -> None:
-        if self.name not in available.objects:
-            return
-        state = available.objects[self.name]
-        self._target.load_state_dict({} if state is None else state)
-        if state is not None and hasattr(self._target, "_initial_iter_for_state_dict"):
+        super().finish(available)
+        if self.name in available.objects and hasattr(self._target, "_initial_iter_for_state_dict"):
             # Makes the iterator now, which draws a seed: a later `iter(dataloader)` takes this one, and the RNG,
             # restored after us, is not touched again.
             self._target.state_dict()

@@ -1,0 +1,212 @@
+"""`capture.enable`: everything that is decided, checked and refused before the first snapshot."""
+
+import atexit
+import datetime
+import platform
+import socket
+import warnings
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+import native
+from capture.items import StateProvider
+from capture.loop import Loop
+from capture.loops import loop_for
+from capture.places import history_path
+from capture.ranks import Ranks
+from capture.registry import origin_of, register_session, session_of
+from capture.restore import all_providers, restore_live
+from capture.session import Session
+from capture.snapshot import Source
+from catalog.errors import NotFoundError, SetupError
+from catalog.history import History
+from catalog.jsonfile import canonical
+from catalog.records import CheckpointRef, RunFacts
+from catalog.resolve import lineage
+from catalog.run import RunWriter, create_history, create_run, new_run_id
+from catalog.verify import verify
+
+__all__ = ["enable"]
+
+DEFAULT_BUDGET_BYTES = 256 << 20
+
+
+def enable(
+    target: Any,
+    *,
+    every: int = 50,
+    history: Path | str | None = None,
+    dataloader: Any = None,
+    providers: Sequence[StateProvider] = (),
+    budget_bytes: int = DEFAULT_BUDGET_BYTES,
+    on_full: Literal["wait", "skip"] = "wait",
+    optimizer: torch.optim.Optimizer | None = None,
+    scheduler: Any = None,
+    scaler: Any = None,
+    resume: Literal["auto"] | None = None,
+    backend: Literal["io_uring", "posix"] | None = None,
+    faults: native.Faults | None = None,
+) -> Session:
+    """Capture every `every`-th optimizer step of a DeepSpeed engine, or of a module with its optimizer, from now on.
+
+    Guarantees that what is captured is the state right after the step, bit for bit, whatever the training does next,
+    and that the training waits only for what is not yet safe when the next update begins. All ranks must call it; a
+    refusal on one is raised on all.
+
+    target: a DeepSpeed engine, or a torch module together with `optimizer` (and `scheduler`, `scaler`).
+    history: the folder; default `$DSHISTORY`, else `./history`. Every rank must see the same.
+    dataloader: anything with state_dict() and load_state_dict(), to resume at the very next batch.
+    providers: further State Providers, such as `capture.Stateful("ema", ema)`.
+    budget_bytes: the staging memory, the only memory taken beyond the training's own.
+    on_full: with too many snapshots still being written, "wait" for one or "skip" the step (which is recorded).
+    resume: "auto" goes on from the newest complete checkpoint of the history that verifies, or starts fresh.
+    backend: the writer's; by default io_uring where the host allows it, else POSIX threads.
+    faults: planned input/output faults, for tests.
+
+    The first step is captured at once, the last at `close`. Enabling the same target again closes its session first.
+    Raises SetupError, UnsupportedError (state that can't be stored, by name), MismatchError.
+    """
+    _check_arguments(every, on_full, resume, backend)
+    previous = session_of(target)
+    if previous is not None:
+        previous.close()
+    loop = loop_for(target, optimizer=optimizer, scheduler=scheduler, scaler=scaler)
+    ranks = Ranks(*loop.ranks())
+    root = history_path(history)
+    ranks.agree(f"making the history {root}", lambda: _make_history(root, ranks.rank))
+    ranks.prove_shared(root)
+    every_provider = all_providers(loop.providers(), dataloader, providers)
+    parent = origin_of(target)
+    if resume == "auto":
+        parent = _resume(History.open(root), ranks, every_provider) or parent
+    file_system = native.probe_file_system(str(root))
+    source = Source(every_provider, rank=ranks.rank, world_size=ranks.world_size, align=int(file_system["place_align"]))
+    layout = ranks.broadcast(ranks.agree("looking at the state", lambda: _layout(source, ranks.world_size)))
+    engine = ranks.agree("making the writer", lambda: _engine(backend, budget_bytes, faults))
+    facts = _facts(loop, engine, file_system, every, on_full)
+    run = ranks.broadcast(
+        ranks.agree("making the run", lambda: _make_run(root, ranks, layout, parent, facts)),
+    )
+    writer = ranks.agree(
+        "taking the run's lock",
+        lambda: RunWriter(root, run=run, rank=ranks.rank, world_size=ranks.world_size, layout=layout),
+    )
+    session = Session(loop, source, run=writer, engine=engine, every=every, on_full=on_full)
+    register_session(target, session)
+    _close_at_exit(session)
+    return session
+
+
+def _check_arguments(every: Any, on_full: Any, resume: Any, backend: Any) -> None:
+    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+        raise SetupError(f"every={every!r}: give a whole number of optimizer steps, 1 or more")
+    if on_full not in ("wait", "skip"):
+        raise SetupError(f'on_full={on_full!r}: give "wait" or "skip"')
+    if resume not in (None, "auto"):
+        raise SetupError(f'resume={resume!r}: give "auto" or None; for a certain step call capture.restore first')
+    if backend not in (None, "io_uring", "posix"):
+        raise SetupError(f'backend={backend!r}: give "io_uring", "posix" or None')
+
+
+def _make_history(root: Path, rank: int) -> None:
+    if rank == 0:
+        try:
+            create_history(root)
+        except OSError as error:
+            raise SetupError(f"the history {root} can't be made: {error}") from error
+
+
+def _layout(source: Source, world_size: int) -> str:
+    """The run's layout hash; on the way everything that can't be captured is refused."""
+    plan = source.plan(source.objects())
+    rows = sorted((part.item.kind, part.item.name, list(part.item.shape), part.dtype) for part in plan.parts)
+    return native.checksum(canonical({"world_size": world_size, "parts": rows})).hex()
+
+
+def _engine(backend: str | None, budget_bytes: int, faults: native.Faults | None) -> native.Engine:
+    chosen = backend
+    if chosen is None:
+        reason = native.probe_io_uring()
+        chosen = "posix" if reason else "io_uring"
+        if reason:
+            warnings.warn(f"writing with POSIX threads, since io_uring is not to be had here: {reason}", stacklevel=4)
+    try:
+        return native.Engine(backend=chosen, budget_bytes=budget_bytes, faults=faults)
+    except (OSError, ValueError) as error:
+        raise SetupError(f"the {chosen} writer with budget_bytes={budget_bytes} can't be made: {error}") from error
+
+
+def _facts(loop: Loop, engine: native.Engine, file_system: dict[str, Any], every: int, on_full: str) -> dict[str, Any]:
+    return {
+        **loop.facts(),
+        "every": every,
+        "on_full": on_full,
+        "backend": engine.backend,
+        "budget_bytes": engine.budget_bytes,
+        "staging_registered": engine.registered,
+        "file_system": file_system,
+        "host": socket.gethostname(),
+        "python": platform.python_version(),
+    }
+
+
+def _make_run(root: Path, ranks: Ranks, layout: str, parent: CheckpointRef | None, facts: dict[str, Any]) -> str | None:
+    if ranks.rank != 0:
+        return None
+    run = new_run_id()
+    created = datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds")
+    create_run(
+        root,
+        RunFacts(
+            run=run,
+            created=created,
+            world_size=ranks.world_size,
+            parent_run=None if parent is None else parent.run,
+            parent_step=None if parent is None else parent.step,
+            layout=layout,
+            facts=facts,
+        ),
+    )
+    return run
+
+
+def _resume(history: History, ranks: Ranks, providers: Sequence[StateProvider]) -> CheckpointRef | None:
+    """Restore the newest checkpoint that verifies; None when there is none."""
+    found = ranks.broadcast(ranks.agree("choosing a checkpoint", lambda: _newest(history) if ranks.rank == 0 else None))
+    if found is None:
+        return None
+    ref = CheckpointRef(found[0], found[1])
+    restore_live(history, ref, ranks=ranks, providers=providers)
+    return ref
+
+
+def _newest(history: History) -> tuple[str, int] | None:
+    try:
+        candidates = lineage(history, history.current_run())
+    except NotFoundError:
+        return None
+    for ref in reversed(candidates):
+        problems = verify(history, [ref])
+        if not problems:
+            return ref.run, ref.step
+        first = problems[0]
+        warnings.warn(
+            f"resume: checkpoint {ref} is passed over, it does not verify: {first.file}: {first.field}: {first.message}",
+            stacklevel=5,
+        )
+    return None
+
+
+def _close_at_exit(session: Session) -> None:
+    reference = weakref.ref(session)
+
+    def close() -> None:
+        alive = reference()
+        if alive is not None:
+            alive.at_exit()
+
+    atexit.register(close)

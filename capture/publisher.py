@@ -1,0 +1,155 @@
+"""The background thread of a session: finishes snapshots in order, commits, registers, and keeps the journal flowing.
+
+It never touches the training's tensors and takes part in no collective. What fails is kept for the session to report.
+"""
+
+import collections
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from capture.snapshot import Snapshot
+from catalog import index
+from catalog.errors import HistoryError, SnapshotError
+from catalog.run import RunWriter
+
+__all__ = ["Publisher"]
+
+FLUSH_INTERVAL_S = 2.0
+REGISTER_PATIENCE_S = 0.1
+
+_Metrics = tuple[int, Mapping[str, float | torch.Tensor]]
+
+
+class Publisher:
+    """Owns the run's writing end from the moment it is made until `close`."""
+
+    def __init__(self, run: RunWriter) -> None:
+        self._run = run
+        self._changed = threading.Condition()
+        self._snapshots: collections.deque[Snapshot] = collections.deque()
+        self._metrics: collections.deque[_Metrics] = collections.deque()
+        self._failures: list[SnapshotError] = []
+        self._figures: list[dict[str, Any]] = []
+        self._closing = False
+        self._flushed = time.monotonic()
+        # A daemon: the interpreter joins other threads before it runs the exit handler that ends this one.
+        self._thread = threading.Thread(target=self._work, name="dshistory-publisher", daemon=True)
+        self._thread.start()
+
+    def submit(self, snapshot: Snapshot) -> None:
+        """Finish `snapshot` once its data is written and it is settled."""
+        with self._changed:
+            self._snapshots.append(snapshot)
+            self._changed.notify_all()
+
+    def metrics(self, step: int, values: Mapping[str, float | torch.Tensor]) -> None:
+        """Write metrics to the journal; device scalars are converted here, off the training thread."""
+        with self._changed:
+            self._metrics.append((step, values))
+
+    def failed(self, step: int, error: Exception) -> None:
+        """Record a snapshot that failed: journal, index, and the next report."""
+        failure = SnapshotError(f"the snapshot of step {step} of run {self._run.run} failed: {error}")
+        failure.__cause__ = error
+        try:
+            self._run.discard(step, reason=str(error))
+        except OSError as unreachable:
+            failure.add_note(f"its temporary files could not be removed: {unreachable}")
+        with self._changed:
+            self._failures.append(failure)
+
+    def take_failures(self) -> list[SnapshotError]:
+        """The failures since the last call."""
+        with self._changed:
+            failures, self._failures = self._failures, []
+        return failures
+
+    def figures(self) -> list[dict[str, Any]]:
+        """What each finished snapshot wrote, in order."""
+        with self._changed:
+            return list(self._figures)
+
+    def last_published(self) -> int | None:
+        """The newest step whose part of this rank is published."""
+        with self._changed:
+            return self._figures[-1]["step"] if self._figures else None
+
+    def pending(self) -> int:
+        """Snapshots not finished yet."""
+        with self._changed:
+            return len(self._snapshots)
+
+    def wait_below(self, count: int, *, timeout_s: float | None = None) -> bool:
+        """Wait until fewer than `count` snapshots are pending; False on timeout."""
+        with self._changed:
+            return self._changed.wait_for(lambda: len(self._snapshots) < count, timeout_s)
+
+    def close(self) -> None:
+        """Finish everything, flush, and end the thread. Every snapshot must be settled."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._snapshots or self._closing, FLUSH_INTERVAL_S)
+                snapshot = self._snapshots[0] if self._snapshots else None
+                closing = self._closing
+            if snapshot is not None:
+                self._publish(snapshot)
+                with self._changed:
+                    self._snapshots.popleft()
+                    self._changed.notify_all()
+            elif closing:
+                self._flush(force=True)
+                return
+            self._flush()
+
+    def _publish(self, snapshot: Snapshot) -> None:
+        try:
+            while not (snapshot.job.wait(FLUSH_INTERVAL_S) and snapshot.settled.wait(FLUSH_INTERVAL_S)):
+                self._flush()
+            figures = snapshot.finish(self._run)
+            committed = self._run.try_commit(snapshot.step)
+        except Exception as error:  # noqa: BLE001 - whatever fails this snapshot must not end the thread others wait for
+            snapshot.job.abort()
+            self.failed(snapshot.step, error)
+            self._flush(force=True)
+            return
+        with self._changed:
+            self._figures.append({"step": snapshot.step, **figures})
+        self._flush(force=True)
+        if committed:
+            self._register()
+
+    def _register(self) -> None:
+        try:
+            index.register(self._run.paths, patience_s=REGISTER_PATIENCE_S)
+        except (OSError, HistoryError) as error:
+            # The index is derived: the checkpoint is safe, and the next registration or `reindex` makes good for this
+            # one.
+            self._run.journal.event("registration_failed", None, reason=str(error))
+
+    def _flush(self, *, force: bool = False) -> None:
+        if not force and time.monotonic() - self._flushed < FLUSH_INTERVAL_S:
+            return
+        with self._changed:
+            rows = list(self._metrics)
+            self._metrics.clear()
+        for step, values in rows:
+            for name, value in values.items():
+                self._run.journal.metric(step, name, float(value))
+        try:
+            self._run.journal.flush()
+        except OSError as error:
+            with self._changed:
+                self._failures.append(
+                    SnapshotError(f"the journal of run {self._run.run} could not be written: {error}")
+                )
+        self._flushed = time.monotonic()

@@ -1,0 +1,95 @@
+"""The control plane between ranks: over torch.distributed, on the main thread only, at `enable` and `restore`.
+
+Nothing here runs while training goes on, so a dead rank can never hang a snapshot.
+"""
+
+import json
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from catalog.errors import SetupError
+
+__all__ = ["Ranks"]
+
+_Result = TypeVar("_Result")
+
+
+class Ranks:
+    """This process among `world_size`; alone, every call is local."""
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self.rank = rank
+        self.world_size = world_size
+
+    def broadcast(self, value: Any) -> Any:
+        """Rank 0's value, which must be JSON, on every rank."""
+        if self.world_size == 1:
+            return value
+        return self._gather(json.dumps(value) if self.rank == 0 else "")[0]
+
+    def agree(self, what: str, action: Callable[[], _Result]) -> _Result:
+        """Run `action` on every rank; when it raises on any, raise on all: its own error where it failed, a SetupError
+        elsewhere. So no rank is left waiting in a collective for one that has given up.
+        """
+        failure: Exception | None = None
+        result: _Result | None = None
+        try:
+            result = action()
+        except Exception as error:  # noqa: BLE001 - raised again below, on every rank
+            failure = error
+        if self.world_size > 1:
+            messages = self._gather(json.dumps(None if failure is None else f"{type(failure).__name__}: {failure}"))
+            others = {rank: message for rank, message in enumerate(messages) if message is not None}
+            if failure is None and others:
+                rank, message = min(others.items())
+                raise SetupError(f"{what} failed on rank {rank}: {message}")
+        if failure is not None:
+            raise failure
+        return result  # type: ignore[return-value]
+
+    def prove_shared(self, folder: Path) -> None:
+        """SetupError, on every rank, unless all ranks see the same `folder`: rank 0 writes a nonce there and all must
+        read it.
+        """
+        if self.world_size == 1:
+            return
+        nonce = self.broadcast(secrets.token_hex(16))
+        path = folder / f".nonce-{nonce}"
+        self.agree("writing into the history", lambda: path.touch() if self.rank == 0 else None)
+        try:
+            self.agree("seeing the history", lambda: self._require(path))
+        finally:
+            if self.rank == 0:
+                path.unlink(missing_ok=True)
+
+    def _require(self, path: Path) -> None:
+        # A listing makes network file systems look again instead of answering from their cache.
+        if path.name not in os.listdir(path.parent):
+            raise SetupError(
+                f"rank {self.rank} does not see what rank 0 wrote in {path.parent}: the history must be on a file system that "
+                "all ranks share"
+            )
+
+    def _gather(self, text: str) -> list[Any]:
+        """Every rank's JSON text, decoded; a fixed-size exchange of lengths first, then of bytes."""
+        device = (
+            torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
+        )
+        data = text.encode()
+        length = torch.tensor([len(data)], dtype=torch.int64, device=device)
+        lengths = [torch.zeros_like(length) for _ in range(self.world_size)]
+        dist.all_gather(lengths, length)
+        size = max(1, *(int(other) for other in lengths))
+        padded = torch.zeros(size, dtype=torch.uint8, device=device)
+        if data:
+            padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)
+        buffers = [torch.zeros_like(padded) for _ in range(self.world_size)]
+        dist.all_gather(buffers, padded)
+        texts = [bytes(buffer[: int(other)].cpu().numpy()) for buffer, other in zip(buffers, lengths, strict=True)]
+        return [json.loads(raw) if raw else None for raw in texts]

@@ -1,0 +1,329 @@
+"""A run being captured: decides when a step becomes a snapshot, keeps the barrier, and reports.
+
+The training thread plans, starts and releases; the publisher's thread does the rest. Nothing a snapshot does wrong
+reaches the training: a failure is a warning at the next step, an event in the journal, and a SnapshotError from `wait`
+and `close`.
+"""
+
+import contextlib
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+
+import torch
+
+import native
+from capture.datafile import PlacedObject
+from capture.loop import Loop
+from capture.publisher import Publisher
+from capture.snapshot import Snapshot, Source
+from catalog.errors import HistoryError, SetupError, SnapshotError
+from catalog.run import RunWriter
+
+__all__ = ["Session", "SessionStats"]
+
+MAX_PENDING = 4
+"""Snapshots on their way at once, before `on_full` decides."""
+
+_SETTLE_LATE = frozenset({"optimizer", "lr_scheduler", "loss_scaler"})
+_COMMIT_POLL_S = 0.002
+_COMMIT_PATIENCE_S = 30.0
+
+
+@dataclass(slots=True)
+class SessionStats:
+    """What capturing cost so far. Seconds of the training thread, all waits included; bytes of this rank's files."""
+
+    snapshots: int = 0
+    skipped: int = 0
+    failed: int = 0
+    bytes: int = 0
+    stall_s: float = 0.0
+    write_s: float = 0.0
+    stalls_s: list[float] = field(default_factory=list)
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Throughput of the writer while it wrote."""
+        return self.bytes / self.write_s if self.write_s else 0.0
+
+
+class Session:
+    """The capture of one run, from `capture.enable` to `close`. Its methods are for the training thread.
+
+    A context manager: leaving it closes the session; after an exception the last step is not captured, for it may be
+    half done.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        source: Source,
+        *,
+        run: RunWriter,
+        engine: native.Engine,
+        every: int,
+        on_full: Literal["wait", "skip"],
+    ) -> None:
+        self._loop = loop
+        self._source = source
+        self._run = run
+        self._engine = engine
+        self._every = every
+        self._on_full = on_full
+        self._publisher = Publisher(run)
+        self._unreleased: list[Snapshot] = []
+        self._unsettled: Snapshot | None = None
+        self._last: int | None = None
+        self._due = False
+        self._stall_s = 0.0
+        self._stats = SessionStats()
+        self._warned: list[SnapshotError] = []
+        self._closed = False
+        self._updating = False
+        self._thread = threading.get_ident()
+        self._detach: Callable[[], None] = loop.attach(self)
+        self._begin_at_once()
+
+    @property
+    def run(self) -> str:
+        """The run's id."""
+        return self._run.run
+
+    @property
+    def history(self) -> Path:
+        """The history's folder."""
+        return self._run.paths.root
+
+    @property
+    def stats(self) -> SessionStats:
+        """The cost so far."""
+        stats = self._stats
+        figures = self._publisher.figures()
+        stats.snapshots = len(figures)
+        stats.bytes = sum(int(item["file_bytes"]) for item in figures)
+        stats.write_s = sum(float(item["write_s"]) for item in figures)
+        return stats
+
+    def snapshot(self) -> int:
+        """Capture the step that has just ended, whether due or not; returns its number. A captured step is not captured
+        again.
+        """
+        self._require_open()
+        step = self._loop.step()
+        if step != self._last:
+            self._take(step)
+            self._settle()
+        return step
+
+    def log(self, **metrics: float | torch.Tensor) -> None:
+        """Record metrics of the step that has just ended; one-element tensors are read off the training thread."""
+        self._require_open()
+        kept = {
+            name: value.detach().clone() if isinstance(value, torch.Tensor) else float(value)
+            for name, value in metrics.items()
+        }
+        for name, value in kept.items():
+            if isinstance(value, torch.Tensor) and value.numel() != 1:
+                raise SetupError(f"log: metric {name!r} has {value.numel()} elements: give one number")
+        self._publisher.metrics(self._loop.step(), kept)
+
+    def tag(self, name: str, step: int | None = None) -> None:
+        """Give a step (default: the one that has just ended) a name that `restore` and `diff` take."""
+        self._require_open()
+        if not name or ":" in name or name.lstrip("-").isdigit() or name in ("latest", "best"):
+            raise SetupError(f"tag {name!r} would read as a step: take a word without ':'")
+        self._run.journal.tag(name, self._loop.step() if step is None else step)
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Return once every snapshot started so far is committed. SnapshotError when one failed, or when the time is
+        over.
+
+        Among several ranks it also waits for the others' parts, at most half a minute without `timeout_s`.
+        """
+        deadline = time.monotonic() + (_COMMIT_PATIENCE_S if timeout_s is None else timeout_s)
+        self.settled()
+        if not self._publisher.wait_below(1, timeout_s=timeout_s):
+            raise SnapshotError(
+                f"run {self.run}: {self._publisher.pending()} snapshots still pending after {timeout_s} s"
+            )
+        self._raise_failures()
+        last = self._publisher.last_published()
+        while last is not None and not self._run.paths.marker(self.run, last).exists():
+            if time.monotonic() > deadline:
+                raise SnapshotError(
+                    f"step {last} of run {self.run} is not committed: the part of another rank is missing"
+                )
+            time.sleep(_COMMIT_POLL_S)
+
+    @contextlib.contextmanager
+    def modify(self) -> Iterator[None]:
+        """Wrap edits of captured state between steps: pending snapshots are made safe first."""
+        self.before_access("modify")
+        try:
+            yield
+        finally:
+            self.layout_changed()
+
+    def close(self) -> None:
+        """Capture the last step, finish everything, let the loop go. Idempotent. SnapshotError when a snapshot failed
+        unreported.
+        """
+        self._close(capture_last=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        with contextlib.suppress(SnapshotError):
+            self._close(capture_last=False)
+
+    # What the loop tells (LoopEvents).
+
+    def before_update(self) -> None:
+        began = time.perf_counter()
+        self.settled()
+        self._release()
+        self._stall_s += time.perf_counter() - began
+        self._updating = True
+
+    def after_step(self, *, applied: bool, metrics: Mapping[str, float | torch.Tensor], settled: bool = True) -> None:
+        began = time.perf_counter()
+        self._updating = False
+        step = self._loop.step()
+        self._warn_failures()
+        if step % self._every == 0 or self._due:
+            self._due = not applied
+            if applied:
+                self._try(step)
+            if settled:
+                self._settle()
+        self._stall_s += time.perf_counter() - began
+        self._publisher.metrics(step, {**metrics, "stall_s": self._stall_s})
+        self._stats.stall_s += self._stall_s
+        self._stats.stalls_s.append(self._stall_s)
+        self._stall_s = 0.0
+
+    def settled(self) -> None:
+        if self._unsettled is None:
+            return
+        try:
+            moved = [item for item in self._source.objects() if item.encoded.name in _SETTLE_LATE]
+        except HistoryError:
+            # What was encoded at the step stands; that it can't be encoded any more is the next snapshot's to say.
+            moved = []
+        self._settle(moved)
+
+    def _settle(self, moved: Sequence[PlacedObject] = ()) -> None:
+        snapshot, self._unsettled = self._unsettled, None
+        if snapshot is not None:
+            snapshot.settle(moved)
+
+    def before_access(self, what: str) -> None:
+        if threading.get_ident() == self._thread:
+            self.settled()
+        self._release()
+
+    def layout_changed(self) -> None:
+        """Every snapshot compares addresses anyway; nothing is cached that could go stale."""
+
+    def closing(self) -> None:
+        self.close()
+
+    # The rest.
+
+    def at_exit(self) -> None:
+        """What the interpreter's exit does: keep what is pending, capture the last step unless the script has failed."""
+        try:
+            self._close(capture_last=not hasattr(sys, "last_value"))
+        except HistoryError as error:
+            warnings.warn(str(error), stacklevel=1)
+
+    def _begin_at_once(self) -> None:
+        try:
+            self._take(self._loop.step())
+            self._settle()
+        except BaseException:
+            self._detach()
+            self._end()
+            raise
+
+    def _try(self, step: int) -> None:
+        try:
+            self._take(step)
+        except (OSError, HistoryError) as error:
+            self._publisher.failed(step, error)
+            self._warn_failures()
+
+    def _take(self, step: int) -> None:
+        self._release()
+        self.settled()
+        if self._publisher.pending() >= MAX_PENDING:
+            if self._on_full == "skip":
+                self._stats.skipped += 1
+                self._run.journal.event("skipped", step, reason=f"{MAX_PENDING} snapshots were still being written")
+                return
+            self._publisher.wait_below(MAX_PENDING)
+        snapshot = Snapshot.start(self._source, self._engine, self._run, step)
+        self._last = step
+        self._unreleased.append(snapshot)
+        self._unsettled = snapshot
+        self._publisher.submit(snapshot)
+
+    def _release(self) -> None:
+        for snapshot in self._unreleased:
+            snapshot.release()
+        self._unreleased.clear()
+
+    def _close(self, *, capture_last: bool) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            # After an exception inside an update the state is half new: there is no step to capture.
+            if capture_last and not self._updating and self._loop.step() != self._last:
+                self._try(self._loop.step())
+            self.settled()
+            self._release()
+        finally:
+            self._detach()
+            self._end()
+        self._raise_failures()
+
+    def _end(self) -> None:
+        self._closed = True
+        self._publisher.close()
+        self._engine.close()
+        self._run.close()
+
+    def _warn_failures(self) -> None:
+        failures = self._publisher.take_failures()
+        self._stats.failed += len(failures)
+        for failure in failures:
+            warnings.warn(str(failure), stacklevel=2)
+        self._warned += failures
+
+    def _raise_failures(self) -> None:
+        fresh = self._publisher.take_failures()
+        self._stats.failed += len(fresh)
+        failures, self._warned = [*self._warned, *fresh], []
+        if failures:
+            first, *others = failures
+            for other in others:
+                first.add_note(str(other))
+            raise first
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise SetupError(f"the session of run {self.run} is closed: call capture.enable again")
