@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import torch
 
+from capture.restore import state_dict_of
 from catalog.history import History
 from catalog.manifest import NOT_STATE
 from catalog.records import CheckpointRef
@@ -110,11 +111,8 @@ def tensor(history: History, ref: CheckpointRef, *, name: str, kind: str) -> tor
     """One logical tensor, whole; see `Explorer.tensor`."""
     (selected,) = _select(history, ref, kinds=escape(kind), names=escape(name))
     (found,) = selected.values()
-    stream = FragmentStream(history.root, found)
-    pieces = []
-    while numel := stream.ready():
-        pieces.append(stream.take(numel))
-    return torch.cat(pieces).reshape(found.shape) if pieces else stream.take(0).reshape(found.shape)
+    state = state_dict_of(history, ref, names=[escape(found.name)], kinds=[escape(kind)])
+    return state[kind][found.name]
 
 
 def _status(before: StoredTensor | None, after: StoredTensor | None) -> str:

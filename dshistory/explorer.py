@@ -100,6 +100,7 @@ class Explorer:
         model: Any = None,
         optimizer: Any = None,
         scheduler: Any = None,
+        scaler: Any = None,
         dataloader: Any = None,
         providers: Sequence[Any] = (),
         names: Patterns | None = None,
@@ -110,7 +111,7 @@ class Explorer:
         Args:
             ref: the checkpoint
             engine: a DeepSpeed engine
-            model: a torch module, with optimizer and scheduler
+            model: a torch module, with its optimizer, scheduler and scaler
             dataloader: the loader to put back to its position
             providers: the training's own State Providers
             names: only tensors whose names fit, without a target only
@@ -125,10 +126,11 @@ class Explorer:
             model=model,
             optimizer=optimizer,
             scheduler=scheduler,
+            scaler=scaler,
             dataloader=dataloader,
             providers=providers,
-            names=names,
-            kinds=kinds,
+            names=[names] if isinstance(names, str) else names,
+            kinds=[kinds] if isinstance(kinds, str) else kinds,
         )
 
     def sql(self, /, query: str, **params: object) -> Table:

@@ -7,7 +7,7 @@ checksum of their own: `verify` is what checks those.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -18,7 +18,9 @@ import torch
 
 import native
 from capture.dtypes import torch_dtype
-from catalog.errors import CorruptError, FormatError
+from capture.reading import read_extents
+from capture.targets import choose, rank_of
+from catalog.errors import FormatError
 from catalog.manifest import NOT_STATE
 from catalog.records import Extent
 
@@ -57,15 +59,13 @@ class StoredTensor:
 
 
 def stored_tensors(extents: Iterable[Extent]) -> dict[tuple[str, str], StoredTensor]:
-    """The tensors of a checkpoint by (kind, name). Of rank_local ones (each rank has its own) rank 0's.
-
-    Raises FormatError when fragments leave a hole, overlap or disagree, UnsupportedError for a codec this version can't
-    read."""
-    groups: dict[tuple[str, str], list[Extent]] = defaultdict(list)
-    for extent in extents:
-        if extent.kind not in NOT_STATE:
-            groups[extent.kind, extent.name].append(extent)
-    return {key: _join(group) for key, group in groups.items()}
+    """The tensors of a checkpoint by (kind, name). Raises FormatError when fragments leave a hole, overlap or disagree."""
+    tensors = [extent for extent in extents if extent.kind not in NOT_STATE]
+    owners: dict[tuple[str, str], set[int]] = defaultdict(set)
+    for extent in tensors:
+        owners[extent.kind, extent.name].add(rank_of(extent) if extent.placement == "rank_local" else 0)
+    chosen = choose(tensors, rank=0).by_key
+    return {key: _stored(fragments, copies=len(owners[key])) for key, fragments in chosen.items()}
 
 
 class FragmentStream:
@@ -94,19 +94,16 @@ class FragmentStream:
         return taken
 
     def _read(self, extent: Extent, offset: int, nbytes: int) -> torch.Tensor:
+        if nbytes == extent.nbytes:
+            return read_extents(self._root, [extent])[0]
         data = torch.empty(nbytes, dtype=torch.uint8)
-        checksum = native.read(
+        native.read(
             [str(self._root / extent.file)],
             file_index=np.zeros(1, np.uint32),
             offsets=np.array([extent.offset + offset], np.uint64),
             addresses=np.array([data.data_ptr()], np.uint64),
             nbytes=np.array([nbytes], np.uint64),
         )
-        if nbytes == extent.nbytes and checksum != extent.checksum:
-            raise CorruptError(
-                f"{self._root / extent.file}: {extent.kind}/{extent.name} at offset {extent.offset} has checksum "
-                f"{checksum.hex()}, recorded is {extent.checksum.hex()}: damaged; `dshistory verify` lists all damage"
-            )
         return data.view(self._dtype)
 
 
@@ -116,14 +113,9 @@ def _pieces(extent: Extent, itemsize: int) -> Iterable[tuple[Extent, int, int]]:
         yield extent, offset, min(step, extent.nbytes - offset)
 
 
-def _join(group: list[Extent]) -> StoredTensor:
-    first = min(group, key=_rank_file)
-    copies = 1
-    if first.placement == "rank_local":
-        copies = len(set(map(_rank_file, group)))
-        group = [extent for extent in group if _rank_file(extent) == _rank_file(first)]
+def _stored(fragments: Sequence[Extent], *, copies: int) -> StoredTensor:
+    first = fragments[0]
     where = f"{first.file}: {first.kind}/{first.name}"
-    fragments = sorted(group, key=lambda extent: (extent.start, extent.numel))
     end = 0
     for extent in fragments:
         if (extent.dtype, extent.shape) != (first.dtype, first.shape):
@@ -137,8 +129,3 @@ def _join(group: list[Extent]) -> StoredTensor:
     if end != prod(first.shape):
         raise FormatError(f"{where}: fragments hold {end} elements, the shape {first.shape} needs {prod(first.shape)}")
     return StoredTensor(first.name, first.kind, first.dtype, first.shape, first.aliases, tuple(fragments), copies)
-
-
-def _rank_file(extent: Extent) -> str:
-    """The rank's own part of the file's name; the folder may be that of an earlier checkpoint."""
-    return extent.file.rpartition("/")[2]

@@ -117,7 +117,7 @@ def test_every_example_is_understood() -> None:
 
 
 def test_verbs_cannot_drift_from_the_functions() -> None:
-    python_only = {"engine", "model", "optimizer", "scheduler", "dataloader", "providers"}
+    python_only = {"engine", "model", "optimizer", "scheduler", "scaler", "dataloader", "providers"}
     for verb in VERBS:
         named = list(inspect.signature(verb.function).parameters)[1 if verb.needs_history else 0 :]
         assert [p.name for p in verb.parameters] == [name for name in named if name not in python_only], verb.name
