@@ -75,12 +75,14 @@ def case_metrics_of_a_step(folder: Path) -> None:
     loop = DeepSpeedLoop(engine)
     seen = Recorder(loop)
     loop.attach(seen)
-    losses = train(engine, 2)
+    losses = train(engine, 1)
+    rate = engine.get_lr()[0]
+    losses += train(engine, 1)
     metrics = [m for _, m in seen.steps]
     assert [float(m["loss"]) for m in metrics] == pytest.approx([sum(losses[:2]) / 2, sum(losses[2:]) / 2])
     assert [m["skipped"] for m in metrics] == [0.0, 0.0]
     assert all(m["step_time_s"] > 0 and float(m["grad_norm"]) > 0 for m in metrics)
-    assert metrics[1]["lr"] == engine.get_lr()[0] > 0
+    assert metrics[1]["lr"] == rate != engine.get_lr()[0], "of the update itself, not of the next one"
     assert "loss_scale" not in metrics[0]
     engine.destroy()
 
