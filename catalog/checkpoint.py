@@ -123,13 +123,14 @@ def _merged(members: Sequence[tuple[int, Extent]], *, where: str) -> LogicalTens
     members = sorted(members, key=lambda member: (member[0] if apart else 0, member[1].start, member[1].numel))
     owner, end, covered = -1, 0, 0
     for rank, extent in members:
+        if apart and rank != owner:
+            # What is local to a rank may differ in form too: an object's JSON is as long as it is.
+            owner, end, first = rank, 0, extent
         if (extent.dtype, extent.shape, extent.placement) != (first.dtype, first.shape, first.placement):
             raise FormatError(
                 f"{where}: field shape of {first.kind}/{first.name}: fragments disagree: {first.dtype} {list(first.shape)} "
                 f"{first.placement} and {extent.dtype} {list(extent.shape)} {extent.placement}"
             )
-        if apart and rank != owner:
-            owner, end = rank, 0
         if extent.start < end:
             raise FormatError(
                 f"{where}: field start of {first.kind}/{first.name}: the fragment at {extent.start} overlaps the one before it, which ends at {end}"
@@ -137,6 +138,7 @@ def _merged(members: Sequence[tuple[int, Extent]], *, where: str) -> LogicalTens
         end = extent.start + extent.numel
         if not apart or rank == members[0][0]:
             covered += extent.numel
+    first = members[0][1]
     if len(members) == 1:
         digest = first.checksum
     else:
