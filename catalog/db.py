@@ -108,13 +108,13 @@ class Database:
         base = self._base()
         try:
             base.execute(f"ATTACH ? AS idx ({mode})", [str(self.path)])
+            try:
+                with self._transaction() as connection:
+                    yield connection
+            finally:
+                base.execute("DETACH idx")
         except duckdb.Error as error:
             raise self._explained(error) from error
-        try:
-            with self._transaction() as connection:
-                yield connection
-        finally:
-            base.execute("DETACH idx")
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:

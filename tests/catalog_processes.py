@@ -1,0 +1,86 @@
+"""Programs that the tests of the catalog run as processes of their own: `python catalog_processes.py <role> <arguments>`."""
+
+import sys
+import time
+from pathlib import Path
+
+import duckdb
+from catalog_helpers import Piece, Run
+
+from catalog.history import History
+
+TENSORS = 4
+TABLES = ("runs", "checkpoints", "tensors", "fragments", "metrics", "events", "tags")
+
+
+def train(root: Path, run: str, steps: int) -> None:
+    """Commit and register at every step; says the longest register and what the index took in."""
+    ingested = 0
+    with Run(root, run) as training:
+        writer = training.writers[0]
+        for step in range(steps):
+            pieces = [Piece(f"layer.{index}", bytes([step % 251, index]) * 64) for index in range(TENSORS)]
+            training.checkpoint(step, pieces, register=False, loss=float(step))
+            ingested += writer.register(patience_s=0.1)
+    print(f"ingested {ingested}")
+
+
+def read(root: Path, stop: Path) -> None:
+    """Query in a loop until `stop` exists: what was seen once is seen ever after, whole, and once."""
+    history = History.open(root)
+    seen = rounds = 0
+    while not stop.exists():
+        rows = history.query(
+            "SELECT (SELECT count(*) FROM checkpoints WHERE state = 'committed') AS checkpoints,"
+            " (SELECT count(DISTINCT (run, step)) FROM checkpoints WHERE state = 'committed') AS different,"
+            " (SELECT count(DISTINCT run) FROM checkpoints WHERE state = 'committed') AS runs,"
+            " (SELECT count(*) FROM tensors) AS tensors, (SELECT count(*) FROM tensors WHERE changed IS NULL) AS first,"
+            " (SELECT max(ranks) FROM metrics) AS ranks, (SELECT count(*) FROM events) AS events"
+        ).to_pylist()[0]
+        assert rows["checkpoints"] == rows["different"] >= seen, rows
+        assert rows["tensors"] == TENSORS * rows["checkpoints"], rows
+        assert rows["first"] == TENSORS * rows["runs"], rows
+        assert rows["ranks"] in (None, 1), rows
+        assert rows["events"] == 0, rows
+        seen = rows["checkpoints"]
+        rounds += 1
+    print(f"rounds {rounds} seen {seen}")
+
+
+def hold(path: Path, seconds: float) -> None:
+    """Open the index for writing, as a foreign client would, and keep it."""
+    while True:
+        try:
+            with duckdb.connect(str(path)):
+                print("holding", flush=True)
+                time.sleep(seconds)
+                return
+        except duckdb.IOException:
+            time.sleep(0.01)
+
+
+def train_until_killed(root: Path, run: str) -> None:
+    """Commit and register for ever; says each step when its marker is there."""
+    with Run(root, run) as training:
+        print("born", flush=True)
+        step = 0
+        while True:
+            pieces = [Piece(f"layer.{index}", bytes([step % 251, index]) * 4096) for index in range(TENSORS)]
+            training.checkpoint(step, pieces, register=False, loss=float(step))
+            print(step, flush=True)
+            training.writers[0].register()
+            step += 1
+
+
+if __name__ == "__main__":
+    role, *arguments = sys.argv[1:]
+    if role == "train":
+        train(Path(arguments[0]), arguments[1], int(arguments[2]))
+    elif role == "read":
+        read(Path(arguments[0]), Path(arguments[1]))
+    elif role == "hold":
+        hold(Path(arguments[0]), float(arguments[1]))
+    elif role == "train-until-killed":
+        train_until_killed(Path(arguments[0]), arguments[1])
+    else:
+        sys.exit(f"no role {role}")
