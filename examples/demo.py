@@ -55,7 +55,7 @@ def main() -> None:
     original = explorer.history.current_run()
     print(explorer.log())
     print(f"\nWhat changed from step {middle} to step {args.steps}, the most moved first:\n")
-    print(explorer.diff(middle, args.steps, quiet=True).top(8))
+    print(short(explorer.diff(middle, args.steps, quiet=True).top(10)))
 
     heading(f"3. Go back to step {middle} in new processes and train on from there")
     train([*common, "--restore", str(middle)])
@@ -76,6 +76,7 @@ def heading(text: str) -> None:
 def train(arguments: list[str]) -> None:
     """examples/gpt/train.py on two ranks: GPUs where there are enough of them, else gloo on the CPU."""
     environment = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // RANKS)), "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    environment["PYTHONWARNINGS"] = "ignore::FutureWarning:torch.distributed.c10d_logger"
     if torch.cuda.device_count() < RANKS:
         environment |= {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
     launcher = [
@@ -103,6 +104,12 @@ def compare(explorer: dshistory.Explorer, original: str, continued: str, *, star
     print("bit-identical" if not different else f"{len(different)} DIFFERENT, as {different[0]}")
     if different or not same_losses:
         sys.exit("the continued training is not the original one")
+
+
+def short(changes: dshistory.Table) -> dshistory.Table:
+    """The columns that fit a terminal."""
+    columns = ["name", "shape", "relative_update", "update_norm", "cosine", "changed_share"]
+    return dshistory.Table(changes.to_arrow().select(columns), formats=changes.formats)
 
 
 def shown(path: Path) -> str:

@@ -17,7 +17,13 @@ def execute(source: Path, *, history: Path, output: Path) -> tuple[Path, Path]:
     """Run `source` with $DSHISTORY set to `history`; returns the executed notebook and its HTML, both in `output`."""
     notebook = nbformat.read(source, as_version=4)
     environment = {**os.environ, "DSHISTORY": str(history.absolute()), "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
-    client = NotebookClient(notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(output)}})
+    client = NotebookClient(
+        notebook,
+        timeout=300,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(output)}},
+        extra_arguments=["--log-level=ERROR"],
+    )
     client.execute(env=environment)
     executed = output / source.name
     nbformat.write(notebook, executed)

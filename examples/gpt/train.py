@@ -38,7 +38,7 @@ def deepspeed_config(stage: int, batch: int) -> dict[str, Any]:
         "train_micro_batch_size_per_gpu": batch,
         "bf16": {"enabled": True},
         "zero_optimization": {"stage": stage},
-        "optimizer": {"type": "AdamW", "params": {"lr": 2e-3, "weight_decay": 0.1, "torch_adam": True}},
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "weight_decay": 0.1, "torch_adam": True}},
         "gradient_clipping": 1.0,
         "steps_per_print": 1_000_000,
         "wall_clock_breakdown": False,
