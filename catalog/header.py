@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from catalog.errors import FormatError
-from catalog.layout import DTYPES
+from catalog.layout import DTYPES, MAX_DIMENSIONS
 
 __all__ = ["Entry", "Header", "encode_header", "header_bytes_needed", "parse_header", "read_header"]
 
@@ -111,11 +111,12 @@ def _entry(key: str, value: Any, path: Path) -> Entry:
     if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
         raise FormatError(f"{where}: must have dtype, shape and data_offsets")
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
-    if dtype not in DTYPES:
-        raise FormatError(f"{where}: dtype {dtype!r} is not one of {', '.join(DTYPES)}")
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise FormatError(f"{where}: dtype {str(dtype)[:100]!r} is not one of {', '.join(DTYPES)}")
     if not _naturals(shape) or not _naturals(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise FormatError(
-            f"{where}: shape {shape!r} and data_offsets {offsets!r} must be lists of natural numbers, in order"
+            f"{where}: shape {str(shape)[:200]} and data_offsets {str(offsets)[:200]} must be lists of natural numbers, "
+            f"in order, a shape of at most {MAX_DIMENSIONS}"
         )
     if prod(shape) * DTYPES[dtype] != offsets[1] - offsets[0]:
         raise FormatError(
@@ -126,7 +127,12 @@ def _entry(key: str, value: Any, path: Path) -> Entry:
 
 
 def _naturals(value: Any) -> bool:
-    return isinstance(value, list) and all(type(item) is int and 0 <= item < 1 << 62 for item in value)
+    """A bounded list of bounded numbers: nothing that follows, a product for one, can be made expensive."""
+    return (
+        isinstance(value, list)
+        and len(value) <= MAX_DIMENSIONS
+        and all(type(item) is int and 0 <= item < 1 << 62 for item in value)
+    )
 
 
 def _check_cover(entries: list[Entry], data_bytes: int, path: Path) -> None:

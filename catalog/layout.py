@@ -11,6 +11,7 @@ from catalog.errors import FormatError
 __all__ = [
     "DTYPES",
     "FORMAT",
+    "MAX_DIMENSIONS",
     "MAX_RANKS",
     "HistoryPaths",
     "check_run_id",
@@ -21,6 +22,7 @@ __all__ = [
 
 FORMAT = 1
 MAX_RANKS = 100_000
+MAX_DIMENSIONS = 64
 
 DTYPES: Mapping[str, int] = MappingProxyType(
     {

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from catalog.errors import FormatError
-from catalog.layout import DTYPES, data_file, parse_data_file
+from catalog.layout import DTYPES, MAX_DIMENSIONS, data_file, parse_data_file
 from catalog.records import Extent
 from catalog.sealed import decode_sealed, encode_sealed
 
@@ -24,7 +24,6 @@ NOT_STATE = frozenset({"header", "pad", "object", "object_tensor"})
 """Kinds of extents that are no tensor of the model."""
 
 VERSION = "1"
-MAX_DIMENSIONS = 64
 MAX_FIGURE = 1 << 56
 """No offset, size or count is as large; with 8 bytes an element the products still fit 64 bits."""
 
