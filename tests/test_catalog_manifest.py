@@ -1,0 +1,196 @@
+"""Manifests: what is written is read, and hostile rows are refused before anything is opened because of them."""
+
+import datetime
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from catalog_helpers import ALIGN, Piece, data_file_bytes
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from catalog import sealed
+from catalog.errors import CorruptError, FormatError
+from catalog.layout import data_file
+from catalog.manifest import SCHEMA, VERSION, Manifest, decode_manifest, encode_manifest
+from catalog.records import Extent
+from catalog.sealed import decode_sealed, encode_sealed
+
+PATH = Path("any.manifest.parquet")
+CREATED = datetime.datetime(2026, 11, 21, 10, 15, 2, tzinfo=datetime.UTC)
+PIECES = [
+    Piece("w", bytes(range(8)), dtype="F32", shape=(2, 2), start=1, placement="partitioned", aliases=("v", "é")),
+    Piece("empty", b"", dtype="BF16", shape=(0, 3)),
+    Piece("rng", b"{}", kind="object", placement="rank_local"),
+]
+
+
+def _extents(step: int = 7) -> list[Extent]:
+    return data_file_bytes(PIECES, step=step)[1]
+
+
+def _encode(extents: list[Extent], **changed: Any) -> bytes:
+    facts: dict[str, Any] = {"run": "run-a", "step": 7, "rank": 0, "world_size": 2, "layout": "l", "created": CREATED}
+    return encode_manifest(extents, **(facts | changed))
+
+
+def _decode(data: bytes) -> Manifest:
+    return decode_manifest(data, path=PATH)
+
+
+def _sealed(rows: list[dict[str, Any]], **changed: str | None) -> bytes:
+    """A manifest with any rows and facts, properly sealed: what only a hostile writer makes."""
+    facts: dict[str, str | None] = {
+        "dshistory.manifest": VERSION, "run": "run-a", "step": "7", "rank": "0", "world_size": "2", "layout": "l",
+        "created": CREATED.isoformat(), "data_bytes": str(2 * ALIGN),
+    }  # fmt: skip
+    known = {key: value for key, value in (facts | changed).items() if value is not None}
+    return encode_sealed(pa.Table.from_pylist(rows, schema=SCHEMA), metadata=known)
+
+
+def _rows() -> list[dict[str, Any]]:
+    return [{name: getattr(extent, name) for name in SCHEMA.names} for extent in _extents()]
+
+
+def test_what_is_written_is_read() -> None:
+    manifest = _decode(_encode(_extents()))
+    assert manifest.extents() == _extents()
+    assert (manifest.run, manifest.step, manifest.rank, manifest.world_size, manifest.layout) == ("run-a", 7, 0, 2, "l")
+    assert (manifest.created, manifest.data_bytes, manifest.file) == (CREATED, 2 * ALIGN, data_file("run-a", 7, 0))
+
+
+def test_the_hostile_writer_of_these_tests_can_write_a_lawful_manifest() -> None:
+    assert _decode(_sealed(_rows())).extents() == _extents()
+
+
+def test_the_same_rows_give_the_same_bytes() -> None:
+    assert _encode(_extents()) == _encode(_extents())
+
+
+def test_any_parquet_reader_opens_it() -> None:
+    table = pq.read_table(pa.BufferReader(_encode(_extents())))
+    assert table["name"].to_pylist() == [extent.name for extent in _extents()]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_a_flipped_bit_anywhere_is_found(data: st.DataObject) -> None:
+    damaged = bytearray(_encode(_extents()))
+    damaged[data.draw(st.integers(0, len(damaged) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    with pytest.raises(FormatError, match=r"any\.manifest\.parquet"):
+        _decode(bytes(damaged))
+
+
+def test_a_flipped_bit_in_the_seal_or_the_rows_is_a_corrupt_file() -> None:
+    damaged = bytearray(_encode(_extents()))
+    damaged[100] ^= 1
+    with pytest.raises(CorruptError, match="seal"):
+        _decode(bytes(damaged))
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_refused(data: bytes) -> None:
+    for hostile in (data, b"PAR1" + data, b"PAR1" + data + b"PAR1", _encode(_extents())[: len(data)]):
+        with pytest.raises(FormatError):
+            _decode(hostile)
+
+
+HOSTILE_ROWS = [
+    (1, {"offset": -1}, "offset"),
+    (1, {"offset": 1 << 60}, "offset"),
+    (1, {"nbytes": 9}, "nbytes"),
+    (1, {"nbytes": -8}, "nbytes"),
+    (1, {"numel": 3}, "nbytes"),
+    (1, {"numel": 1 << 62, "nbytes": 0}, "numel"),
+    (1, {"start": -1}, "start"),
+    (1, {"start": 3}, "shape"),
+    (1, {"shape": (1,)}, "shape"),
+    (1, {"shape": (-2, -2)}, "shape"),
+    (1, {"shape": (1 << 60, 1 << 60)}, "shape"),
+    (1, {"shape": (2,) * 65}, "shape"),
+    (1, {"dtype": "F31"}, "dtype"),
+    (1, {"placement": "anywhere"}, "placement"),
+    (1, {"codec": "zstd"}, "codec"),
+    (1, {"base": "run-a:1"}, "base"),
+    (1, {"file": "/etc/passwd"}, "file"),
+    (1, {"file": "../outside"}, "file"),
+    (1, {"file": "runs/../../outside/steps/000000000007/rank-00000.safetensors"}, "file"),
+    (1, {"file": "runs/run-a/steps/000000000007/rank-00000.safetensors\0"}, "file"),
+    (1, {"file": ""}, "file"),
+    (1, {"file": "history.json"}, "file"),
+    (1, {"offset": ALIGN - 4}, "overlaps"),
+    (3, {"offset": ALIGN + 12}, "without an owner"),
+    (0, {"kind": "pad"}, "header"),
+    (1, {"kind": "header"}, "header"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("row", "change", "match"), HOSTILE_ROWS, ids=lambda value: str(value)[:40])
+def test_hostile_rows_are_refused(row: int, change: dict[str, Any], match: str) -> None:
+    rows = _rows()
+    rows[row] |= change
+    with pytest.raises(FormatError, match=match) as caught:
+        _decode(_sealed(rows))
+    assert "any.manifest.parquet" in str(caught.value)
+
+
+@pytest.mark.parametrize(("row", "change", "match"), HOSTILE_ROWS[:10], ids=lambda value: str(value)[:40])
+def test_they_are_not_written_either(row: int, change: dict[str, Any], match: str) -> None:
+    extents = _extents()
+    extents[row] = replace(extents[row], **change)
+    with pytest.raises(FormatError, match=match):
+        _encode(extents)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"dshistory.manifest": "2"},
+        {"dshistory.manifest": None},
+        {"run": None},
+        {"step": "-1"},
+        {"step": "07"},
+        {"step": "9" * 30},
+        {"rank": "x"},
+        {"world_size": "1e3"},
+        {"created": "yesterday"},
+        {"created": "2026-11-21T10:15:02"},
+        {"data_bytes": str(2 * ALIGN + 1)},
+        {"extra": "1"},
+    ],
+    ids=str,
+)
+def test_hostile_facts_are_refused(change: dict[str, str | None]) -> None:
+    with pytest.raises(FormatError, match=r"any\.manifest\.parquet"):
+        _decode(_sealed(_rows(), **change))
+
+
+def test_no_rows_are_refused() -> None:
+    with pytest.raises(FormatError):
+        _decode(_sealed([]))
+
+
+def test_other_columns_are_refused() -> None:
+    table = pa.Table.from_pylist(_rows(), schema=SCHEMA)
+    for other in (table.drop_columns(["codec"]), table.append_column("extra", table["name"])):
+        with pytest.raises(FormatError, match="columns"):
+            _decode(encode_sealed(other, metadata={"dshistory.manifest": VERSION}))
+
+
+def test_a_table_that_swells_is_refused_before_it_fills_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    schema = pa.schema([pa.field("name", pa.string(), nullable=False)])
+    bomb = encode_sealed(pa.table({"name": pa.array(["x" * 1000] * 20_000)}, schema=schema), metadata={})
+    assert len(bomb) < 10_000
+    assert decode_sealed(bomb, schema=schema, file="bomb")[0].num_rows == 20_000
+    monkeypatch.setattr(sealed, "MAX_TABLE_BYTES", 1 << 20)
+    with pytest.raises(FormatError, match="once decompressed"):
+        decode_sealed(bomb, schema=schema, file="bomb")
+
+
+def test_more_rows_than_allowed_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sealed, "MAX_ROWS", 3)
+    with pytest.raises(FormatError, match="at most 3"):
+        _decode(_encode(_extents()))
