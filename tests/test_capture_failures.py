@@ -1,0 +1,175 @@
+"""A snapshot that fails is reported three times over, in the journal, as a warning and by `wait`, and nothing else is hurt."""
+
+import errno
+import os
+import shutil
+import subprocess
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from capture_helpers import MIB, assert_same, committed_steps, faulty_session, make, one_step, reference
+
+import capture
+import native
+from catalog.errors import SetupError, SnapshotError
+from catalog.history import History
+from catalog.verify import verify
+
+
+def events(root: Path, run: str, kind: str) -> list[int]:
+    history = History.open(root)
+    rows = history.query("SELECT step FROM events WHERE run = ? AND name = ? ORDER BY step", [run, kind]).to_pylist()
+    return [row["step"] for row in rows]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO], ids=errno.errorcode.get)
+@pytest.mark.parametrize("backend", ["posix", *(["io_uring"] if not native.probe_io_uring() else [])])
+def test_a_failing_disk_fails_that_snapshot_only(history, number, backend):
+    """Writes go well for some checkpoints, then never again."""
+    model, optimizer = make(700)
+    faults = native.Faults(fail_after=12, errno=number)
+    session = faulty_session(model, optimizer, history, faults=faults, backend=backend)
+    session.wait()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(8):
+            one_step(model, optimizer)
+        with pytest.raises(SnapshotError, match=os.strerror(number)):
+            session.wait()
+    good = committed_steps(history, session.run)
+    assert good, "the disk was to fail later"
+    failed = sorted(set(range(9)) - set(good))
+    assert failed, "the disk was to fail earlier"
+    assert events(history, session.run, "failed") == failed
+    said = [str(one.message) for one in caught if "snapshot" in str(one.message)]
+    assert all(os.strerror(number) in text for text in said)
+    assert len(said) == len(set(said)), "each failure once"
+    session.wait()
+    session.close()
+    assert verify(History.open(history)) == []
+
+
+@pytest.mark.filterwarnings("ignore:the snapshot")
+def test_a_failure_of_the_last_snapshot_is_raised_by_close(history):
+    model, optimizer = make(700)
+    session = faulty_session(
+        model, optimizer, history, faults=native.Faults(fail_after=12, errno=errno.EIO), every=1000
+    )
+    for _ in range(3):
+        one_step(model, optimizer)
+        session.snapshot()
+    with pytest.raises(SnapshotError):
+        session.close()
+    session.close()
+
+
+def test_training_goes_on_bit_for_bit_through_failures(history):
+    def weights(capturing: bool) -> dict:
+        model, optimizer = make(300)
+        torch.manual_seed(9)
+        if capturing:
+            session = faulty_session(model, optimizer, history, faults=native.Faults(fail_after=3, errno=errno.EIO))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for _ in range(5):
+                one_step(model, optimizer)
+            if capturing:
+                with pytest.raises(SnapshotError):
+                    session.close()
+        return reference(model, optimizer)
+
+    assert_same(weights(True), weights(False))
+
+
+@pytest.mark.filterwarnings("ignore:the snapshot")
+def test_a_removed_directory_fails_the_snapshot_and_not_the_training(history):
+    model, optimizer = make()
+    session = faulty_session(model, optimizer, history, faults=native.Faults())
+    session.wait()
+    shutil.rmtree(history / "runs" / session.run / "steps")
+    (history / "runs" / session.run / "steps").write_text("in the way")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        one_step(model, optimizer)
+        one_step(model, optimizer)
+    assert any("step 1" in str(one.message) for one in caught)
+    with pytest.raises(SnapshotError):
+        session.close()
+
+
+@pytest.fixture
+def tiny_disk(tmp_path):
+    """A file system of 6 MiB."""
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", folder], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"mounting needs root: {mounted.stderr.decode().strip()}")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+def test_a_disk_that_is_really_full(tiny_disk):
+    model, optimizer = make(350)
+    root = tiny_disk / "history"
+    session = faulty_session(model, optimizer, root, faults=native.Faults(), budget_bytes=16 * MIB)
+    expected = {0: reference(model, optimizer)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for step in range(1, 6):
+            one_step(model, optimizer)
+            expected[step] = reference(model, optimizer)
+        with pytest.raises(SnapshotError, match="No space left"):
+            session.close()
+    good = committed_steps(root, session.run)
+    assert good[0] == 0
+    assert len(good) < 6
+    for step in good:
+        assert_same(capture.restore(f"{session.run}:{step}", history=root), expected[step])
+
+
+def test_a_full_writer_skips_the_step_and_says_so(history):
+    model, optimizer = make(64)
+    session = faulty_session(model, optimizer, history, faults=native.Faults(delay_us=150_000), on_full="skip")
+    for _ in range(12):
+        one_step(model, optimizer)
+    session.wait()
+    skipped = session.stats.skipped
+    session.close()
+    captured = committed_steps(history, session.run)
+    assert skipped
+    assert set(events(history, session.run, "skipped")) | set(captured) == set(range(13))
+    assert skipped == len(events(history, session.run, "skipped"))
+
+
+def test_a_budget_that_is_too_small_is_refused(history):
+    model, optimizer = make()
+    with pytest.raises(SetupError, match="budget"):
+        capture.enable(model, optimizer=optimizer, history=history, budget_bytes=4096)
+
+
+def test_a_history_that_can_not_be_made_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    model, optimizer = make()
+    with pytest.raises(SetupError, match="file"):
+        capture.enable(model, optimizer=optimizer, history=tmp_path / "file")
+
+
+def test_an_update_that_breaks_off_is_not_captured(history):
+    """Half of the parameters are of one step, half of another: no step to keep."""
+    model, optimizer = make()
+    session = faulty_session(model, optimizer, history, faults=native.Faults(), every=1000)
+    one_step(model, optimizer)
+
+    def breaking(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    optimizer.param_groups[0]["params"][-1].grad = None
+    handle = optimizer.register_step_pre_hook(breaking)
+    with pytest.raises(KeyboardInterrupt):
+        one_step(model, optimizer)
+    handle.remove()
+    session.close()
+    assert committed_steps(history, session.run) == [0]

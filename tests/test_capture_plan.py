@@ -1,0 +1,191 @@
+"""The layout of a data file: every byte owned once, large runs congruent, shares that meet, and a file any safetensors reader opens."""
+
+from math import prod
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+
+import native
+from capture.datafile import PlacedObject, data_file_extents, data_file_header, make_tail, object_entries
+from capture.items import TensorItem
+from capture.objects import encode_object
+from capture.plan import MIN_RUN_BYTES, Plan, make_plan, signature_of
+from catalog.errors import UnsupportedError
+from catalog.header import Entry, read_header
+
+ALIGN = 4096
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
+
+
+@st.composite
+def item_lists(draw) -> list[TensorItem]:
+    """Items of every dtype, size, time and placement; some neighbours in one flat tensor, some not contiguous."""
+    items = []
+    for i in range(draw(st.integers(1, 6))):
+        dtype = draw(st.sampled_from(DTYPES))
+        placement = draw(st.sampled_from(["replicated", "rank_local"]))
+        when = draw(st.sampled_from(["lazy", "eager"]))
+        sizes = draw(st.lists(st.sampled_from([0, 1, 3, 1000, 70_001, 300_000]), min_size=1, max_size=4))
+        flat = torch.arange(sum(sizes)).to(dtype)
+        at = 0
+        for j, size in enumerate(sizes):
+            piece = flat[at : at + size]
+            shape = draw(st.sampled_from([(size,), (1, size)]))
+            if size == 1 and draw(st.booleans()):
+                shape = ()
+            tensor = piece.view(shape)
+            if draw(st.booleans()) and tensor.dim() == 2:
+                tensor, shape = tensor.t(), (size, 1)
+            items.append(TensorItem(f"t{i}.{j}", "model", tuple(shape), tensor, 0, placement, when))
+            at += size
+    return items
+
+
+def check_layout(plan: Plan) -> None:
+    spans = [(o, p.nbytes) for o, p in zip(plan.offsets, plan.parts, strict=True)] + list(plan.pads)
+    at = plan.data_start
+    for offset, nbytes in sorted(spans):
+        assert offset == at, "a hole or an overlap"
+        at += nbytes
+    assert at == plan.data_end
+    assert plan.data_start % ALIGN == plan.data_end % ALIGN == 0
+    assert list(plan.offsets) == sorted(plan.offsets)
+    eager = [part.item.when == "eager" for part in plan.parts if part.nbytes]
+    assert eager == sorted(eager, reverse=True), "eager parts come first"
+    for offset, part in zip(plan.offsets, plan.parts, strict=True):
+        if part.nbytes:
+            assert offset % part.itemsize == 0
+        if part.item.when == "lazy" and part.nbytes >= MIN_RUN_BYTES:
+            assert (offset - part.address) % ALIGN == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(item_lists(), st.integers(1, 3))
+def test_every_byte_has_one_owner_on_every_rank(items, world_size):
+    for rank in range(world_size):
+        check_layout(make_plan(items, rank=rank, world_size=world_size, align=ALIGN, reserve=()))
+
+
+@settings(max_examples=60, deadline=None)
+@given(item_lists(), st.integers(1, 5))
+def test_the_shares_of_all_ranks_are_every_replicated_element_once(items, world_size):
+    shares: dict[str, list[tuple[int, int]]] = {item.name: [] for item in items}
+    for rank in range(world_size):
+        for part in make_plan(items, rank=rank, world_size=world_size, align=ALIGN, reserve=()).parts:
+            shares[part.item.name].append((part.start, part.start + part.numel))
+    for item in items:
+        found = sorted(shares[item.name])
+        if item.placement == "rank_local":
+            assert found == [(0, prod(item.shape))] * world_size
+        else:
+            edges = [0, *(end for _, end in found)]
+            assert [begin for begin, _ in found] == edges[:-1], "shares that don't meet"
+            assert edges[-1] == prod(item.shape)
+            assert found, "zero-size tensors have an entry too"
+
+
+def written(plan: Plan, folder: Path, objects: list[PlacedObject]) -> Path:
+    for mirror, source in plan.mirrors:
+        mirror.copy_(source)
+    path = folder / "rank-00000.safetensors"
+    path.unlink(missing_ok=True)
+    engine = native.Engine(backend="posix", budget_bytes=32 << 20)
+    job = engine.start(plan.write, str(path))
+    job.release()
+    assert job.wait()
+    tail = make_tail(objects, plan, file=path.name)
+    header = data_file_header(plan, tail, run="r", step=7, rank=0)
+    size = job.finish(header=header, tail=tail.data)
+    assert size == path.stat().st_size
+    rows = data_file_extents(plan, tail, job.checksums(), header, file=path.name)
+    engine.close()
+    check_rows(rows, path.read_bytes())
+    return path
+
+
+def check_rows(rows, data: bytes) -> None:
+    at = 0
+    for row in rows:
+        assert row.offset == at, "a byte without an owner"
+        assert native.checksum(data[at : at + row.nbytes]) == row.checksum, row.name
+        at += row.nbytes
+    assert at == len(data)
+
+
+@settings(max_examples=15, deadline=None)
+@given(items=item_lists())
+def test_any_safetensors_reader_opens_the_file(tmp_path_factory, items):
+    objects = [
+        PlacedObject(encode_object("user", {"x": torch.arange(5), "y": torch.ones(3).bool(), "z": [1]}), "replicated")
+    ]
+    plan = make_plan(items, rank=0, world_size=1, align=ALIGN, reserve=object_entries(objects))
+    path = written(plan, tmp_path_factory.mktemp("file"), objects)
+    with safe_open(path, framework="pt") as file:
+        for item in items:
+            stored = file.get_tensor(f"model/{item.name}")
+            assert stored.dtype == item.tensor.dtype
+            assert tuple(stored.shape) == item.shape
+            assert torch.equal(stored, item.tensor)
+        assert torch.equal(file.get_tensor("object_tensor/user/0"), torch.arange(5))
+        assert file.metadata()["step"] == "7"
+    assert read_header(path).data_start == plan.data_start
+
+
+def test_neighbours_in_memory_are_neighbours_in_the_file():
+    flat = torch.zeros(1 << 20)
+    pieces = flat.split([300_000, 1, 700_000, (1 << 20) - 1_000_001])
+    items = [TensorItem(f"p{i}", "master", (p.numel(),), p) for i, p in enumerate(pieces)]
+    plan = make_plan(list(reversed(items)), rank=0, world_size=1, align=ALIGN, reserve=())
+    assert [part.item.name for part in plan.parts] == ["p0", "p1", "p2", "p3"]
+    assert len({offset - part.address for offset, part in zip(plan.offsets, plan.parts, strict=True)}) == 1
+    assert plan.write.direct_bytes >= flat.nbytes - 2 * ALIGN
+
+
+def test_a_fragment_keeps_its_range_in_its_key():
+    item = TensorItem("w", "master", (100, 10), torch.zeros(250), 500, "partitioned")
+    plan = make_plan([item], rank=1, world_size=2, align=ALIGN, reserve=())
+    assert [part.key for part in plan.parts] == ["master/w[500:750]"]
+
+
+def test_two_tensors_of_one_name_are_refused():
+    items = [TensorItem("w", "model", (2,), torch.zeros(2)), TensorItem("w", "model", (2,), torch.zeros(2))]
+    with pytest.raises(UnsupportedError, match="model 'w'"):
+        make_plan(items, rank=0, world_size=1, align=ALIGN, reserve=())
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [torch.zeros(2, dtype=torch.complex64), torch.zeros(3, 3).to_sparse(), torch.zeros(1).expand(5)],
+    ids=["complex", "sparse", "expanded"],
+)
+def test_what_has_no_bytes_of_its_own_is_refused_by_name(tensor):
+    item = TensorItem("odd", "model", tuple(tensor.shape), tensor)
+    with pytest.raises(UnsupportedError, match="model 'odd'"):
+        make_plan([item], rank=0, world_size=1, align=ALIGN, reserve=())
+
+
+def test_the_signature_follows_address_size_and_dtype():
+    def of(tensor: torch.Tensor) -> tuple:
+        return signature_of([TensorItem("w", "model", tuple(tensor.shape), tensor)])
+
+    tensor = torch.zeros(8)
+    assert of(tensor) == of(tensor.view(8))
+    assert of(tensor) != of(tensor.clone())
+    assert of(tensor) != of(tensor[:4])
+    assert of(tensor) != of(tensor.view(torch.int32))
+    assert of(torch.zeros(4, 4).as_strided((4, 4), (4, 1))) != of(torch.zeros(4, 4).t())
+    square = torch.zeros(4, 4)
+    assert of(square) != of(square.t()), "the same memory in another order is another plan"
+
+
+def test_the_header_has_room_for_the_objects():
+    objects = [PlacedObject(encode_object("o" * 500, [torch.zeros(1)] * 200), "replicated")]
+    plan = make_plan([], rank=0, world_size=1, align=ALIGN, reserve=object_entries(objects))
+    tail = make_tail(objects, plan, file="f")
+    header = data_file_header(plan, tail, run="r" * 128, step=10**12, rank=99999)
+    assert len(header) == plan.data_start
+    assert all(isinstance(entry, Entry) for entry in tail.entries)
