@@ -22,8 +22,10 @@ class LoopEvents(Protocol):
         and scaler may still move; `settled()` follows when they have.
         """
 
-    def settled(self) -> None:
-        """Scheduler and scaler have moved: the next forward begins."""
+    def settled(self, *, moved: bool = True) -> None:
+        """What moves after the update has moved: the next forward begins. `moved` False: the scheduler does not move with
+        updates but by epochs, so the step's own state is the one it had at the update.
+        """
 
     def before_access(self, what: str) -> None:
         """The barrier for any other way to the state: loading, offloading, destroying. `what` names it."""

@@ -31,7 +31,10 @@ __all__ = ["Session", "SessionStats"]
 MAX_PENDING = 4
 """Snapshots on their way at once, before `on_full` decides."""
 
-_SETTLE_LATE = frozenset({"optimizer", "lr_scheduler", "loss_scaler"})
+_MOVES_ALWAYS = frozenset({"loss_scaler"})
+_MOVES_WITH_UPDATES = _MOVES_ALWAYS | {"optimizer", "lr_scheduler"}
+"""Objects that a plain loop moves between `optimizer.step()` and the next forward."""
+
 _COMMIT_POLL_S = 0.002
 _COMMIT_PATIENCE_S = 30.0
 
@@ -215,15 +218,16 @@ class Session:
         self._stats.stalls_s.append(self._stall_s)
         self._stall_s = 0.0
 
-    def settled(self) -> None:
+    def settled(self, *, moved: bool = True) -> None:
         if self._unsettled is None:
             return
+        late = _MOVES_WITH_UPDATES if moved else _MOVES_ALWAYS
         try:
-            moved = [item for item in self._source.objects() if item.encoded.name in _SETTLE_LATE]
+            latest = [item for item in self._source.objects() if item.encoded.name in late]
         except HistoryError:
             # What was encoded at the step stands; that it can't be encoded any more is the next snapshot's to say.
-            moved = []
-        self._settle(moved)
+            latest = []
+        self._settle(latest)
 
     def _settle(self, moved: Sequence[PlacedObject] = ()) -> None:
         snapshot, self._unsettled = self._unsettled, None
@@ -305,7 +309,9 @@ class Session:
         self._closed = True
         self._publisher.close()
         self._engine.close()
-        self._run.close()
+        # A journal that can't be written is among the publisher's failures already; the lock is let go either way.
+        with contextlib.suppress(OSError):
+            self._run.close()
 
     def _warn_failures(self) -> None:
         failures = self._publisher.take_failures()

@@ -2,7 +2,8 @@
 
 When is a step over? The weights of step n belong with the scheduler's and the scaler's n-th move, and those follow
 `optimizer.step()`. So a step ends there, and is *settled* when the next forward (or barrier) begins: what can move in
-between, and nothing else, is read then.
+between, and nothing else, is read then. A scheduler that moves by epochs is an exception: the loop that is resumed at an
+epoch's last step moves it itself, so the step keeps the state from before. It shows by its not moving after some update.
 """
 
 import time
@@ -69,20 +70,26 @@ class TorchLoop:
         if optimizer is None:
             raise SetupError("capturing a plain module needs its optimizer: capture.enable(model, optimizer=optimizer)")
         clock = _StepClock(optimizer)
+        pace = _Pace(self._scheduler)
 
         def updated(*_: Any) -> None:
             _steps[optimizer] = self.step() + 1
+            pace.updated()
             events.after_step(applied=True, metrics=clock.tick(), settled=False)
+
+        def before(*_: Any) -> None:
+            events.settled(moved=pace.moves_with_updates())
+            events.before_update()
 
         def loading(*_: Any) -> None:
             events.before_access("load_state_dict")
 
         undo = [
-            optimizer.register_step_pre_hook(lambda *_: events.before_update()).remove,
+            optimizer.register_step_pre_hook(before).remove,
             optimizer.register_step_post_hook(updated).remove,
             optimizer.register_load_state_dict_pre_hook(loading).remove,
             optimizer.register_load_state_dict_post_hook(lambda *_: events.layout_changed()).remove,
-            self._module.register_forward_pre_hook(lambda *_: events.settled()).remove,
+            self._module.register_forward_pre_hook(lambda *_: events.settled(moved=pace.moves_with_updates())).remove,
         ]
         for part in self._module.modules():
             undo.append(part.register_load_state_dict_pre_hook(loading).remove)  # type: ignore[no-untyped-call]
@@ -96,6 +103,27 @@ class TorchLoop:
     def _set_counters(self, counters: Mapping[str, int]) -> None:
         if self._optimizer is not None:
             _steps[self._optimizer] = int(counters["global_steps"])
+
+
+class _Pace:
+    """Whether the scheduler has moved after every update so far."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self._scheduler = scheduler
+        self._at_update: Any = None
+        self._always = True
+
+    def updated(self) -> None:
+        self._at_update = self._position()
+
+    def moves_with_updates(self) -> bool:
+        if self._at_update is not None:
+            self._always = self._always and self._position() != self._at_update
+            self._at_update = None
+        return self._always
+
+    def _position(self) -> Any:
+        return getattr(self._scheduler, "last_epoch", None)
 
 
 class _StepClock:
