@@ -12,7 +12,8 @@ from pathlib import Path
 import nbformat
 import notebook
 
-WIDTH, HEIGHT = 1100, 1500
+WIDTH, HEIGHT = 1000, 1330
+STYLE = "<style>.modebar { display: none }</style>"
 
 
 def draw(executed: Path, picture: Path) -> None:
@@ -24,10 +25,14 @@ def draw(executed: Path, picture: Path) -> None:
     document.cells = [cell for cell in document.cells if "picture" in cell.metadata.get("tags", [])]
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "page.html"
-        page.write_text(notebook.as_html(document))
+        page.write_text(notebook.as_html(document) + STYLE)
         options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--virtual-time-budget=10000"]
         size = f"--window-size={WIDTH},{HEIGHT}"
-        subprocess.run([browser, *options, size, f"--screenshot={picture.absolute()}", page.as_uri()], check=True)
+        subprocess.run(
+            [browser, *options, size, f"--screenshot={picture.absolute()}", page.as_uri()],
+            check=True,
+            capture_output=True,
+        )
 
 
 if __name__ == "__main__":
