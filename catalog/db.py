@@ -19,13 +19,13 @@ import pyarrow as pa
 
 from catalog.errors import FormatError, SetupError
 from catalog.layout import HistoryPaths
+from catalog.readonly import refuse_reach
 from catalog.turnstile import IndexBusyError, Turnstile
 
 __all__ = ["Connection", "Database", "IndexMissingError", "database", "select"]
 
 Connection: TypeAlias = duckdb.DuckDBPyConnection
 
-_READ_ONLY_STATEMENTS = frozenset({duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN})
 
 _LOG_SUFFIXES = ("", ".wal", ".wal.checkpoint", ".wal.recovery")
 _LOCKED_DOWN = (
@@ -149,23 +149,19 @@ class Database:
 
 
 def select(connection: Connection, sql: str, params: Sequence[object] | Mapping[str, object]) -> pa.Table:
-    """The result of one statement of a user's, which must be a SELECT or EXPLAIN; what it may have made is rolled back
-    at once. SetupError says why it was refused, or how it failed."""
+    """The result of one SELECT of a user's. SetupError says why it was refused, or how it failed."""
     try:
-        statements = connection.extract_statements(sql)
-        if len(statements) != 1 or statements[0].type not in _READ_ONLY_STATEMENTS:
-            kinds = ", ".join(statement.type.name for statement in statements) or "nothing"
-            raise SetupError(f"a query is one SELECT, this is {kinds}: {sql[:200]!r}; the catalog can only be read")
+        serialized = connection.execute("SELECT json_serialize_sql(?)", [sql]).fetchall()[0][0]
+        refuse_reach(serialized, sql=sql)
         bound = dict(params) if isinstance(params, Mapping) else list(params)
         return connection.sql(sql, params=bound).to_arrow_table()
     except duckdb.Error as error:
         raise SetupError(f"the query failed: {error}") from error
-    finally:
-        connection.rollback()
 
 
 _databases: dict[Path, Database] = {}
 _databases_lock = threading.Lock()
+_inherited: list[dict[Path, Database]] = []
 
 
 def database(paths: HistoryPaths) -> Database:
@@ -178,9 +174,11 @@ def database(paths: HistoryPaths) -> Database:
 
 
 def _forget_after_fork() -> None:
-    """DuckDB's threads and locks do not survive a fork: the child begins anew."""
-    global _databases_lock
-    _databases.clear()
+    """DuckDB's threads and locks do not survive a fork: the child begins anew, and never closes what it inherited, which
+    would wait for threads that it does not have."""
+    global _databases, _databases_lock
+    _inherited.append(_databases)
+    _databases = {}
     _databases_lock = threading.Lock()
 
 

@@ -1,4 +1,8 @@
-"""Who lives: each rank of a run holds flock on a file of its own as long as it may write there."""
+"""Locks on files, and who lives: each rank of a run holds flock on a file of its own as long as it may write there.
+
+A lock belongs to the open file, which a forked child shares: so a lock is freed by name, not just closed, and a child
+closes what it inherited; else a worker of a data loader that outlives its training would keep the run alive.
+"""
 
 import fcntl
 import os
@@ -8,17 +12,43 @@ from pathlib import Path
 from catalog.errors import SetupError
 from catalog.layout import HistoryPaths
 
-__all__ = ["run_is_held", "take_lock"]
+__all__ = ["free_lock", "open_lock", "run_is_held", "take_lock"]
 
 _PROBE_PATIENCE_S = 2.0
 _POLL_S = 0.001
 
 
+_open: set[int] = set()
+
+
+def open_lock(path: Path) -> int:
+    """A descriptor of the lock file at `path`, made when there is none; for `free_lock`."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    _open.add(descriptor)
+    return descriptor
+
+
+def free_lock(descriptor: int) -> None:
+    """Free what is locked through the descriptor, whoever shares it, and close it."""
+    if descriptor in _open:
+        _open.remove(descriptor)
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
+
+
+def _close_inherited() -> None:
+    while _open:
+        os.close(_open.pop())
+
+
+os.register_at_fork(after_in_child=_close_inherited)
+
+
 def take_lock(path: Path) -> int:
-    """A descriptor that holds the lock until it is closed, or its process dies. SetupError when another has it.
+    """A descriptor that holds the lock until `free_lock`, or until its process dies. SetupError when another has it.
 
     A reader that asks whether the lock is held has it for an instant, so this tries for a moment."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = open_lock(path)
     deadline = time.monotonic() + _PROBE_PATIENCE_S
     while True:
         try:
@@ -26,7 +56,7 @@ def take_lock(path: Path) -> int:
             return descriptor
         except BlockingIOError as error:
             if time.monotonic() >= deadline:
-                os.close(descriptor)
+                free_lock(descriptor)
                 raise SetupError(f"{path}: another live process writes this rank of the run") from error
             time.sleep(_POLL_S)
 

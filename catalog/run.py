@@ -11,7 +11,6 @@ while it lives.
 """
 
 import datetime
-import os
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +21,7 @@ from catalog.errors import MismatchError, SetupError, SnapshotError
 from catalog.facts import encode_history, encode_run_facts, read_history_json
 from catalog.journal import Journal
 from catalog.layout import HistoryPaths
-from catalog.locks import take_lock
+from catalog.locks import free_lock, take_lock
 from catalog.manifest import encode_manifest
 from catalog.marker import build_marker, encode_marker
 from catalog.publish import is_temporary, make_dirs, publish, publish_bytes, sync_dir, temporary_path
@@ -137,7 +136,7 @@ class RunWriter:
             try:
                 self.journal.flush()
             finally:
-                os.close(self._lock)
+                free_lock(self._lock)
                 self._lock = -1
 
     def __enter__(self) -> Self:

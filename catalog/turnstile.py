@@ -9,13 +9,13 @@ Nobody waits longer than their patience. A process that dies frees its locks, si
 """
 
 import fcntl
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from catalog.errors import SetupError
+from catalog.locks import free_lock, open_lock
 
 __all__ = ["IndexBusyError", "Turnstile"]
 
@@ -55,15 +55,15 @@ class Turnstile:
 
 @contextmanager
 def _lock_file(path: Path) -> Iterator[int]:
-    """A descriptor of the lock file; closing it frees what is locked through it."""
+    """A descriptor of the lock file; what was locked through it is free afterwards."""
     try:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        handle = open_lock(path)
     except OSError as error:
         raise IndexBusyError(f"{path}: can't be opened for locking: {error.strerror}") from error
     try:
         yield handle
     finally:
-        os.close(handle)
+        free_lock(handle)
 
 
 def _take(handle: int, how: int, deadline: float) -> None:

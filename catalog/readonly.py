@@ -1,0 +1,66 @@
+"""What SQL of a user may name: tables and views of the catalog, and table functions that only compute.
+
+The database refuses all files but the index, and all changes to its configuration; this refuses what would be left: to open the
+index a second time, which drops DuckDB's own lock on it, and functions that take addresses in memory.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from catalog.errors import SetupError
+
+__all__ = ["refuse_reach"]
+
+_TABLE_FUNCTIONS = frozenset(
+    {
+        "duckdb_columns",
+        "duckdb_functions",
+        "duckdb_keywords",
+        "duckdb_settings",
+        "duckdb_tables",
+        "duckdb_types",
+        "duckdb_views",
+        "generate_series",
+        "json_each",
+        "json_tree",
+        "pragma_table_info",
+        "range",
+        "repeat",
+        "repeat_row",
+        "unnest",
+    }
+)
+_FILE_MARKS = frozenset("./\\:")
+"""A table's name with one of these could be that of a file."""
+
+
+def refuse_reach(serialized: str, *, sql: str) -> None:
+    """SetupError when a query does more than to read tables and to compute. `serialized` is what DuckDB's
+    `json_serialize_sql` makes of `sql`: it takes SELECT alone."""
+    tree = json.loads(serialized)
+    if tree.get("error"):
+        raise SetupError(
+            f"a query is one SELECT: {tree.get('error_message')}: {sql[:200]!r}; the catalog can only be read"
+        )
+    if len(tree["statements"]) != 1:
+        raise SetupError(f"a query is one SELECT, this has {len(tree['statements'])} statements: {sql[:200]!r}")
+    for node in _nodes(tree):
+        if node.get("type") == "TABLE_FUNCTION":
+            name = (node.get("function") or {}).get("function_name")
+            if name not in _TABLE_FUNCTIONS:
+                raise SetupError(f"a query can't use {name}(): only tables of the catalog and functions that compute")
+        names = (node.get(key) for key in ("table_name", "schema_name", "catalog_name"))
+        if any(isinstance(name, str) and _FILE_MARKS & set(name) for name in names):
+            raise SetupError(f"a query can't read files, only tables of the catalog: {sql[:200]!r}")
+
+
+def _nodes(value: Any) -> Iterator[dict[str, Any]]:
+    waiting = [value]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, dict):
+            yield item
+            waiting.extend(item.values())
+        elif isinstance(item, list):
+            waiting.extend(item)
