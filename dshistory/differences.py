@@ -48,7 +48,7 @@ _SCHEMA: Final = pa.schema(
     ]
 )
 _IDENTITY: Final = frozenset({"name", "kind", "shape", "status"})
-_FORMATS: Final[dict[str, Format]] = {"shape": "shape", "changed_share": "share"}
+_FORMATS: Final[dict[str, Format]] = {"shape": "shape", "cosine": "cosine", "changed_share": "share"}
 _UNCHANGED: Final[dict[str, Any]] = {
     "relative_update": 0.0,
     "update_norm": 0.0,

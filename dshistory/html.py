@@ -22,7 +22,7 @@ _STYLE = """<style>
 @media (prefers-color-scheme: dark) { .dsh { --dsh-fg: var(--jp-content-font-color1, #e6edf3);
   --dsh-dim: var(--jp-content-font-color2, #9198a1); --dsh-line: var(--jp-border-color2, #3d444d);
   --dsh-stripe: var(--jp-rendermime-table-row-background, #151b23); } }
-.dsh table { border-collapse: collapse; margin: 0.3em 0; font-variant-numeric: tabular-nums; }
+.dsh table { color: var(--dsh-fg); border-collapse: collapse; margin: 0.3em 0; font-variant-numeric: tabular-nums; }
 .dsh th { border-bottom: 1px solid var(--dsh-line); color: var(--dsh-dim); font-weight: 600; }
 .dsh th, .dsh td { padding: 0.15em 0.7em; white-space: nowrap; }
 .dsh tbody tr:nth-child(even) { background: var(--dsh-stripe); }

@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 __all__ = ["LogTable", "log", "overview", "show", "tags", "verify"]
 
-_FORMATS: Final[dict[str, Format]] = {"bytes": "bytes", "new_bytes": "bytes", "step_time": "seconds"}
+_FORMATS: Final[dict[str, Format]] = {"bytes": "bytes", "new_bytes": "bytes", "step_time_s": "seconds"}
 
 _LOG: Final = """
-SELECT c.run, c.step, c.created, c.state, m.loss, m.lr, m.grad_norm, m.step_time, c.bytes, c.new_bytes, t.tags
+SELECT c.run, c.step, c.created, c.state, m.loss, m.lr, m.grad_norm, m.step_time_s, c.bytes, c.new_bytes, t.tags
 FROM checkpoints c
 LEFT JOIN (
     SELECT run, step,
         any_value(value) FILTER (name = 'loss') AS loss,
         any_value(value) FILTER (name = 'lr') AS lr,
         any_value(value) FILTER (name = 'grad_norm') AS grad_norm,
-        any_value(value) FILTER (name = 'step_time') AS step_time
+        any_value(value) FILTER (name = 'step_time_s') AS step_time_s
     FROM metrics GROUP BY run, step
 ) m USING (run, step)
 LEFT JOIN (SELECT run, step, string_agg(name, ', ' ORDER BY name) AS tags FROM tags GROUP BY run, step) t USING (run, step)

@@ -4,6 +4,7 @@ Colours are Okabe and Ito's, told apart by all common kinds of colour vision; ba
 mid-grey, for light and dark pages alike. Plotly renders tags in labels, so names are escaped.
 """
 
+import math
 from html import escape
 from itertools import cycle
 from typing import TYPE_CHECKING, Any, Final
@@ -55,8 +56,10 @@ def loss_timeline(metrics: "Table", checkpoints: "Table") -> "go.Figure":
 
 
 def moved_tensors(rows: "Table", *, top: int) -> "go.Figure":
-    """The first `top` rows of a diff as horizontal bars, the most moved on top."""
-    first = [row for row in rows.top(top) if row["relative_update"] is not None]
+    """The first `top` finite rows of a diff as horizontal bars, in its order."""
+    moved = [row for row in rows if row["relative_update"] is not None]
+    first = [row for row in moved if math.isfinite(row["relative_update"])][:top]
+    out_of_zero = sum(not math.isfinite(row["relative_update"]) for row in moved)
     figure = _figure()
     for colour, kind in zip(cycle(_COLOURS), dict.fromkeys(row["kind"] for row in first), strict=False):
         of_kind = [row for row in first if row["kind"] == kind]
@@ -70,7 +73,8 @@ def moved_tensors(rows: "Table", *, top: int) -> "go.Figure":
         )
     order = [_label(row, first) for row in first]
     figure.update_yaxes(autorange="reversed", categoryorder="array", categoryarray=order, automargin=True)
-    return figure.update_layout(xaxis_title="relative update", height=120 + 22 * len(first), barmode="stack")
+    title = f"relative update ({out_of_zero} that came out of zero are not drawn)" if out_of_zero else "relative update"
+    return figure.update_layout(xaxis_title=title, height=120 + 22 * len(first), barmode="stack")
 
 
 def _label(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:

@@ -7,11 +7,12 @@ import pyarrow.types as types
 
 from dshistory.units import Format, text_of
 
-__all__ = ["FIRST_ROWS", "LAST_ROWS", "Page", "is_numeric", "table_text"]
+__all__ = ["Page", "is_numeric", "table_text"]
 
 FIRST_ROWS = 20
 LAST_ROWS = 5
-_CELL_WIDTH = 64
+SHOWN_WHOLE = 30
+_CELL_WIDTH = 96
 
 
 class Page:
@@ -20,7 +21,7 @@ class Page:
 
     def __init__(self, data: pa.Table, formats: Mapping[str, Format]) -> None:
         rows = data.num_rows
-        self.left_out = max(0, rows - FIRST_ROWS - LAST_ROWS)
+        self.left_out = rows - FIRST_ROWS - LAST_ROWS if rows > SHOWN_WHOLE else 0
         first = data if not self.left_out else data.slice(0, FIRST_ROWS)
         last = data.slice(rows - LAST_ROWS) if self.left_out else data.slice(rows)
         self.columns = [text_of(name) for name in data.column_names]
@@ -44,10 +45,10 @@ def table_text(data: pa.Table, formats: Mapping[str, Format], note: str) -> str:
     if data.num_rows:
         page = Page(data, formats)
         right = [is_numeric(field.type) for field in data.schema]
-        shown = [page.columns, *page.first, *page.last]
-        widths = [max(len(_short(row[i])) for row in shown) for i in range(data.num_columns)]
+        shown = [[*map(_short, row[:-1]), row[-1]] for row in (page.columns, *page.first, *page.last)]
+        widths = [max(len(row[i]) for row in shown) for i in range(data.num_columns)]
         lines = [_line(row, widths, right) for row in shown]
-        lines.insert(1, "  ".join("-" * width for width in widths))
+        lines.insert(1, "  ".join("-" * min(width, _CELL_WIDTH) for width in widths))
         if page.left_out:
             lines.insert(2 + FIRST_ROWS, page.gap)
     elif not note:
@@ -65,14 +66,15 @@ def _cells(data: pa.Table, formats: Mapping[str, Format]) -> list[list[str]]:
 
 def _line(row: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> str:
     cells = (
-        _short(cell).rjust(width) if to_right else _short(cell).ljust(width)
+        cell.rjust(width) if to_right else cell.ljust(width)
         for cell, width, to_right in zip(row, widths, right, strict=True)
     )
     return "  ".join(cells).rstrip()
 
 
 def _short(cell: str) -> str:
-    """Long cells lose their middle: the beginning and the end of a parameter's name tell it apart."""
+    """Long cells lose their middle: the beginning and the end of a name tell it apart. The last column, which no other
+    has to stand beside, keeps all."""
     if len(cell) <= _CELL_WIDTH:
         return cell
     half = (_CELL_WIDTH - 1) // 2

@@ -9,7 +9,7 @@ from typing import Literal
 
 __all__ = ["Format", "text_of"]
 
-Format = Literal["auto", "bytes", "seconds", "share", "number", "shape"]
+Format = Literal["auto", "bytes", "seconds", "share", "number", "cosine", "shape"]
 
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -46,6 +46,8 @@ def _number_as(value: int | float, form: Format) -> str:
             return _share(value)
         case "number":
             return f"{value:.4g}"
+        case "cosine":
+            return f"{value:.6f}"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 

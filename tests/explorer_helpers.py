@@ -108,7 +108,7 @@ def tiny_history(root: Path) -> Iterator[Run]:
         weights["head.weight"] = weights["head.weight"] * (1 + step / 10)
         moments = {name: tensor.float() * 0.1 for name, tensor in weights.items()}
         pieces = [*whole(weights), *whole(moments, kind="exp_avg"), Piece("counters", _json(b'{"steps":1}'), "object")]
-        run.checkpoint(step, pieces, loss=3.0 - step / 10, lr=1e-3, grad_norm=1.5, step_time=0.25)
+        run.checkpoint(step, pieces, loss=3.0 - step / 10, lr=1e-3, grad_norm=1.5, step_time_s=0.25)
         run.metrics(step + 1, loss=2.9 - step / 10)
     run.tag("good", 10)
     yield run

@@ -36,6 +36,16 @@ def test_the_most_moved_tensors_on_top(explorer: Explorer) -> None:
     assert [shown[label] for label in figure.layout.yaxis.categoryarray] == diff.top(3)["relative_update"].to_pylist()
 
 
+def test_what_came_out_of_zero_has_no_bar_and_is_counted(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    for step in (1, 2):
+        run.checkpoint(step, whole({"w": torch.full((2,), float(step)), "bias": torch.full((2,), step - 1.0)}))
+    run.close()
+    figure = Explorer.open(tmp_path).diff(1, 2).plot()
+    assert [list(bar.y) for bar in figure.data] == [["w"]]
+    assert "1 that came out of zero" in figure.layout.xaxis.title.text
+
+
 def test_figures_are_light(explorer: Explorer) -> None:
     assert len(json.dumps(explorer.log().plot().to_plotly_json(), default=list)) < 20_000
 

@@ -81,8 +81,16 @@ def test_large_tables_page_and_say_what_they_leave_out() -> None:
         assert "975 rows left out" in shown
         assert len(re.findall(r"KiB", shown)) == 24
         assert "999.0 KiB" in shown
-    assert "left out" not in repr(numbers(25))
-    assert len(repr(numbers(25)).splitlines()) == 27
+    assert "left out" not in repr(numbers(30))
+    assert len(repr(numbers(30)).splitlines()) == 32
+
+
+def test_long_names_lose_their_middle_and_messages_nothing() -> None:
+    name, message = "a" + 200 * "." + "z", 300 * "m"
+    _, _, row = repr(Table(pa.table({"name": [name], "message": [message]}))).splitlines()
+    assert row.startswith("a.")
+    assert row.endswith(f".z  {message}")
+    assert len(row) == 96 + 2 + 300
 
 
 def test_an_empty_table_says_so() -> None:
