@@ -19,7 +19,7 @@ from catalog.errors import FormatError
 from catalog.publish import publish_bytes
 from catalog.sealed import decode_sealed, encode_sealed, read_bounded
 
-__all__ = ["JOURNAL_SCHEMA", "Journal", "is_segment", "read_segment", "segments"]
+__all__ = ["JOURNAL_SCHEMA", "NO_RANK", "Journal", "is_segment", "read_segment", "segments"]
 
 JOURNAL_SCHEMA = pa.schema(
     [
@@ -33,6 +33,8 @@ JOURNAL_SCHEMA = pa.schema(
     ]
 )
 _VERSION = "1"
+NO_RANK = -1
+"""The rank of rows that no rank of the run wrote."""
 _SEGMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}-[0-9]{8}\.parquet")
 
 
@@ -56,7 +58,7 @@ class Journal:
         self._writer = writer
         self._rank = rank
         self._rows: list[_Row] = []
-        self._sequence = 0
+        self._sequence = _next_sequence(folder, writer)
         self._last = datetime.datetime.fromtimestamp(0, datetime.UTC)
         self._lock = threading.Lock()
         self._flushing = threading.Lock()
@@ -103,6 +105,12 @@ class Journal:
 def _encode(rows: list[_Row], *, run: str) -> bytes:
     columns = {field.name: pa.array([getattr(row, field.name) for row in rows], field.type) for field in JOURNAL_SCHEMA}
     return encode_sealed(pa.table(columns, schema=JOURNAL_SCHEMA), metadata={"dshistory.journal": _VERSION, "run": run})
+
+
+def _next_sequence(folder: Path, writer: str) -> int:
+    """A writer that is opened again goes on where it stopped: published segments are never replaced."""
+    numbers = [path.stem.rpartition("-") for path in segments(folder)]
+    return max((int(number) + 1 for name, _, number in numbers if name == writer), default=0)
 
 
 def segments(folder: Path) -> Iterator[Path]:

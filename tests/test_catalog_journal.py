@@ -66,6 +66,14 @@ def test_segments_are_numbered_and_never_changed(tmp_path: Path) -> None:
     assert contents[1][:1] == contents[0]
 
 
+def test_a_writer_opened_again_replaces_nothing(tmp_path: Path) -> None:
+    for step in range(3):
+        journal = _journal(tmp_path)
+        journal.metric(step, "loss", 1.0)
+        journal.flush()
+    assert [read_segment(path, run="run-a")["step"].to_pylist() for path in segments(tmp_path)] == [[0], [1], [2]]
+
+
 def test_a_failed_flush_loses_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "journal"
     journal = _journal(folder)
