@@ -103,17 +103,16 @@ def _whole(text: str, ref: str) -> int:
 
 
 def _best(history: History) -> CheckpointRef:
-    by_step = {ref.step: ref for ref in _committed(history)}
-    rows = history.query(
-        "SELECT step FROM metrics WHERE run = ? AND name = 'loss' AND NOT isnan(value) ORDER BY value, step",
-        [history.current_run()],
-    ).to_pylist()
-    best = next((row["step"] for row in rows if row["step"] in by_step), None)
-    if best is None:
+    """The checkpoint of the current lineage with the least loss, the earliest of equal ones."""
+    refs = _committed(history)
+    rows = history.query("SELECT run, step, value FROM metrics WHERE name = 'loss' AND NOT isnan(value)").to_pylist()
+    losses = {CheckpointRef(row["run"], row["step"]): row["value"] for row in rows}
+    known = [ref for ref in refs if ref in losses]
+    if not known:
         raise NotFoundError(
             f"no captured step of {history.root} has a recorded loss, so there is no 'best': name a step"
         )
-    return by_step[best]
+    return min(known, key=lambda ref: (losses[ref], ref.step))
 
 
 def _tagged(history: History, tag: str) -> CheckpointRef:

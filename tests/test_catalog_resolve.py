@@ -1,0 +1,140 @@
+"""What a person writes finds the checkpoint meant, in the tree of runs, and the error names the nearest."""
+
+from pathlib import Path
+
+import pytest
+from catalog_helpers import Run, pieces_of
+
+from catalog.errors import FormatError, NotFoundError
+from catalog.history import History
+from catalog.records import CheckpointRef
+from catalog.resolve import lineage
+
+
+def _run(
+    root: Path, run: str, steps: list[int], *, day: int, parent: tuple[str, int] | None = None, replay: bool = False
+) -> None:
+    created = f"2026-11-{day:02d}T00:00:00+00:00"
+    with Run(root, run=run, parent=parent, created=created, facts={"replay": True} if replay else {}) as writer:
+        for step in steps:
+            writer.checkpoint(step, pieces_of({"w": bytes([step])}), register=False)
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> History:
+    """a: 0 10 20 30;  b from a:20: 20 25;  c from b:25: 25 40;  r, a replay of c:40, is newest."""
+    root = tmp_path_factory.mktemp("resolve") / "history"
+    _run(root, "a", [0, 10, 20, 30], day=1)
+    _run(root, "b", [20, 25], day=2, parent=("a", 20))
+    _run(root, "c", [25, 40], day=3, parent=("b", 25))
+    _run(root, "r", [41], day=4, parent=("c", 40), replay=True)
+    return History.open(root)
+
+
+def test_the_lineage_goes_through_the_parents_before_each_fork(tree: History) -> None:
+    assert [str(ref) for ref in lineage(tree, "c")] == ["a:0", "a:10", "b:20", "c:25", "c:40"]
+    assert [str(ref) for ref in lineage(tree, "b")] == ["a:0", "a:10", "b:20", "b:25"]
+    assert [str(ref) for ref in lineage(tree, "a")] == ["a:0", "a:10", "a:20", "a:30"]
+
+
+@pytest.mark.parametrize(
+    ("ref", "found"),
+    [
+        (40, "c:40"),
+        ("40", "c:40"),
+        (25, "c:25"),
+        (20, "b:20"),
+        (10, "a:10"),
+        ("latest", "c:40"),
+        (-1, "c:40"),
+        ("-1", "c:40"),
+        (-2, "c:25"),
+        (-5, "a:0"),
+        ("a:30", "a:30"),
+        ("a:-1", "a:30"),
+        ("r:41", "r:41"),
+        (CheckpointRef("b", 25), "b:25"),
+    ],
+    ids=str,
+)
+def test_references(tree: History, ref: int | str, found: str) -> None:
+    assert str(tree.resolve(ref)) == found
+
+
+def test_a_replay_never_becomes_current(tree: History) -> None:
+    assert tree.current_run() == "c"
+
+
+@pytest.mark.parametrize(
+    ("ref", "match"),
+    [
+        (15, "nearest are 10 and 20"),
+        (41, "nearest is 40"),
+        (-6, "has only 5"),
+        ("a:25", "nearest are 20 and 30"),
+        ("a:x", "a step is expected"),
+        ("zz:1", "no run 'zz'"),
+        ("lattest", "neither a step"),
+        ("", "neither a step"),
+        ("best", "no 'best'"),
+        (CheckpointRef("a", 11), "nearest are 10 and 20"),
+    ],
+    ids=str,
+)
+def test_what_is_not_there_is_told_with_the_nearest(tree: History, ref: int | str, match: str) -> None:
+    with pytest.raises(NotFoundError, match=match):
+        tree.resolve(ref)
+
+
+def test_a_reference_can_not_leave_the_history(tree: History) -> None:
+    with pytest.raises(FormatError, match="run id"):
+        tree.resolve("../../etc:1")
+
+
+def test_runs_come_oldest_first(tree: History) -> None:
+    assert [facts.run for facts in tree.runs()] == ["a", "b", "c", "r"]
+
+
+def test_tags_and_best(history: Path) -> None:
+    with Run(history) as run:
+        for step, loss in ((0, 3.0), (10, 1.0), (20, 2.0), (30, float("nan"))):
+            run.checkpoint(step, pieces_of({"w": b"1"}), loss=loss)
+        run.writers[0].journal.metric(25, "loss", 0.1)
+        run.writers[0].journal.tag("good", 10)
+        run.writers[0].journal.tag("good", 20)
+        run.writers[0].journal.tag("lost", 15)
+        run.writers[0].journal.flush()
+        opened = History.open(history)
+        assert str(opened.resolve("best")) == "run-a:10"
+        assert str(opened.resolve("good")) == "run-a:20"
+        with pytest.raises(NotFoundError, match="tags are good"):
+            opened.resolve("goood")
+        with pytest.raises(NotFoundError, match="step 15 was not captured"):
+            opened.resolve("lost")
+
+
+def test_best_counts_the_parents_losses_too(history: Path) -> None:
+    with Run(history, run="a", created="2026-11-01T00:00:00+00:00") as run:
+        run.checkpoint(0, pieces_of({"w": b"1"}), loss=0.5)
+        run.checkpoint(10, pieces_of({"w": b"1"}), loss=2.0)
+    with Run(history, run="b", parent=("a", 10), created="2026-11-02T00:00:00+00:00") as run:
+        run.checkpoint(20, pieces_of({"w": b"1"}), loss=1.0)
+    assert str(History.open(history).resolve("best")) == "a:0"
+
+
+def test_a_history_without_checkpoints_says_so(history: Path) -> None:
+    with Run(history):
+        pass
+    with pytest.raises(NotFoundError, match="no committed checkpoint"):
+        History.open(history).resolve("latest")
+
+
+def test_no_history_says_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match=r"capture\.enable"):
+        History.open(tmp_path)
+
+
+def test_parents_in_a_circle_end(history: Path) -> None:
+    _run(history, "a", [0], day=1, parent=("b", 5))
+    _run(history, "b", [5], day=2, parent=("a", 0))
+    assert [str(ref) for ref in lineage(History.open(history), "b")] == ["a:0", "b:5"]
