@@ -17,6 +17,7 @@ import torch
 
 from capture.dtypes import dtype_name, torch_dtype
 from catalog.errors import FormatError, UnsupportedError
+from catalog.layout import DTYPES
 
 __all__ = ["EncodedObject", "decode_object", "encode_object"]
 
@@ -139,6 +140,8 @@ class _Decoder:
             case "ndarray":
                 return self._tensor(tree["entry"]).numpy()
             case "dtype":
+                if tree["name"] not in DTYPES:
+                    raise FormatError(f"object {path}: dtype {tree['name']!r} is not one of {', '.join(DTYPES)}")
                 return torch_dtype(tree["name"])
             case "device":
                 return torch.device(tree["name"])
