@@ -12,7 +12,7 @@ from pathlib import Path
 from catalog.errors import SetupError
 from catalog.layout import HistoryPaths
 
-__all__ = ["free_lock", "open_lock", "run_is_held", "take_lock"]
+__all__ = ["free_lock", "open_lock", "run_is_held", "take_lock", "try_lock"]
 
 _PROBE_PATIENCE_S = 2.0
 _POLL_S = 0.001
@@ -44,21 +44,27 @@ def _close_inherited() -> None:
 os.register_at_fork(after_in_child=_close_inherited)
 
 
+def try_lock(path: Path) -> int | None:
+    """A descriptor that holds the lock until `free_lock`, or None when another has it."""
+    descriptor = open_lock(path)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        free_lock(descriptor)
+        return None
+    return descriptor
+
+
 def take_lock(path: Path) -> int:
     """A descriptor that holds the lock until `free_lock`, or until its process dies. SetupError when another has it.
 
     A reader that asks whether the lock is held has it for an instant, so this tries for a moment."""
-    descriptor = open_lock(path)
     deadline = time.monotonic() + _PROBE_PATIENCE_S
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return descriptor
-        except BlockingIOError as error:
-            if time.monotonic() >= deadline:
-                free_lock(descriptor)
-                raise SetupError(f"{path}: another live process writes this rank of the run") from error
-            time.sleep(_POLL_S)
+    while (descriptor := try_lock(path)) is None:
+        if time.monotonic() >= deadline:
+            raise SetupError(f"{path}: another live process writes this rank of the run")
+        time.sleep(_POLL_S)
+    return descriptor
 
 
 def run_is_held(paths: HistoryPaths, run: str) -> bool:

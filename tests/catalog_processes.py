@@ -1,13 +1,17 @@
 """Programs that the tests of the catalog run as processes of their own: `python catalog_processes.py <role> <arguments>`."""
 
+import os
+import signal
 import sys
 import time
+from itertools import count
 from pathlib import Path
 
 import duckdb
 from catalog_helpers import Piece, Run
 
 from catalog.history import History
+from catalog.run import create_history
 
 TENSORS = 4
 TABLES = ("runs", "checkpoints", "tensors", "fragments", "metrics", "events", "tags")
@@ -72,6 +76,36 @@ def train_until_killed(root: Path, run: str) -> None:
             step += 1
 
 
+FILE_CALLS = frozenset({"open", "os.rename", "os.link", "os.mkdir", "os.remove"})
+
+
+def train_killed_everywhere(root: Path) -> None:
+    """Train again and again, each time killed one call to the file system later, until one training comes through."""
+    create_history(root)
+    for kill in count(1):
+        child = os.fork()
+        if child == 0:
+            train_killed_at(root, f"run-{kill:04d}", kill)
+            os._exit(0)
+        if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0:
+            print(kill - 1)
+            return
+
+
+def train_killed_at(root: Path, run: str, kill: int) -> None:
+    calls = count(1)
+
+    def hook(event: str, arguments: tuple[object, ...]) -> None:
+        if event in FILE_CALLS and str(root) in str(arguments[0]) and next(calls) == kill:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hook)
+    with Run(root, run, world_size=2) as training:
+        for step in range(2):
+            ranks = [[Piece(f"layer.{rank}", bytes([step, rank]))] for rank in range(2)]
+            training.checkpoint(step, *ranks, register=False, loss=float(step))
+
+
 if __name__ == "__main__":
     role, *arguments = sys.argv[1:]
     if role == "train":
@@ -82,5 +116,7 @@ if __name__ == "__main__":
         hold(Path(arguments[0]), float(arguments[1]))
     elif role == "train-until-killed":
         train_until_killed(Path(arguments[0]), arguments[1])
+    elif role == "train-killed-everywhere":
+        train_killed_everywhere(Path(arguments[0]))
     else:
         sys.exit(f"no role {role}")
