@@ -28,7 +28,6 @@ from catalog.jsonfile import canonical
 from catalog.records import CheckpointRef, RunFacts
 from catalog.resolve import lineage
 from catalog.run import RunWriter, create_history, create_run, new_run_id
-from catalog.verify import verify
 
 __all__ = ["enable"]
 
@@ -185,6 +184,8 @@ def _resume(history: History, ranks: Ranks, providers: Sequence[StateProvider]) 
 
 
 def _newest(history: History) -> tuple[str, int] | None:
+    from catalog.verify import verify
+
     try:
         candidates = lineage(history, history.current_run())
     except NotFoundError:

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from capture.snapshot import Snapshot
-from catalog import index
 from catalog.errors import HistoryError, SnapshotError
 from catalog.run import RunWriter
 
@@ -129,6 +128,9 @@ class Publisher:
             self._register()
 
     def _register(self) -> None:
+        # Only here, in the background: a training pays for DuckDB's import when the first checkpoint is registered.
+        from catalog import index
+
         try:
             index.register(self._run.paths, patience_s=REGISTER_PATIENCE_S)
         except (OSError, HistoryError) as error:

@@ -77,6 +77,10 @@ class TorchLoop:
             pace.updated()
             events.after_step(applied=True, metrics=clock.tick(), settled=False)
 
+        def forwarded(module: torch.nn.Module, _: Any, output: Any) -> None:
+            if module.training:
+                clock.saw(output)
+
         def before(*_: Any) -> None:
             events.settled(moved=pace.moves_with_updates())
             events.before_update()
@@ -91,6 +95,7 @@ class TorchLoop:
             optimizer.register_load_state_dict_post_hook(lambda *_: events.layout_changed()).remove,
             self._module.register_forward_pre_hook(lambda *_: events.settled(moved=pace.moves_with_updates())).remove,
         ]
+        undo.append(self._module.register_forward_hook(forwarded).remove)
         for part in self._module.modules():
             undo.append(part.register_load_state_dict_pre_hook(loading).remove)  # type: ignore[no-untyped-call]
 
@@ -127,16 +132,26 @@ class _Pace:
 
 
 class _StepClock:
-    """What a plain loop tells of a step: its time and its learning rate."""
+    """What a plain loop tells of a step: its time, its learning rate, and its loss where forward returns it."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
         self._began = time.perf_counter()
+        self._losses: list[torch.Tensor] = []
+
+    def saw(self, output: Any) -> None:
+        """A forward's output: a scalar that can be differentiated, or something with such a `.loss`, is the loss."""
+        loss = output if isinstance(output, torch.Tensor) else getattr(output, "loss", None)
+        if isinstance(loss, torch.Tensor) and loss.numel() == 1 and loss.requires_grad:
+            self._losses.append(loss.detach().clone().reshape(()))
 
     def tick(self) -> Mapping[str, float | torch.Tensor]:
         now = time.perf_counter()
         metrics: dict[str, float | torch.Tensor] = {"step_time_s": now - self._began}
         self._began = now
+        if self._losses:
+            metrics["loss"] = torch.stack(self._losses).mean()
+            self._losses = []
         rate = self._optimizer.param_groups[0].get("lr")
         if rate is not None:
             metrics["lr"] = rate.detach().clone() if isinstance(rate, torch.Tensor) else float(rate)

@@ -13,3 +13,27 @@ except ImportError as error:
     ) from error
 
 check_siblings(__file__, ("native",))
+
+from catalog.errors import (  # noqa: E402
+    CorruptError,
+    FormatError,
+    HistoryError,
+    MismatchError,
+    NotFoundError,
+    RestoreError,
+    SetupError,
+    SnapshotError,
+    UnsupportedError,
+)
+
+__all__ = [
+    "CorruptError",
+    "FormatError",
+    "HistoryError",
+    "MismatchError",
+    "NotFoundError",
+    "RestoreError",
+    "SetupError",
+    "SnapshotError",
+    "UnsupportedError",
+]

@@ -19,7 +19,7 @@ def heavy_after(statement, cwd):
         ("import native", set()),
         ("import catalog", set()),
         ("import dshistory", set()),
-        ("import capture", {"torch"}),
+        ("import capture", {"torch", "tqdm", "pyarrow.parquet"}),  # torch brings tqdm
     ],
 )
 def test_an_import_brings_nothing_heavy(statement, allowed, tmp_path):
