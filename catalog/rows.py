@@ -17,6 +17,7 @@ from catalog.checkpoint import Checkpoint, logical_tensors, read_checkpoint
 from catalog.errors import FormatError
 from catalog.journal import read_segment
 from catalog.layout import HistoryPaths
+from catalog.manifest import NOT_STATE
 from catalog.records import RunFacts
 from catalog.schema import TABLES
 
@@ -66,29 +67,27 @@ class RowCache:
 def checkpoint_rows(paths: HistoryPaths, run: str, step: int) -> Rows:
     """The rows of a committed checkpoint. FormatError when a file of it can't be trusted."""
     checkpoint = read_checkpoint(paths, run, step)
-    tensors = logical_tensors(checkpoint, where=str(paths.step_dir(run, step)))
+    logical = logical_tensors(checkpoint, where=str(paths.step_dir(run, step)))
+    tensors = [tensor for tensor in logical if tensor.kind not in NOT_STATE]
+    rows = (
+        {
+            "run": run,
+            "step": step,
+            "name": tensor.name,
+            "kind": tensor.kind,
+            "dtype": tensor.dtype,
+            "shape": tensor.shape,
+            "numel": tensor.numel,
+            "nbytes": tensor.nbytes,
+            "placement": tensor.placement,
+            "fragments": tensor.fragments,
+            "hash": tensor.hash,
+        }
+        for tensor in tensors
+    )
     return {
-        "checkpoints": _checkpoint(checkpoint, tensors=len(tensors), nbytes=sum(tensor.nbytes for tensor in tensors)),
-        "tensors": _table(
-            "tensors",
-            (
-                {
-                    "run": run,
-                    "step": step,
-                    "name": tensor.name,
-                    "kind": tensor.kind,
-                    "dtype": tensor.dtype,
-                    "shape": tensor.shape,
-                    "numel": tensor.numel,
-                    "nbytes": tensor.nbytes,
-                    "placement": tensor.placement,
-                    "fragments": tensor.fragments,
-                    "hash": tensor.hash,
-                }
-                for tensor in tensors
-                if tensor.kind not in ("object", "object_tensor")
-            ),
-        ),
+        "checkpoints": _checkpoint(checkpoint, tensors=len(tensors), nbytes=sum(tensor.nbytes for tensor in logical)),
+        "tensors": _table("tensors", rows),
         "fragments": _fragments(checkpoint),
     }
 
