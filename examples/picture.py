@@ -12,7 +12,7 @@ from pathlib import Path
 import nbformat
 import notebook
 
-WIDTH, HEIGHT = 1000, 1330
+WIDTH, HEIGHT = 1000, 1220
 STYLE = "<style>.modebar { display: none }</style>"
 
 

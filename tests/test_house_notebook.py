@@ -21,8 +21,10 @@ loader = TextLoader(standard_library(200_000), context=config.context, batch=4)
 with capture.enable(model, optimizer=optimizer, every=3, history=sys.argv[1], dataloader=loader) as session:
     for _, (tokens, targets) in zip(range(12), loader):
         optimizer.zero_grad()
-        model(tokens, targets).backward()
+        loss = model(tokens, targets)
+        loss.backward()
         optimizer.step()
+        session.log(loss=loss)
 """
 
 
@@ -35,16 +37,16 @@ def executed(tmp_path_factory):
     return folder
 
 
-def test_every_cell_ran_and_shows_something(executed):
+def test_every_cell_ran_without_a_complaint(executed):
     cells = nbformat.read(executed / "quickstart.ipynb", as_version=4).cells
     code = [cell for cell in cells if cell.cell_type == "code"]
-    assert all(cell.outputs for cell in code)
+    assert all(cell.execution_count for cell in code)
     assert not [o for cell in code for o in cell.outputs if o.output_type == "error" or o.get("name") == "stderr"]
 
 
 def test_the_page_draws_its_figures_without_a_network(executed):
     page = (executed / "quickstart.html").read_text()
-    assert page.count("plotly-graph-div") == 3
+    assert page.count('class="plotly-graph-div"') == 3
     assert not re.findall(r'<(?:script|link)[^>]*(?:src|href)="https?:', page)
 
 

@@ -39,7 +39,15 @@ def stranger(tmp_path_factory):
     """The interpreter of an environment that has the wheel, built from this tree, and what it depends on."""
     folder = tmp_path_factory.mktemp("stranger")
     wheels = folder / "wheels"
-    build = ("-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-C", f"build-dir={folder / 'build'}")
+    build = (
+        "-m",
+        "pip",
+        "wheel",
+        "-q",
+        "--no-deps",
+        "--no-build-isolation",
+        f"--config-settings=build-dir={folder / 'build'}",
+    )
     run_python(*build, "-w", str(wheels), str(ROOT), cwd=folder)
     run_python("-m", "venv", str(folder / "venv"), cwd=folder)
     python = str(folder / "venv" / "bin" / "python")
