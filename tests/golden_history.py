@@ -16,7 +16,9 @@ RNG = b'{"python":{"$":"tuple","items":[3,null]}}'
 def _part(step: int, rank: int) -> list[Piece]:
     changing = struct.pack("<2f", float(step), float(rank))
     return [
-        Piece("layer.w", W[8 * rank : 8 * rank + 8], dtype="F32", shape=(2, 2), start=2 * rank, placement="partitioned"),
+        Piece(
+            "layer.w", W[8 * rank : 8 * rank + 8], dtype="F32", shape=(2, 2), start=2 * rank, placement="partitioned"
+        ),
         Piece("layer.w", changing, "exp_avg", "F32", shape=(2, 2), start=2 * rank, placement="partitioned"),
         *([Piece("head", BF16, dtype="BF16", shape=(3, 1), aliases=("embed",))] if rank == 0 else []),
         Piece("empty", b"", dtype="I64", shape=(0, 4), placement="rank_local"),
