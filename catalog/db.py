@@ -22,7 +22,7 @@ from catalog.layout import HistoryPaths
 from catalog.readonly import refuse_reach
 from catalog.turnstile import IndexBusyError, Turnstile
 
-__all__ = ["Connection", "Database", "IndexMissingError", "database", "select"]
+__all__ = ["Connection", "Database", "IndexMissingError", "database", "select", "tables_read"]
 
 Connection: TypeAlias = duckdb.DuckDBPyConnection
 
@@ -148,12 +148,19 @@ class Database:
         )
 
 
-def select(connection: Connection, sql: str, params: Sequence[object] | Mapping[str, object]) -> pa.Table:
-    """The result of one SELECT of a user's. SetupError says why it was refused, or how it failed."""
+def tables_read(connection: Connection, sql: str) -> frozenset[str] | None:
+    """See `refuse_reach`: SetupError unless `sql` is one SELECT that reads the catalog alone."""
     try:
         serialized = connection.execute("SELECT json_serialize_sql(?)", [sql]).fetchall()[0][0]
-        refuse_reach(serialized, sql=sql)
-        bound = dict(params) if isinstance(params, Mapping) else list(params)
+    except duckdb.Error as error:
+        raise SetupError(f"the query failed: {error}") from error
+    return refuse_reach(serialized, sql=sql)
+
+
+def select(connection: Connection, sql: str, params: Sequence[object] | Mapping[str, object]) -> pa.Table:
+    """The result of one SELECT of a user's, which `tables_read` did not refuse. SetupError says how it failed."""
+    bound = dict(params) if isinstance(params, Mapping) else list(params)
+    try:
         return connection.sql(sql, params=bound).to_arrow_table()
     except duckdb.Error as error:
         raise SetupError(f"the query failed: {error}") from error

@@ -10,13 +10,13 @@ from contextlib import contextmanager
 
 import pyarrow as pa
 
-from catalog.db import Connection, Database, database, select
+from catalog.db import Connection, Database, database, select, tables_read
 from catalog.errors import FormatError, SetupError
 from catalog.facts import read_history_json
 from catalog.layout import HistoryPaths
 from catalog.rows import RowCache
 from catalog.scan import Ingested, Tail, scan
-from catalog.schema import MIGRATIONS, TABLES, VERSION, view_statements
+from catalog.schema import MIGRATIONS, TABLES, VERSION, changed_statement, view_statements
 from catalog.turnstile import IndexBusyError
 
 __all__ = ["query", "register", "reindex"]
@@ -34,10 +34,11 @@ _cache = RowCache()
 def query(paths: HistoryPaths, sql: str, params: Sequence[object] | Mapping[str, object] = ()) -> pa.Table:
     """The result of one SELECT over the catalog's views. SetupError when `sql` is not that, or fails."""
     with _session(paths) as (connection, indexed, tail):
+        names = tables_read(connection, sql)
         for name, table in tail.tables().items():
             connection.register(name, table)
         hiding = bool(tail.hidden or tail.hidden_runs)
-        for statement in view_statements(indexed=indexed, hiding=hiding):
+        for statement in view_statements(names, indexed=indexed, hiding=hiding):
             connection.execute(statement)
         return select(connection, sql, params)
 
@@ -163,8 +164,7 @@ def _insert(connection: Connection, tail: Tail) -> None:
     if tail.hidden:
         for table in ("checkpoints", "tensors", "fragments"):
             connection.execute(f"DELETE FROM idx.{table} WHERE (run, step) IN (SELECT (run, step) FROM tail_hidden)")
-    for statement in view_statements(indexed=True, hiding=False):
-        connection.execute(statement)
+    connection.execute(changed_statement(indexed=True, hiding=False))
     for name in TABLES:
         connection.execute(
             f"INSERT INTO idx.{name} SELECT * FROM {'tail_changed' if name == 'tensors' else f'tail_{name}'}"

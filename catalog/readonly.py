@@ -35,9 +35,10 @@ _FILE_MARKS = frozenset("./\\:")
 """A table's name with one of these could be that of a file."""
 
 
-def refuse_reach(serialized: str, *, sql: str) -> None:
+def refuse_reach(serialized: str, *, sql: str) -> frozenset[str] | None:
     """SetupError when a query does more than to read tables and to compute. `serialized` is what DuckDB's
-    `json_serialize_sql` makes of `sql`: it takes SELECT alone."""
+    `json_serialize_sql` makes of `sql`: it takes SELECT alone. Returns the names of the tables that the query reads, or
+    None when it also asks which tables there are."""
     tree = json.loads(serialized)
     if tree.get("error"):
         raise SetupError(
@@ -45,7 +46,12 @@ def refuse_reach(serialized: str, *, sql: str) -> None:
         )
     if len(tree["statements"]) != 1:
         raise SetupError(f"a query is one SELECT, this has {len(tree['statements'])} statements: {sql[:200]!r}")
+    tables: set[str] = set()
+    asks = False
     for node in _nodes(tree):
+        if node.get("type") == "BASE_TABLE":
+            tables.add(node["table_name"].lower())
+        asks |= node.get("type") in ("SHOW_REF", "TABLE_FUNCTION")
         if node.get("type") == "TABLE_FUNCTION":
             name = (node.get("function") or {}).get("function_name")
             if name not in _TABLE_FUNCTIONS:
@@ -53,6 +59,7 @@ def refuse_reach(serialized: str, *, sql: str) -> None:
         names = (node.get(key) for key in ("table_name", "schema_name", "catalog_name"))
         if any(isinstance(name, str) and _FILE_MARKS & set(name) for name in names):
             raise SetupError(f"a query can't read files, only tables of the catalog: {sql[:200]!r}")
+    return None if asks else frozenset(tables)
 
 
 def _nodes(value: Any) -> Iterator[dict[str, Any]]:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from catalog.manifest import SCHEMA as MANIFEST
 
-__all__ = ["MIGRATIONS", "TABLES", "VERSION", "create_statement", "view_statements"]
+__all__ = ["MIGRATIONS", "TABLES", "VERSION", "changed_statement", "create_statement", "view_statements"]
 
 _INSTANT = pa.timestamp("us", tz="UTC")
 _KEY = [("run", pa.string()), ("step", pa.int64())]
@@ -114,66 +114,94 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
 
 VERSION = len(MIGRATIONS)
 
-_CHANGED = """
-CREATE TEMP VIEW tail_changed AS
-SELECT t.*, CASE WHEN p.previous IS NULL THEN NULL ELSE q.hash IS DISTINCT FROM t.hash END AS changed
-FROM tail_tensors t
-LEFT JOIN tail_previous p ON p.run = t.run AND p.step = t.step
-LEFT JOIN {before} q ON q.run = p.run AND q.step = p.previous AND q.kind = t.kind AND q.name = t.name
-"""
-"""Whether a tensor's bytes differ from those in the checkpoint before, of the same run. A tensor that was not there
-before has changed; without a checkpoint before, nobody knows."""
-
-_USER_VIEWS = (
-    "CREATE TEMP VIEW runs AS SELECT run, created, world_size, parent_run, parent_step, layout, facts::JSON AS facts FROM all_runs",
-    "CREATE TEMP VIEW fragments AS SELECT * FROM all_fragments",
-    "CREATE TEMP VIEW tensors AS SELECT * FROM all_tensors",
-    """CREATE TEMP VIEW metrics AS
-    SELECT run, step, name, avg(value) AS value, count(*) AS ranks
-    FROM (SELECT run, step, name, rank, arg_max(value, time) AS value FROM all_journal
-          WHERE kind = 'metric' GROUP BY run, step, name, rank)
-    GROUP BY run, step, name""",
-    """CREATE TEMP VIEW events AS
-    SELECT run, step, time, rank, name, detail FROM all_journal WHERE kind = 'event'
-    UNION ALL SELECT run, step, NULL, NULL, 'damaged', detail FROM tail_damage""",
-    """CREATE TEMP VIEW tags AS
-    SELECT name, run, step, time FROM all_journal WHERE kind = 'tag'
-    QUALIFY row_number() OVER (PARTITION BY name ORDER BY time DESC, run DESC) = 1""",
-    """CREATE TEMP VIEW checkpoints AS
-    WITH applied AS (SELECT run, step, bool_or(value > 0) AS applied FROM all_journal
-                     WHERE kind = 'metric' AND name = 'applied' GROUP BY run, step),
-    failed AS (SELECT DISTINCT run, step FROM all_journal WHERE kind = 'event' AND name = 'failed' AND step IS NOT NULL),
-    gone AS (SELECT DISTINCT run, step FROM all_journal WHERE kind = 'event' AND name = 'collected' AND step IS NOT NULL),
-    loose AS (SELECT run, step, min(state) AS state FROM (
-                  SELECT run, step, 'failed' AS state FROM failed
-                  UNION ALL SELECT run, step, state FROM tail_loose
-                  UNION ALL SELECT run, step, 'incomplete' FROM gone)
-              WHERE (run, step) NOT IN (SELECT (run, step) FROM all_checkpoints) GROUP BY run, step)
-    SELECT run, step, 'committed' AS state, created, world_size, layout, tensors, bytes, new_bytes, applied
-    FROM all_checkpoints LEFT JOIN applied USING (run, step)
-    UNION ALL
-    SELECT run, step, loose.state, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM loose""",
+_VIEWS: Mapping[str, tuple[tuple[str, ...], str]] = MappingProxyType(
+    {
+        "runs": (
+            ("runs",),
+            "SELECT run, created, world_size, parent_run, parent_step, layout, facts::JSON AS facts FROM all_runs",
+        ),
+        "fragments": (("fragments",), "SELECT * FROM all_fragments"),
+        "tensors": (("tensors",), "SELECT * FROM all_tensors"),
+        "metrics": (
+            ("journal",),
+            """
+            SELECT run, step, name, avg(value) AS value, count(*) AS ranks
+            FROM (SELECT run, step, name, rank, arg_max(value, time) AS value FROM all_journal
+                  WHERE kind = 'metric' GROUP BY run, step, name, rank)
+            GROUP BY run, step, name
+            """,
+        ),
+        "events": (
+            ("journal",),
+            """
+            SELECT run, step, time, rank, name, detail FROM all_journal WHERE kind = 'event'
+            UNION ALL SELECT run, step, NULL, NULL, 'damaged', detail FROM tail_damage
+            """,
+        ),
+        "tags": (
+            ("journal",),
+            """
+            SELECT name, run, step, time FROM all_journal WHERE kind = 'tag'
+            QUALIFY row_number() OVER (PARTITION BY name ORDER BY time DESC, run DESC) = 1
+            """,
+        ),
+        "checkpoints": (
+            ("checkpoints", "journal"),
+            """
+            WITH applied AS (SELECT run, step, bool_or(value > 0) AS applied FROM all_journal
+                             WHERE kind = 'metric' AND name = 'applied' GROUP BY run, step),
+            begun AS (SELECT run, step, state FROM tail_loose
+                      UNION ALL SELECT run, step, CASE name WHEN 'failed' THEN 'failed' ELSE 'incomplete' END FROM all_journal
+                      WHERE kind = 'event' AND name IN ('failed', 'collected') AND step IS NOT NULL)
+            SELECT run, step, 'committed' AS state, created, world_size, layout, tensors, bytes, new_bytes, applied
+            FROM all_checkpoints LEFT JOIN applied USING (run, step)
+            UNION ALL
+            SELECT run, step, CASE WHEN bool_or(state = 'failed') THEN 'failed' ELSE any_value(state) END,
+                   NULL, NULL, NULL, NULL, NULL, NULL, NULL
+            FROM begun WHERE (run, step) NOT IN (SELECT (run, step) FROM all_checkpoints) GROUP BY run, step
+            """,
+        ),
+    }
 )
+"""View -> the tables it is made from, and how."""
 
 
-def view_statements(*, indexed: bool, hiding: bool) -> list[str]:
-    """The statements that make the views of one query. `indexed`: the index is attached; `hiding`: some of its rows are
-    not to be seen (tables tail_hidden and tail_hidden_runs)."""
+def view_statements(names: frozenset[str] | None, *, indexed: bool, hiding: bool) -> list[str]:
+    """The statements that make the views of one query. `names`: those that it reads, or None for all, since each costs
+    time; `indexed`: the index is attached; `hiding`: some of its rows are not to be seen (tables tail_hidden and
+    tail_hidden_runs)."""
+    wanted = [name for name in _VIEWS if names is None or not names <= _VIEWS.keys() or name in names]
+    needed = {table for name in wanted for table in _VIEWS[name][0]}
     statements = []
-    for table in TABLES:
-        tail = "tail_changed" if table == "tensors" else f"tail_{table}"
+    for table in (table for table in TABLES if table in needed):
+        tail = f"tail_{table}"
+        if table == "tensors":
+            tail = "tail_changed"
+            statements.append(changed_statement(indexed=indexed, hiding=hiding))
         halves = [f"SELECT * FROM {tail}"]
         if indexed:
             halves.insert(0, f"SELECT * FROM idx.{table}{_visible(table) if hiding else ''}")
-        if table == "tensors":
-            before = "(SELECT run, step, kind, name, hash FROM tail_tensors"
-            if indexed:
-                before += " UNION ALL SELECT run, step, kind, name, hash FROM idx.tensors" + (
-                    _visible(table) if hiding else ""
-                )
-            statements.append(_CHANGED.format(before=before + ")"))
         statements.append(f"CREATE TEMP VIEW all_{table} AS {' UNION ALL '.join(halves)}")
-    return [*statements, *_USER_VIEWS]
+    return statements + [f"CREATE TEMP VIEW {name} AS {_VIEWS[name][1]}" for name in wanted]
+
+
+def changed_statement(*, indexed: bool, hiding: bool) -> str:
+    """The view tail_changed: the tail's tensors with what is worked out at registration.
+
+    Whether a tensor's bytes differ from those in the checkpoint before, of the same run. A tensor that was not there
+    before has changed; without a checkpoint before, nobody knows."""
+    before = "SELECT run, step, kind, name, hash FROM tail_tensors"
+    if indexed:
+        before += " UNION ALL SELECT run, step, kind, name, hash FROM idx.tensors" + (
+            _visible("tensors") if hiding else ""
+        )
+    return f"""
+    CREATE TEMP VIEW tail_changed AS
+    SELECT t.*, CASE WHEN p.previous IS NULL THEN NULL ELSE q.hash IS DISTINCT FROM t.hash END AS changed
+    FROM tail_tensors t
+    LEFT JOIN tail_previous p ON p.run = t.run AND p.step = t.step
+    LEFT JOIN ({before}) q ON q.run = p.run AND q.step = p.previous AND q.kind = t.kind AND q.name = t.name
+    """
 
 
 def _visible(table: str) -> str:
