@@ -70,7 +70,7 @@ class Ranks:
 
     def _require(self, path: Path) -> None:
         # A listing makes network file systems look again instead of answering from their cache.
-        if path.name not in os.listdir(path.parent):
+        if not path.parent.is_dir() or path.name not in os.listdir(path.parent):
             raise SetupError(
                 f"rank {self.rank} does not see what rank 0 wrote in {path.parent}: the history must be on a file system that "
                 "all ranks share"
