@@ -1,0 +1,94 @@
+"""The database itself refuses what SQL could do to the machine, whoever lets the SQL through."""
+
+import duckdb
+import pytest
+from catalog_helpers import Run, pieces_of
+
+from catalog.db import database
+from catalog.errors import SetupError
+from catalog.index import register
+from catalog.layout import HistoryPaths
+from catalog.turnstile import IndexBusyError, Turnstile
+
+
+@pytest.fixture
+def paths(tmp_path):
+    with Run(tmp_path / "h") as run:
+        run.checkpoint(0, pieces_of({"w": b"a"}))
+    return HistoryPaths(tmp_path / "h")
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT * FROM read_csv('/etc/passwd')",
+        "SELECT * FROM read_text('/etc/passwd')",
+        "SELECT * FROM glob('/etc/*')",
+        "SELECT * FROM '{root}/runs/run-a/steps/000000000000/rank-00000.manifest.parquet'",
+        "COPY (SELECT 1) TO '{root}/outside'",
+        "ATTACH '{root}/other.duckdb' AS other",
+        "EXPORT DATABASE '{root}/outside'",
+        "INSTALL httpfs",
+        "LOAD httpfs",
+        "SET enable_external_access = true",
+        "SET allowed_paths = ['/etc/passwd']",
+        "SET lock_configuration = false",
+        "DELETE FROM idx.checkpoints",
+        "CREATE TABLE idx.t (a INTEGER)",
+    ],
+)
+def test_what_the_database_refuses(sql, paths):
+    with (
+        pytest.raises((duckdb.Error, ValueError, SetupError)),
+        database(paths).reading(patience_s=10) as connection,
+    ):
+        connection.execute(sql.format(root=paths.root))
+    assert not (paths.root / "outside").exists()
+
+
+def test_a_python_variable_is_no_table(paths):
+    secret = {"a": 1}
+    with pytest.raises((ValueError, SetupError)), database(paths).reading(patience_s=10) as connection:
+        connection.execute("SELECT * FROM secret")
+    assert secret
+
+
+def test_one_database_for_one_history(paths, tmp_path):
+    (tmp_path / "link").symlink_to(paths.root)
+    assert database(paths) is database(HistoryPaths(tmp_path / "link"))
+
+
+def test_what_a_session_made_is_gone_after_it(paths):
+    with database(paths).reading(patience_s=10) as connection:
+        connection.execute("CREATE TEMP TABLE mine AS SELECT 1")
+        connection.execute("CREATE TABLE memory.ours AS SELECT 1")
+    with database(paths).detached() as connection:
+        names = connection.execute(
+            "SELECT table_name FROM duckdb_tables() UNION SELECT database_name FROM duckdb_databases()"
+        )
+        assert not {"mine", "ours", "idx"} & {name for (name,) in names.fetchall()}
+
+
+def test_a_transaction_that_fails_leaves_the_index_as_it_was(paths):
+    def fail():
+        with database(paths).writing(patience_s=10) as connection:
+            connection.execute("DELETE FROM idx.checkpoints")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    with database(paths).reading(patience_s=10) as connection:
+        assert connection.execute("SELECT count(*) FROM idx.checkpoints").fetchall() == [(1,)]
+
+
+def test_registering_waits_no_longer_than_its_patience(paths):
+    """Every way to be in the way: a reader in the room, a writer in it, a thread of this process."""
+    turnstile = Turnstile(gate=paths.gate_lock, room=paths.room_lock)
+    with turnstile.reading(patience_s=0):
+        assert register(paths, patience_s=0.01) == 0
+    with turnstile.writing(patience_s=0):
+        assert register(paths, patience_s=0.01) == 0
+        with pytest.raises(IndexBusyError), database(paths).reading(patience_s=0.01):
+            pass
+    with database(paths).detached():
+        assert register(paths, patience_s=0.01) == 0
