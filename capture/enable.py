@@ -70,10 +70,10 @@ def enable(
     Raises SetupError, UnsupportedError (state that can't be stored, by name), MismatchError.
     """
     _check_arguments(every, on_full, resume, backend)
+    loop = loop_for(target, optimizer=optimizer, scheduler=scheduler, scaler=scaler)
     previous = session_of(target)
     if previous is not None:
         previous.close()
-    loop = loop_for(target, optimizer=optimizer, scheduler=scheduler, scaler=scaler)
     ranks = Ranks(*loop.ranks())
     root = history_path(history)
     ranks.agree(f"making the history {root}", lambda: _make_history(root, ranks.rank))

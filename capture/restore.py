@@ -66,10 +66,10 @@ def restore(
         raise SetupError("restore: pass engine= or model=, not both")
     if names is not None or kinds is not None:
         raise SetupError("restore: names= and kinds= choose from a state dict; a live target is restored whole")
+    loop = loop_for(target, optimizer=optimizer, scheduler=scheduler, scaler=scaler)
     session = session_of(target)
     if session is not None:
         session.close()
-    loop = loop_for(target, optimizer=optimizer, scheduler=scheduler, scaler=scaler)
     ranks = Ranks(*loop.ranks())
     text = ranks.agree("resolving the step", lambda: str(opened.resolve(ref)) if ranks.rank == 0 else "")
     found = opened.resolve(ranks.broadcast(text))
