@@ -224,11 +224,24 @@ def test_a_dataloader_goes_on_and_the_generators_with_it(taken, workers):
     assert [next(going_on) for _ in range(12)] == expected
 
 
-def test_asking_a_dataloader_for_its_position_disturbs_nothing():
-    loader = StatefulDataLoader(list(range(10)), batch_size=2, shuffle=True)
-    before = torch.get_rng_state()
-    DataloaderPosition(loader).objects()
-    assert torch.equal(torch.get_rng_state(), before)
+def test_asking_a_dataloader_for_its_position_changes_no_batch_and_no_draw():
+    """The iterator that asking makes is the one that the training then takes."""
+
+    def run(asking: bool) -> tuple:
+        torch.manual_seed(4)
+        loader = StatefulDataLoader(list(range(10)), batch_size=2, shuffle=True)
+        position = DataloaderPosition(loader)
+        batches = []
+        for _ in range(2):
+            if asking:
+                position.objects()
+            for batch in loader:
+                batches.append(batch.tolist())
+                if asking:
+                    position.objects()
+        return batches, torch.get_rng_state().tolist()
+
+    assert run(True) == run(False)
 
 
 def test_a_dataloader_without_a_position_is_refused():

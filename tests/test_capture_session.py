@@ -1,0 +1,317 @@
+"""A session's life: cadence, hooks that come and go, tags, metrics, exit, and what `enable` refuses."""
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from capture_helpers import assert_same, committed_steps, make, one_step, reference
+
+import capture
+import native
+from catalog.errors import MismatchError, NotFoundError, SetupError, UnsupportedError
+from catalog.history import History
+
+
+def test_the_first_step_every_third_and_the_last(history):
+    model, optimizer = make()
+    with capture.enable(model, optimizer=optimizer, every=3, history=history) as session:
+        for _ in range(7):
+            one_step(model, optimizer)
+    assert committed_steps(history, session.run) == [0, 3, 6, 7]
+    assert session.stats.snapshots == 4
+    assert len(session.stats.stalls_s) == 7
+
+
+def test_accumulated_gradients_are_one_step(history):
+    model, optimizer = make()
+    with capture.enable(model, optimizer=optimizer, every=1, history=history) as session:
+        for _ in range(2):
+            for _ in range(3):
+                model(torch.randn(8, 64)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert committed_steps(history, session.run) == [0, 1, 2]
+
+
+def test_a_snapshot_on_demand_once_a_step(history):
+    model, optimizer = make()
+    with capture.enable(model, optimizer=optimizer, every=1000, history=history) as session:
+        one_step(model, optimizer)
+        assert session.snapshot() == 1
+        assert session.snapshot() == 1
+        one_step(model, optimizer)
+        one_step(model, optimizer)
+    assert committed_steps(history, session.run) == [0, 1, 3]
+
+
+def test_closing_leaves_no_hook_behind(history):
+    model, optimizer = make()
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+
+    def hooks() -> list:
+        modules = [len(m._forward_pre_hooks) + len(m._load_state_dict_pre_hooks) for m in model.modules()]
+        return [
+            modules,
+            len(optimizer._optimizer_step_pre_hooks),
+            len(optimizer._optimizer_step_post_hooks),
+            type(scheduler),
+        ]
+
+    before = hooks()
+    state = set(scheduler.state_dict())
+    session = capture.enable(model, optimizer=optimizer, scheduler=scheduler, every=1, history=history)
+    assert hooks() != before
+    assert set(scheduler.state_dict()) == state
+    session.close()
+    session.close()
+    assert hooks() == before
+
+
+def test_enabling_again_closes_the_session_before(history):
+    model, optimizer = make()
+    first = capture.enable(model, optimizer=optimizer, every=1000, history=history)
+    one_step(model, optimizer)
+    second = capture.enable(model, optimizer=optimizer, every=1000, history=history)
+    assert first.run != second.run
+    assert committed_steps(history, first.run) == [0, 1]
+    with pytest.raises(SetupError, match="closed"):
+        first.snapshot()
+    second.close()
+
+
+def test_a_restore_into_a_model_that_is_being_captured(history):
+    """The session ends, its last step safe; what is enabled next is its child."""
+    model, optimizer = make()
+    session = capture.enable(model, optimizer=optimizer, every=1, history=history)
+    expected = {0: reference(model, optimizer)}
+    for step in (1, 2, 3):
+        one_step(model, optimizer)
+        expected[step] = reference(model, optimizer)
+    capture.restore(f"{session.run}:2", history=history, model=model, optimizer=optimizer)
+    assert_same(reference(model, optimizer), expected[2])
+    for step, state in expected.items():
+        assert_same(capture.restore(f"{session.run}:{step}", history=history), state)
+    with capture.enable(model, optimizer=optimizer, every=1, history=history) as child:
+        one_step(model, optimizer)
+    facts = History.open(history).run_facts(child.run)
+    assert (facts.parent_run, facts.parent_step) == (session.run, 2)
+    assert_same(capture.restore(3, history=history), reference(model, optimizer))
+
+
+def test_tags_and_metrics(history):
+    model, optimizer = make()
+    with capture.enable(model, optimizer=optimizer, every=1, history=history) as session:
+        loss = one_step(model, optimizer)
+        session.log(loss=torch.tensor(loss), accuracy=0.5)
+        session.tag("good")
+        with pytest.raises(SetupError, match="elements"):
+            session.log(bad=torch.zeros(2))
+        with pytest.raises(SetupError, match="tag"):
+            session.tag("12")
+    opened = History.open(history)
+    assert opened.resolve("good").step == 1
+    rows = opened.query("SELECT name, value FROM metrics WHERE step = 1").to_pylist()
+    found = {row["name"]: row["value"] for row in rows}
+    assert found["accuracy"] == 0.5
+    assert found["loss"] == pytest.approx(loss)
+    assert {"lr", "step_time_s", "stall_s"} <= found.keys()
+
+
+def raise_after(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    one_step(model, optimizer)
+    raise ZeroDivisionError
+
+
+def test_leaving_by_an_exception_captures_no_last_step(history):
+    model, optimizer = make()
+    with (
+        pytest.raises(ZeroDivisionError),
+        capture.enable(model, optimizer=optimizer, every=100, history=history) as session,
+    ):
+        raise_after(model, optimizer)
+    assert committed_steps(history, session.run) == [0]
+
+
+EXIT = """
+import sys; sys.path.insert(0, {tests!r})
+from capture_helpers import make, one_step
+import capture
+model, optimizer = make()
+session = capture.enable(model, optimizer=optimizer, every=100, history={history!r})
+one_step(model, optimizer)
+{end}
+"""
+
+
+@pytest.mark.parametrize(("end", "steps"), [("", [0, 1]), ("raise SystemExit(3)", [0, 1]), ("1 / 0", [0])])
+def test_the_interpreters_exit_closes_the_session(history, end, steps):
+    script = textwrap.dedent(EXIT).format(tests=str(Path(__file__).parent), history=str(history), end=end)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == {"": 0, "1 / 0": 1}.get(end, 3), done.stderr
+    assert "leaked" not in done.stderr
+    opened = History.open(history)
+    assert [ref.step for ref in opened.checkpoints()] == steps
+    assert not opened.held(opened.current_run())
+
+
+def test_capture_changes_no_bit_of_the_training(history):
+    def weights(capturing: bool) -> dict:
+        model, optimizer = make()
+        torch.manual_seed(8)
+        if capturing:
+            capture.enable(model, optimizer=optimizer, every=1, history=history)
+        for _ in range(5):
+            one_step(model, optimizer)
+        return reference(model, optimizer)
+
+    assert_same(weights(True), weights(False))
+
+
+def test_the_backend_in_use_is_in_the_facts(history):
+    model, optimizer = make()
+    with capture.enable(model, optimizer=optimizer, every=1, history=history, backend="posix") as session:
+        pass
+    assert History.open(history).run_facts(session.run).facts["backend"] == "posix"
+
+
+def test_the_default_history(tmp_path, monkeypatch):
+    monkeypatch.setenv("DSHISTORY", str(tmp_path / "there"))
+    model, optimizer = make()
+    with capture.enable(model, optimizer=optimizer) as session:
+        pass
+    assert session.history == tmp_path / "there"
+    monkeypatch.delenv("DSHISTORY")
+    monkeypatch.chdir(tmp_path)
+    with capture.enable(model, optimizer=optimizer) as session:
+        pass
+    assert session.history == tmp_path / "history"
+
+
+class WithCallback:
+    def state_dict(self) -> dict:
+        return {"epoch": 1, "callback": print}
+
+    def load_state_dict(self, state: dict) -> None:
+        raise AssertionError("never stored, never loaded")
+
+
+def test_state_that_is_no_data_is_refused_at_enable_by_name(history):
+    model, optimizer = make()
+    with pytest.raises(UnsupportedError) as refused:
+        capture.enable(
+            model, optimizer=optimizer, history=history, providers=[capture.Stateful("user", WithCallback())]
+        )
+    assert "user['callback']" in str(refused.value)
+    assert not optimizer._optimizer_step_pre_hooks
+    assert not History.open(history).checkpoints(state=None)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"every": 0}, "every=0"),
+        ({"every": True}, "every=True"),
+        ({"on_full": "drop"}, "on_full"),
+        ({"resume": "yes"}, "resume"),
+        ({"backend": "magic"}, "backend"),
+        ({"optimizer": None}, "optimizer"),
+    ],
+)
+def test_what_enable_refuses(history, options, message):
+    model, optimizer = make()
+    with pytest.raises(SetupError, match=message):
+        capture.enable(model, **{"optimizer": optimizer, "history": history, **options})
+
+
+def test_what_is_not_a_training_is_refused(history):
+    with pytest.raises(SetupError, match="dict"):
+        capture.enable({}, history=history)
+
+
+def test_a_restore_into_another_model_is_refused_with_both_sides_and_changes_nothing(history):
+    model, optimizer = make()
+    with capture.enable(model, optimizer=optimizer, every=1, history=history) as session:
+        one_step(model, optimizer)
+    wider, its_optimizer = make(96)
+    before = reference(wider, its_optimizer)
+    with pytest.raises(MismatchError, match=r"\(64, 64\).*\(96, 96\)"):
+        capture.restore(f"{session.run}:1", history=history, model=wider, optimizer=its_optimizer)
+    assert_same(reference(wider, its_optimizer), before)
+    one_step(wider, its_optimizer)
+
+
+def test_a_step_that_was_not_captured_names_the_nearest(history):
+    model, optimizer = make()
+    with capture.enable(model, optimizer=optimizer, every=2, history=history):
+        for _ in range(4):
+            one_step(model, optimizer)
+    with pytest.raises(NotFoundError, match="2 and 4"):
+        capture.restore(3, history=history)
+    with pytest.raises(NotFoundError, match="no history"):
+        capture.restore(3, history=history / "elsewhere")
+
+
+def test_names_of_a_wrapped_model_are_the_logical_ones(history):
+    model, optimizer = make()
+    wrapped = torch.nn.DataParallel(model)
+    with capture.enable(wrapped, optimizer=optimizer, every=1, history=history) as session:
+        one_step(wrapped, optimizer)
+    bare, its_optimizer = make(seed=6)
+    capture.restore(f"{session.run}:1", history=history, model=bare, optimizer=its_optimizer)
+    assert_same(reference(bare, its_optimizer), reference(model, optimizer))
+
+
+class Shaped(torch.nn.Module):
+    """Transposed, channels-last, 0-dim, empty, frozen and tied parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flipped = torch.nn.Parameter(torch.randn(5, 7).t())
+        self.conv = torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+        self.scale = torch.nn.Parameter(torch.tensor(2.0))
+        self.empty = torch.nn.Parameter(torch.empty(0, 4))
+        self.frozen = torch.nn.Parameter(torch.randn(3), requires_grad=False)
+        self.tied = torch.nn.Linear(7, 5, bias=False)
+        self.again = self.tied
+        self.low = torch.nn.Parameter(torch.randn(6).bfloat16())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        picture = self.conv(torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last)).mean()
+        return self.again(self.tied(x) @ self.flipped.t()) * self.scale + picture + self.low.float().sum()
+
+
+def test_tensors_of_every_shape_and_order(history):
+    torch.manual_seed(3)
+    model = Shaped()
+    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad])
+
+    def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        model(torch.randn(2, 7)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    with capture.enable(model, optimizer=optimizer, every=1, history=history) as session:
+        step(model, optimizer)
+        step(model, optimizer)
+    expected = reference(model, optimizer)
+    other = Shaped()
+    its_optimizer = torch.optim.Adam([p for p in other.parameters() if p.requires_grad])
+    capture.restore(f"{session.run}:2", history=history, model=other, optimizer=its_optimizer)
+    assert_same(reference(other, its_optimizer), expected)
+    assert other.flipped.stride() == model.flipped.stride()
+    torch.manual_seed(4)
+    step(model, optimizer)
+    torch.manual_seed(4)
+    step(other, its_optimizer)
+    assert_same(reference(other, its_optimizer), reference(model, optimizer))
+
+
+def test_io_uring_is_chosen_where_it_works(history):
+    model, optimizer = make()
+    with capture.enable(model, optimizer=optimizer, history=history) as session:
+        pass
+    expected = "posix" if native.probe_io_uring() else "io_uring"
+    assert History.open(history).run_facts(session.run).facts["backend"] == expected

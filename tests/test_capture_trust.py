@@ -1,0 +1,89 @@
+"""Nothing of a history is ever executed: no unpickling on any path that reads one."""
+
+import ast
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from capture_helpers import assert_same, make, one_step, reference
+
+import capture
+import catalog
+import dshistory
+import native
+from catalog.errors import CorruptError, RestoreError
+from catalog.history import History
+
+FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
+FORBIDDEN_CALLS = {"eval", "exec", "compile"}
+FORBIDDEN_METHODS = {("torch", "load"), ("np", "load"), ("numpy", "load")}
+
+
+def sources() -> list[Path]:
+    return [
+        path
+        for package in (capture, catalog, dshistory, native)
+        for path in Path(package.__file__).parent.rglob("*.py")
+    ]
+
+
+def test_no_source_file_can_unpickle_or_evaluate():
+    found = []
+    for path in sources():
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Import(names=names):
+                    bad = [name.name for name in names if name.name.split(".")[0] in FORBIDDEN_MODULES]
+                case ast.ImportFrom(module=module) if module:
+                    bad = [module] if module.split(".")[0] in FORBIDDEN_MODULES else []
+                case ast.Call(func=ast.Name(id=name)):
+                    bad = [name] if name in FORBIDDEN_CALLS else []
+                case ast.Call(func=ast.Attribute(value=ast.Name(id=owner), attr=name)):
+                    bad = [name] if (owner, name) in FORBIDDEN_METHODS else []
+                case _:
+                    bad = []
+            found += [f"{path.name}: {name}" for name in bad]
+    assert sources()
+    assert found == []
+
+
+def test_a_restore_works_where_unpickling_is_impossible(history, monkeypatch):
+    model, optimizer = make()
+    with capture.enable(model, optimizer=optimizer, every=1, history=history) as session:
+        one_step(model, optimizer)
+        expected = reference(model, optimizer)
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("something unpickles")
+
+    for name in ("load", "loads", "Unpickler"):
+        monkeypatch.setattr(pickle, name, never)
+    monkeypatch.setattr(torch, "load", never)
+    other, other_optimizer = make(seed=6)
+    capture.restore(f"{session.run}:1", history=history, model=other, optimizer=other_optimizer)
+    assert_same(reference(other, other_optimizer), expected)
+    assert_same(capture.restore(f"{session.run}:1", history=history), expected)
+
+
+@pytest.mark.parametrize("where", [0.2, 0.5, 0.8, 0.999])
+def test_a_flipped_bit_is_named_and_never_restored(history, where):
+    model, optimizer = make()
+    with capture.enable(model, optimizer=optimizer, every=1, history=history) as session:
+        one_step(model, optimizer)
+    opened = History.open(history)
+    extents = [
+        e for e in opened.extents(opened.resolve(f"{session.run}:1")) if e.kind not in ("header", "pad") and e.nbytes
+    ]
+    victim = extents[int(where * len(extents))]
+    path = history / victim.file
+    with path.open("r+b") as file:
+        file.seek(victim.offset + victim.nbytes // 2)
+        byte = file.read(1)[0]
+        file.seek(-1, 1)
+        file.write(bytes([byte ^ 4]))
+    other, other_optimizer = make(seed=6)
+    with pytest.raises((CorruptError, RestoreError)) as refused:
+        capture.restore(f"{session.run}:1", history=history, model=other, optimizer=other_optimizer)
+    for part in (victim.name, path.name, str(victim.offset)):
+        assert part in str(refused.value)
