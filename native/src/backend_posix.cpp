@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "backend.hpp"
+#include "threads.hpp"
 
 namespace dsh {
 namespace {
@@ -11,8 +12,14 @@ namespace {
 class PosixBackend : public Backend {
   public:
     PosixBackend(WriteQueue &queue, std::size_t depth) : queue_(queue) {
-        for (std::size_t i = 0; i < depth; ++i) {
-            threads_.emplace_back([this, i] { work(i); });
+        try {
+            for (std::size_t i = 0; i < depth; ++i) {
+                threads_.push_back(start_thread([this, i] { work(i); }));
+            }
+        } catch (...) {
+            // Those that did start are joined on the way out, and wait for work until the queue stops.
+            queue_.stop();
+            throw;
         }
     }
 

@@ -1,38 +1,53 @@
 // One io_uring and one thread: submits in batches, sleeps in the kernel while the device works.
+//
+// A write stays a flight until the kernel has answered it, also when the ring itself fails: what the kernel took is
+// waited for, since it may still read live memory; what it did not take, and all that follows, fails with the ring's
+// error.
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <liburing.h>
+#include <optional>
 #include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "backend.hpp"
+#include "threads.hpp"
 
 namespace dsh {
 namespace {
 
 constexpr std::uint64_t batch_below_bytes = 256 << 10;
+constexpr std::uint64_t most_registered_bytes = 1 << 30; // the kernel's limit for one registered buffer
 
 struct Flight {
-    Write write;
+    std::optional<Write> write;
     std::uint64_t done = 0;
-    int code = 0;
+    std::uint64_t turn = 0; // its place among all submissions
 };
 
 class UringBackend : public Backend {
   public:
-    UringBackend(WriteQueue &queue, std::size_t depth) : queue_(queue), depth_(depth) {
+    UringBackend(WriteQueue &queue, std::size_t depth) : queue_(queue), flights_(depth) {
         const int result = io_uring_queue_init(static_cast<unsigned>(depth), &ring_, 0);
         if (result < 0) {
             throw std::system_error(-result, std::generic_category(), "io_uring_queue_init");
         }
-        // Registration pins the budget once instead of once a write; RLIMIT_MEMLOCK may forbid it, and nothing depends
-        // on it.
-        iovec budget{queue.staging().data(), queue.staging().budget_bytes()};
-        registered_ = io_uring_register_buffers(&ring_, &budget, 1) == 0;
-        thread_ = std::jthread([this] { work(); });
+        for (Flight &flight : flights_) {
+            free_.push_back(&flight);
+        }
+        completions_.reserve(depth);
+        register_budget();
+        try {
+            thread_ = start_thread([this] { work(); });
+        } catch (...) {
+            io_uring_queue_exit(&ring_);
+            throw;
+        }
     }
 
     ~UringBackend() override {
@@ -43,17 +58,32 @@ class UringBackend : public Backend {
     bool registered() const override { return registered_; }
 
   private:
+    // Registration pins the budget once instead of once a write; RLIMIT_MEMLOCK may forbid it, and nothing depends on
+    // it.
+    void register_budget() {
+        std::vector<iovec> parts;
+        for (std::uint64_t at = 0; at < queue_.staging().budget_bytes(); at += most_registered_bytes) {
+            parts.push_back(
+                {queue_.staging().data() + at, std::min(most_registered_bytes, queue_.staging().budget_bytes() - at)});
+        }
+        registered_ = io_uring_register_buffers(&ring_, parts.data(), static_cast<unsigned>(parts.size())) == 0;
+    }
+
+    std::size_t flying() const { return flights_.size() - free_.size(); }
+
     void work() {
         for (;;) {
-            while (flying_ < depth_) {
-                auto write = queue_.next(flying_ == 0);
+            while (!free_.empty()) {
+                auto write = queue_.next(flying() == 0);
                 if (!write) {
                     break;
                 }
-                ++flying_;
-                launch(new Flight{std::move(*write)});
+                Flight *flight = free_.back();
+                free_.pop_back();
+                *flight = {.write = std::move(write)};
+                launch(flight);
             }
-            if (flying_ == 0) {
+            if (flying() == 0) {
                 return;
             }
             reap();
@@ -62,102 +92,126 @@ class UringBackend : public Backend {
 
     // Put one submission for what is left of a flight into the ring; a planned fault lands it at once.
     void launch(Flight *flight) {
-        const Write &write = flight->write;
+        const Write &write = *flight->write;
         File &file = write.job->file();
         std::uint64_t want = write.nbytes - flight->done;
         if (file.faults()) {
             const std::int64_t admitted = file.faults()->admit(want, file.align());
             if (admitted < 0) {
-                flight->code = static_cast<int>(-admitted);
-                land(flight);
+                land(flight, static_cast<int>(-admitted));
                 return;
             }
             want = static_cast<std::uint64_t>(admitted);
         }
-        io_uring_sqe *sqe = io_uring_get_sqe(&ring_);
-        const std::byte *data = write.data + flight->done;
-        const std::uint64_t offset = write.offset + flight->done;
-        if (write.slot && registered_) {
-            io_uring_prep_write_fixed(sqe, file.descriptor(), data, static_cast<unsigned>(want), offset, 0);
-        } else {
-            io_uring_prep_write(sqe, file.descriptor(), data, static_cast<unsigned>(want), offset);
+        if (broken_ != 0) {
+            land(flight, broken_);
+            return;
         }
+        io_uring_sqe *sqe = io_uring_get_sqe(&ring_); // never empty: the ring has a place for every flight
+        prepare(sqe, write, flight->done, want);
         io_uring_sqe_set_data(sqe, flight);
-        ++submitted_;
+        flight->turn = ++turn_;
         // Large writes go out before the next block is hashed, so that the device never waits for us; small ones go
-        // together.
+        // together. What fails here is met again in `reap`.
         if (want >= batch_below_bytes) {
             io_uring_submit(&ring_);
         }
     }
 
-    // Submit what is queued, wait for at least one completion, take all that are there.
-    void reap() {
-        if (submitted_ == 0) {
-            return;
+    void prepare(io_uring_sqe *sqe, const Write &write, std::uint64_t done, std::uint64_t nbytes) {
+        const int fd = write.job->file().descriptor();
+        const std::byte *data = write.data + done;
+        const std::uint64_t offset = write.offset + done;
+        if (write.slot && registered_) {
+            const auto begin = static_cast<std::uint64_t>(data - queue_.staging().data());
+            const std::uint64_t part = begin / most_registered_bytes;
+            if ((begin + nbytes - 1) / most_registered_bytes == part) {
+                io_uring_prep_write_fixed(sqe, fd, data, static_cast<unsigned>(nbytes), offset, static_cast<int>(part));
+                return;
+            }
         }
+        io_uring_prep_write(sqe, fd, data, static_cast<unsigned>(nbytes), offset);
+    }
+
+    // Wait for at least one completion, take all that are there.
+    void reap() {
         // Completions held back for a reordering test all come in before the first is reported, last one first.
-        std::vector<io_uring_cqe> completions;
+        completions_.clear();
         bool reorder = false;
         do {
-            const int result = io_uring_submit_and_wait(&ring_, 1);
-            if (result < 0 && result != -EINTR && result != -EAGAIN && result != -EBUSY) {
-                throw std::system_error(-result, std::generic_category(), "io_uring_submit_and_wait");
+            if (broken_ == 0) {
+                submit_and_wait();
+            } else {
+                // The ring takes no calls any more, yet the kernel still posts what it has in hand.
+                std::this_thread::sleep_for(std::chrono::milliseconds(1));
             }
             io_uring_cqe *cqe = nullptr;
             while (io_uring_peek_cqe(&ring_, &cqe) == 0) {
-                completions.push_back(*cqe);
+                completions_.emplace_back(static_cast<Flight *>(io_uring_cqe_get_data(cqe)), cqe->res);
                 io_uring_cqe_seen(&ring_, cqe);
-                const auto *flight = static_cast<const Flight *>(io_uring_cqe_get_data(&completions.back()));
-                const auto &faults = flight->write.job->file().faults();
+                const auto &faults = completions_.back().first->write->job->file().faults();
                 reorder = reorder || (faults && faults->settings.reorder);
-                --submitted_;
             }
-        } while (reorder && submitted_ > 0);
+        } while (reorder && completions_.size() < flying());
         if (reorder) {
-            std::reverse(completions.begin(), completions.end());
+            std::reverse(completions_.begin(), completions_.end());
         }
-        for (const io_uring_cqe &completion : completions) {
-            account(static_cast<Flight *>(io_uring_cqe_get_data(&completion)), completion.res);
+        for (const auto &[flight, result] : completions_) {
+            account(flight, result);
+        }
+    }
+
+    void submit_and_wait() {
+        const int result = io_uring_submit_and_wait(&ring_, 1);
+        if (result == -EAGAIN || result == -EBUSY) {
+            // The kernel is short of something: its completions are taken before the next try.
+            std::this_thread::sleep_for(std::chrono::microseconds(100));
+        } else if (result < 0 && result != -EINTR) {
+            broken_ = -result;
+            const std::uint64_t taken = turn_ - io_uring_sq_ready(&ring_);
+            for (Flight &flight : flights_) {
+                if (flight.write && flight.turn > taken) {
+                    land(&flight, broken_);
+                }
+            }
         }
     }
 
     void account(Flight *flight, int result) {
-        File &file = flight->write.job->file();
+        File &file = flight->write->job->file();
         if (result == -EINTR || result == -EAGAIN) {
             launch(flight);
             return;
         }
         if (result < 0) {
-            flight->code = -result;
-            land(flight);
+            land(flight, -result);
             return;
         }
         const auto moved = static_cast<std::uint64_t>(result);
         const std::uint64_t kept = file.direct() ? round_down(moved, file.align()) : moved;
         flight->done += kept;
-        if (flight->done < flight->write.nbytes) {
-            if (kept == 0) {
-                flight->code = ENOSPC;
-                land(flight);
-                return;
-            }
+        if (flight->done == flight->write->nbytes) {
+            land(flight, 0);
+        } else if (kept == 0) {
+            // Not one aligned block was moved: the end of the space or of the limit.
+            land(flight, ENOSPC);
+        } else {
             launch(flight);
-            return;
         }
-        land(flight);
     }
 
-    void land(Flight *flight) {
-        queue_.completed(std::move(flight->write), flight->code);
-        delete flight;
-        --flying_;
+    void land(Flight *flight, int code) {
+        queue_.completed(std::move(*flight->write), code);
+        flight->write.reset();
+        free_.push_back(flight);
     }
 
     WriteQueue &queue_;
-    std::size_t depth_;
-    std::size_t flying_ = 0;    // taken from the queue and not reported
-    std::size_t submitted_ = 0; // of them, those that the kernel will answer
+    std::vector<Flight> flights_;
+    std::vector<Flight *> free_;
+    std::vector<std::pair<Flight *, int>> completions_;
+    std::uint64_t turn_ = 0;
+    int broken_ = 0; // errno of the ring itself
     io_uring ring_{};
     bool registered_ = false;
     std::jthread thread_;

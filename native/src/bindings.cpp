@@ -37,7 +37,7 @@ struct PyWriteJob {
     PyWriteJob(PyWriteJob &&) = default;
     ~PyWriteJob() {
         if (job) {
-            engine->abort(job);
+            engine->abandon(job);
         }
     }
 };
@@ -84,9 +84,6 @@ nb::bytes read_extents(std::vector<std::string> paths, Column<std::uint32_t> fil
     require_same_length(count, file_index.shape(0), "file_index");
     require_same_length(count, addresses.shape(0), "addresses");
     require_same_length(count, nbytes.shape(0), "nbytes");
-    if (block_bytes == 0 || block_bytes % 4096 != 0 || depth == 0) {
-        throw nb::value_error("block_bytes must be a positive multiple of 4096 and depth positive");
-    }
     std::vector<dsh::ReadRequest> requests(count);
     for (std::size_t i = 0; i < count; ++i) {
         requests[i] = {file_index.data()[i], {offsets.data()[i], addresses.data()[i], nbytes.data()[i]}};
@@ -160,15 +157,13 @@ void bind_writer(nb::module_ &module) {
     using Unlocked = nb::call_guard<nb::gil_scoped_release>;
 
     nb::class_<dsh::Faults>(module, "Faults")
-        .def(
-            "__init__",
-            [](dsh::Faults *self, std::uint64_t delay_us, std::int64_t fail_after, int code,
-               std::uint64_t short_write_every, bool reorder) {
-                new (self) dsh::Faults();
-                self->settings = {delay_us, fail_after, code, short_write_every, reorder};
-            },
-            nb::kw_only(), "delay_us"_a = 0, "fail_after"_a = -1, "errno"_a = EIO, "short_write_every"_a = 0,
-            "reorder"_a = false);
+        .def(nb::new_([](std::uint64_t delay_us, std::int64_t fail_after, int code, std::uint64_t short_write_every,
+                         bool reorder) {
+                 return std::make_shared<dsh::Faults>(
+                     dsh::FaultSettings{delay_us, fail_after, code, short_write_every, reorder});
+             }),
+             nb::kw_only(), "delay_us"_a = 0, "fail_after"_a = -1, "errno"_a = EIO, "short_write_every"_a = 0,
+             "reorder"_a = false);
 
     nb::class_<dsh::WritePlan>(module, "WritePlan")
         .def(nb::new_(&make_plan), nb::kw_only(), "offsets"_a, "addresses"_a, "nbytes"_a, "eager"_a, "data_start"_a,
@@ -201,6 +196,7 @@ void bind_writer(nb::module_ &module) {
     nb::class_<dsh::Engine>(module, "Engine")
         .def(nb::new_([](std::string backend, std::uint64_t budget_bytes, std::uint64_t block_bytes, std::size_t depth,
                          std::shared_ptr<dsh::Faults> faults) {
+                 nb::gil_scoped_release unlocked;
                  return std::make_shared<dsh::Engine>(std::move(backend), budget_bytes, block_bytes, depth,
                                                       std::move(faults));
              }),

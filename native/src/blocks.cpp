@@ -20,9 +20,11 @@ std::vector<Range> direct_ranges(const std::vector<Extent> &extents, const Cutti
         const Extent &first = extents[i];
         std::uint64_t end = first.end();
         std::size_t next = i + 1;
-        while (next < extents.size() && extents[next].offset == end &&
-               extents[next].address - first.address == end - first.offset) {
-            end = extents[next].end();
+        // An empty extent has no place in memory: it starts no run and breaks none.
+        while (first.nbytes != 0 && next < extents.size() &&
+               (extents[next].nbytes == 0 ||
+                (extents[next].offset == end && extents[next].address - first.address == end - first.offset))) {
+            end += extents[next].nbytes;
             ++next;
         }
         const bool congruent = first.address % how.align == first.offset % how.align;

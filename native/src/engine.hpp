@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <sys/types.h>
@@ -14,11 +15,13 @@
 
 namespace dsh {
 
-class Engine {
+// Shared from C++ on: the core's threads may hold the last reference to a plan, a job or faults, and would take the GIL
+// if that reference were Python's.
+class Engine : public std::enable_shared_from_this<Engine> {
   public:
     Engine(std::string backend, std::uint64_t budget_bytes, std::uint64_t block_bytes, std::size_t depth,
            std::shared_ptr<Faults> faults);
-    // Fails what is not written, waits for what is in flight.
+    // Closes; in a forked child it only lets go.
     ~Engine();
     Engine(const Engine &) = delete;
     Engine &operator=(const Engine &) = delete;
@@ -29,9 +32,13 @@ class Engine {
     bool wait(const WriteJob &job, double timeout_s);
     const std::vector<Digest> &digests(const WriteJob &job);
     std::uint64_t finish(WriteJob &job, std::string_view header, std::string_view tail);
+    // Does nothing to a finished job.
     void abort(const std::shared_ptr<WriteJob> &job);
+    // As abort, for destructors: in a forked child it leaves the parent's file alone.
+    void abandon(const std::shared_ptr<WriteJob> &job) noexcept;
     WriteStats stats(WriteJob &job);
     std::uint64_t free_bytes();
+    // Fails what is not prepared yet, waits for what is queued and in flight. Idempotent, from any thread.
     void close();
 
     const std::string &backend_name() const { return backend_name_; }
@@ -45,7 +52,7 @@ class Engine {
     std::uint64_t budget_bytes_;
     std::shared_ptr<Faults> faults_;
     pid_t owner_;
-    bool closed_ = false;
+    std::mutex closing_;
     bool registered_ = false;
     std::unique_ptr<WriteQueue> queue_;
     std::unique_ptr<Backend> backend_;

@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <thread>
 
 namespace dsh {
@@ -17,8 +18,10 @@ struct FaultSettings {
     bool reorder = false;
 };
 
-class Faults {
+class Faults : public std::enable_shared_from_this<Faults> {
   public:
+    explicit Faults(FaultSettings settings) : settings(settings) {}
+
     // What the next data write of `nbytes` does: how many bytes it may write, or a negative errno.
     std::int64_t admit(std::uint64_t nbytes, std::uint64_t granule) {
         if (settings.delay_us != 0) {
@@ -34,7 +37,7 @@ class Faults {
         return static_cast<std::int64_t>(nbytes);
     }
 
-    FaultSettings settings;
+    const FaultSettings settings;
 
   private:
     std::atomic<std::uint64_t> count_{0};

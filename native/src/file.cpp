@@ -84,16 +84,18 @@ void File::seal(std::uint64_t nbytes) {
     if (close(fd) < 0) {
         throw IoError("close", path_, 0, errno);
     }
+    ours_ = false;
 }
 
 void File::discard() noexcept {
     if (fd_ >= 0) {
         close(fd_);
         fd_ = -1;
-        if (owner_ == getpid()) {
-            unlink(path_.c_str());
-        }
     }
+    if (ours_ && owner_ == getpid()) {
+        unlink(path_.c_str());
+    }
+    ours_ = false;
 }
 
 } // namespace dsh

@@ -24,7 +24,7 @@ class File {
     int write(const void *data, std::uint64_t offset, std::uint64_t nbytes);
     // Cut to `nbytes`, fdatasync, close. Throws IoError.
     void seal(std::uint64_t nbytes);
-    // Close and unlink; harmless when done before, and in a forked child it closes only.
+    // Close and unlink; harmless when sealed or done before, and in a forked child it closes only.
     void discard() noexcept;
 
     int descriptor() const { return fd_; }
@@ -42,6 +42,7 @@ class File {
     pid_t owner_;
     int fd_ = -1;
     bool direct_ = true;
+    bool ours_ = true; // until sealed or unlinked
 };
 
 } // namespace dsh

@@ -11,13 +11,14 @@ namespace dsh {
 
 Staging::Staging(std::uint64_t budget_bytes, std::uint64_t block_bytes)
     : budget_bytes_(budget_bytes), block_bytes_(block_bytes) {
-    const std::uint64_t small_count = std::max<std::uint64_t>(4, budget_bytes / 16 / small_bytes);
-    const std::uint64_t least = 2 * block_bytes + small_count * small_bytes;
+    const std::uint64_t least = least_bytes(block_bytes);
     if (budget_bytes < least) {
         throw std::invalid_argument("a staging budget of " + std::to_string(budget_bytes) +
                                     " bytes is too small for blocks of " + std::to_string(block_bytes) +
                                     " bytes: give at least " + std::to_string(least));
     }
+    const std::uint64_t small_count = std::clamp<std::uint64_t>(budget_bytes / 16 / small_bytes, least_small,
+                                                                (budget_bytes - 2 * block_bytes) / small_bytes);
     void *mapping =
         mmap(nullptr, budget_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
     if (mapping == MAP_FAILED) {
@@ -38,7 +39,7 @@ Staging::Staging(std::uint64_t budget_bytes, std::uint64_t block_bytes)
 Staging::~Staging() { munmap(data_, budget_bytes_); }
 
 std::optional<Slot> Staging::take(std::uint64_t nbytes) {
-    const bool small = nbytes <= small_bytes;
+    const bool small = nbytes <= small_bytes && !small_.empty();
     std::vector<std::byte *> &pool = small ? small_ : large_;
     if (pool.empty()) {
         return std::nullopt;

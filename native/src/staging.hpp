@@ -20,13 +20,21 @@ struct Slot {
 class Staging {
   public:
     static constexpr std::uint64_t small_bytes = 64 << 10;
+    static constexpr std::uint64_t least_small = 4;
 
-    // Throws std::invalid_argument when the budget can't hold two blocks beside the small slots.
+    // The smallest budget: two blocks beside the least small slots.
+    static constexpr std::uint64_t least_bytes(std::uint64_t block_bytes) {
+        return 2 * block_bytes + least_small * small_bytes;
+    }
+
+    // Throws std::invalid_argument when the budget is smaller than the least.
     Staging(std::uint64_t budget_bytes, std::uint64_t block_bytes);
     ~Staging();
     Staging(const Staging &) = delete;
     Staging &operator=(const Staging &) = delete;
 
+    // A slot of at least `nbytes`, which is at most a block. What fits a small slot takes a large one only when no
+    // small one is free.
     std::optional<Slot> take(std::uint64_t nbytes);
     void give(Slot slot);
 

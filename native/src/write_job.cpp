@@ -1,8 +1,42 @@
 #include "write_job.hpp"
 
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
 #include <cstring>
+#include <new>
+#include <stdexcept>
+#include <sys/mman.h>
+#include <unistd.h>
 
 namespace dsh {
+namespace {
+
+constexpr std::uint64_t bounce_bytes = 1 << 20;
+
+struct FreeBounce {
+    void operator()(std::byte *data) const { std::free(data); }
+};
+
+// Write `bytes` at `offset` through an aligned buffer; throws IoError.
+void write_through_bounce(File &file, std::string_view bytes, std::uint64_t offset) {
+    const std::uint64_t room = round_up(bounce_bytes, file.align());
+    std::unique_ptr<std::byte, FreeBounce> bounce(static_cast<std::byte *>(std::aligned_alloc(file.align(), room)));
+    if (!bounce) {
+        throw std::bad_alloc();
+    }
+    for (std::uint64_t at = 0; at < bytes.size();) {
+        const std::uint64_t nbytes = std::min<std::uint64_t>(room, bytes.size() - at);
+        std::memcpy(bounce.get(), bytes.data() + at, nbytes);
+        const int code = file.write(bounce.get(), offset + at, nbytes);
+        if (code != 0) {
+            throw IoError("write of " + std::to_string(nbytes) + " bytes", file.path(), offset + at, code);
+        }
+        at += nbytes;
+    }
+}
+
+} // namespace
 
 WriteJob::WriteJob(std::shared_ptr<const WritePlan> plan, std::vector<Block> blocks, std::string path,
                    std::shared_ptr<Faults> faults)
@@ -14,6 +48,7 @@ void WriteJob::hash_live() {
     const auto *source = reinterpret_cast<const std::byte *>(block().source);
     each_piece(plan_->extents(), block(),
                [&](std::size_t extent, std::uint64_t position, std::uint64_t at, std::uint64_t nbytes) {
+                   require_mapped(extent, source + at, nbytes);
                    hash_piece(extent, position, source + at, nbytes);
                });
 }
@@ -23,13 +58,53 @@ void WriteJob::compose(std::byte *destination) {
     std::uint64_t filled = 0;
     each_piece(extents, block(),
                [&](std::size_t extent, std::uint64_t position, std::uint64_t at, std::uint64_t nbytes) {
+                   const auto *source = reinterpret_cast<const std::byte *>(extents[extent].address) + position;
+                   require_mapped(extent, source, nbytes);
                    std::memset(destination + filled, 0, at - filled);
-                   std::memcpy(destination + at,
-                               reinterpret_cast<const std::byte *>(extents[extent].address) + position, nbytes);
+                   std::memcpy(destination + at, source, nbytes);
                    hash_piece(extent, position, destination + at, nbytes);
                    filled = at + nbytes;
                });
     std::memset(destination + filled, 0, block().nbytes - filled);
+}
+
+std::uint64_t WriteJob::finish(std::string_view header, std::string_view tail) {
+    if (header.size() != plan_->data_start() || tail.size() % plan_->align() != 0) {
+        throw std::invalid_argument("the header must have " + std::to_string(plan_->data_start()) + " bytes, not " +
+                                    std::to_string(header.size()) + ", and the tail a multiple of " +
+                                    std::to_string(plan_->align()) + ", not " + std::to_string(tail.size()));
+    }
+    std::lock_guard lock(ends_);
+    if (finished_) {
+        throw std::logic_error("finished already: " + file_.path());
+    }
+    write_through_bounce(file_, tail, plan_->data_end());
+    write_through_bounce(file_, header, 0);
+    const std::uint64_t nbytes = plan_->data_end() + tail.size();
+    file_.seal(nbytes);
+    finished_ = true;
+    return nbytes;
+}
+
+void WriteJob::discard() {
+    std::lock_guard lock(ends_);
+    file_.discard();
+}
+
+bool WriteJob::finished() {
+    std::lock_guard lock(ends_);
+    return finished_;
+}
+
+void WriteJob::require_mapped(std::size_t extent, const std::byte *data, std::uint64_t nbytes) const {
+    static const auto page = static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
+    const auto address = reinterpret_cast<std::uint64_t>(data);
+    const std::uint64_t begin = round_down(address, page);
+    // Of anonymous memory this asks nothing but whether it is mapped.
+    if (msync(reinterpret_cast<void *>(begin), address + nbytes - begin, MS_ASYNC) != 0) {
+        throw IoError("reading the memory of extent " + std::to_string(extent) + ", which is no longer mapped,",
+                      file_.path(), plan_->extents()[extent].offset, EFAULT);
+    }
 }
 
 void WriteJob::hash_piece(std::size_t extent, std::uint64_t position, const std::byte *data, std::uint64_t nbytes) {

@@ -10,8 +10,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "blocks.hpp"
@@ -43,13 +45,21 @@ class WriteJob {
     bool prepared() const { return next == blocks_.size(); }
     bool eager_block() const { return !prepared() && block().first_extent < plan_->eager_extents(); }
 
-    // Hash the next block where it lies; only for direct blocks.
+    // Hash the next block where it lies; only for direct blocks. Both throw IoError (EFAULT) when memory of the plan is
+    // no longer mapped: a tensor that was freed under us fails the job, not the process.
     void hash_live();
     // Compose the next block in a slot (gaps become zeros) and hash it there.
     void compose(std::byte *destination);
 
+    // Throws std::logic_error when finished already, IoError when writing fails.
+    std::uint64_t finish(std::string_view header, std::string_view tail);
+    // Close and unlink, unless finished.
+    void discard();
+    bool finished();
+
     const WritePlan &plan() const { return *plan_; }
     File &file() { return file_; }
+    const std::string &path() const { return file_.path(); }
     const std::vector<Digest> &digests() const { return digests_; }
 
     std::size_t next = 0;           // (queue) the block to prepare next
@@ -68,6 +78,7 @@ class WriteJob {
     bool settled() const { return pending == 0 && !busy && (prepared() || error); }
 
   private:
+    void require_mapped(std::size_t extent, const std::byte *data, std::uint64_t nbytes) const;
     void hash_piece(std::size_t extent, std::uint64_t position, const std::byte *data, std::uint64_t nbytes);
 
     std::shared_ptr<const WritePlan> plan_;
@@ -75,6 +86,8 @@ class WriteJob {
     File file_;
     Checksum running_;
     std::vector<Digest> digests_;
+    std::mutex ends_; // one caller at a time finishes or discards the file
+    bool finished_ = false;
 };
 
 } // namespace dsh

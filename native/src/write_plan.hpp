@@ -3,13 +3,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "blocks.hpp"
 
 namespace dsh {
 
-class WritePlan {
+class WritePlan : public std::enable_shared_from_this<WritePlan> {
   public:
     static constexpr std::uint64_t min_direct_bytes = 1 << 20;
 

@@ -11,10 +11,28 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
+// Longer than this is for ever: the clock's own range ends at 292 years.
+constexpr double longest_timeout_s = 1e9;
+
+IoError closed(const WriteJob &job) {
+    return {"close of the engine, before all was prepared,", job.path(), 0, ECANCELED};
+}
+
 } // namespace
 
 std::shared_ptr<WriteJob> WriteQueue::start(std::shared_ptr<const WritePlan> plan, std::string path,
                                             std::shared_ptr<Faults> faults) {
+    if (block_bytes_ % plan->align() != 0) {
+        throw std::invalid_argument("blocks of " + std::to_string(block_bytes_) +
+                                    " bytes can't hold a plan aligned to " + std::to_string(plan->align()) +
+                                    ": block_bytes must be a multiple of it");
+    }
+    {
+        Lock lock(mutex_);
+        if (stopping_) {
+            throw std::runtime_error("the engine is closed: nothing was written to " + path);
+        }
+    }
     std::vector<Block> blocks = plan->blocks(block_bytes_);
     auto job = std::make_shared<WriteJob>(std::move(plan), std::move(blocks), std::move(path), std::move(faults));
     Lock lock(mutex_);
@@ -23,6 +41,9 @@ std::shared_ptr<WriteJob> WriteQueue::start(std::shared_ptr<const WritePlan> pla
     }
     job->busy = false;
     job->eager_s = seconds_since(job->started);
+    if (!job->prepared() && stopping_) {
+        fail_locked(*job, closed(*job));
+    }
     if (!job->prepared() && !job->error) {
         lazy_.push_back(job);
     }
@@ -55,7 +76,7 @@ bool WriteQueue::released(const WriteJob &job) {
 bool WriteQueue::wait(const WriteJob &job, double timeout_s) {
     Lock lock(mutex_);
     const auto settled = [&] { return job.settled(); };
-    if (timeout_s < 0) {
+    if (timeout_s < 0 || timeout_s > longest_timeout_s) {
         changed_.wait(lock, settled);
     } else if (!changed_.wait_for(lock, std::chrono::duration<double>(timeout_s), settled)) {
         return false;
@@ -101,8 +122,9 @@ std::uint64_t WriteQueue::free_bytes() {
 void WriteQueue::stop() {
     Lock lock(mutex_);
     stopping_ = true;
+    forget_prepared();
     for (const auto &job : lazy_) {
-        fail_locked(*job, IoError("close of the engine", job->file().path(), 0, ECANCELED));
+        fail_locked(*job, closed(*job));
     }
     changed_.notify_all();
 }
@@ -129,14 +151,14 @@ void WriteQueue::completed(Write &&write, int code) {
     --job.pending;
     if (write.slot) {
         staging_.give(*write.slot);
-        job.bytes_copied += write.nbytes;
     } else {
         --job.live_pending;
-        job.bytes_direct += write.nbytes;
     }
-    if (code != 0) {
-        fail_locked(
-            job, IoError("write of " + std::to_string(write.nbytes) + " bytes", job.file().path(), write.offset, code));
+    if (code == 0) {
+        (write.slot ? job.bytes_copied : job.bytes_direct) += write.nbytes;
+    } else {
+        fail_locked(job,
+                    IoError("write of " + std::to_string(write.nbytes) + " bytes", job.path(), write.offset, code));
     }
     if (job.settled()) {
         job.write_s = seconds_since(job.started);
@@ -159,39 +181,32 @@ std::optional<Write> WriteQueue::pop_staged() {
     return std::nullopt;
 }
 
-// Prepare the next block of the oldest job that may be read lazily. Gives the mutex up while bytes are hashed or
-// copied.
+// Prepare the next block of the oldest job that may be read lazily. A user's thread that waits for a slot comes first:
+// it is a training that stands still.
 std::optional<Write> WriteQueue::prepare_lazily(Lock &lock) {
     forget_prepared();
-    for (const auto &candidate : lazy_) {
-        if (candidate->busy || candidate->releasing) {
+    for (std::size_t i = 0; i < lazy_.size();) {
+        const std::shared_ptr<WriteJob> job = lazy_[i++];
+        if (job->busy || job->releasing) {
             continue;
         }
-        const std::shared_ptr<WriteJob> job = candidate;
-        const Block &block = job->block();
-        const bool live = block.direct();
         std::optional<Slot> slot;
-        if (!live) {
-            slot = staging_.take(block.nbytes);
+        if (!job->block().direct()) {
+            slot = slot_waiters_ == 0 ? staging_.take(job->block().nbytes) : std::nullopt;
             if (!slot) {
                 continue;
             }
         }
         job->busy = true;
-        lock.unlock();
-        if (live) {
-            job->hash_live();
-        } else {
-            job->compose(slot->data);
-        }
-        lock.lock();
+        auto write = prepare(job, slot, lock);
         job->busy = false;
-        ++job->next;
-        const auto *data = live ? reinterpret_cast<const std::byte *>(block.source) : slot->data;
-        ++job->pending;
-        job->live_pending += live ? 1 : 0;
         changed_.notify_all();
-        return Write{job, data, block.offset, block.nbytes, slot};
+        if (write) {
+            return write;
+        }
+        // The mutex was given up meanwhile: the list is another.
+        forget_prepared();
+        i = 0;
     }
     return std::nullopt;
 }
@@ -199,23 +214,58 @@ std::optional<Write> WriteQueue::prepare_lazily(Lock &lock) {
 // Compose the job's next block in a slot, waiting for one, and queue it. The caller holds `busy`. False when the job
 // has failed.
 bool WriteQueue::stage_next(const std::shared_ptr<WriteJob> &job, Lock &lock) {
-    const Block &block = job->block();
     std::optional<Slot> slot;
-    changed_.wait(lock, [&] { return job->error || (slot = staging_.take(block.nbytes)); });
+    ++slot_waiters_;
+    changed_.wait(lock, [&] {
+        if (stopping_) {
+            fail_locked(*job, closed(*job));
+        }
+        return job->error || (slot = staging_.take(job->block().nbytes));
+    });
+    --slot_waiters_;
+    if (job->error) {
+        changed_.notify_all();
+        return false;
+    }
+    auto write = prepare(job, slot, lock);
+    if (write) {
+        staged_.push_back(std::move(*write));
+        changed_.notify_all();
+    }
+    return write.has_value();
+}
+
+// Hash the job's next block, in a slot if there is one, and make a write of it; nothing when the job fails meanwhile.
+// Gives the mutex up while bytes are hashed or copied. The caller holds `busy`.
+std::optional<Write> WriteQueue::prepare(const std::shared_ptr<WriteJob> &job, std::optional<Slot> slot, Lock &lock) {
+    const Block &block = job->block();
+    std::optional<IoError> error;
+    lock.unlock();
+    try {
+        if (slot) {
+            job->compose(slot->data);
+        } else {
+            job->hash_live();
+        }
+    } catch (const IoError &caught) {
+        error = caught;
+    }
+    lock.lock();
+    if (error || stopping_) {
+        fail_locked(*job, error ? std::move(*error) : closed(*job));
+    }
     if (job->error) {
         if (slot) {
             staging_.give(*slot);
         }
-        return false;
+        changed_.notify_all();
+        return std::nullopt;
     }
-    lock.unlock();
-    job->compose(slot->data);
-    lock.lock();
     ++job->next;
     ++job->pending;
-    staged_.push_back(Write{job, slot->data, block.offset, block.nbytes, slot});
-    changed_.notify_all();
-    return true;
+    job->live_pending += slot ? 0 : 1;
+    const auto *data = slot ? slot->data : reinterpret_cast<const std::byte *>(block.source);
+    return Write{job, data, block.offset, block.nbytes, slot};
 }
 
 void WriteQueue::fail_locked(WriteJob &job, IoError error) {

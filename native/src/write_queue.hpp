@@ -63,6 +63,7 @@ class WriteQueue {
     std::optional<Write> pop_staged();
     std::optional<Write> prepare_lazily(Lock &lock);
     bool stage_next(const std::shared_ptr<WriteJob> &job, Lock &lock);
+    std::optional<Write> prepare(const std::shared_ptr<WriteJob> &job, std::optional<Slot> slot, Lock &lock);
     void fail_locked(WriteJob &job, IoError error);
     void forget_prepared();
 
@@ -72,6 +73,7 @@ class WriteQueue {
     std::condition_variable changed_;
     std::deque<Write> staged_;
     std::deque<std::shared_ptr<WriteJob>> lazy_; // jobs with blocks to prepare, oldest first
+    std::size_t slot_waiters_ = 0;               // users' threads that wait for a slot
     bool stopping_ = false;
 };
 
