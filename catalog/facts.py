@@ -8,10 +8,10 @@ from typing import Any
 
 from catalog import jsonfile
 from catalog.errors import FormatError, NotFoundError
-from catalog.layout import FORMAT, MAX_RANKS, HistoryPaths
+from catalog.layout import FORMAT, MAX_RANKS, HistoryPaths, is_run_id
 from catalog.records import RunFacts
 
-__all__ = ["encode_history", "encode_run_facts", "read_history_json", "read_run_facts"]
+__all__ = ["encode_history", "encode_run_facts", "read_history_json", "read_run_facts", "run_names"]
 
 
 def encode_history() -> bytes:
@@ -41,16 +41,23 @@ def encode_run_facts(facts: RunFacts) -> bytes:
     return jsonfile.encode({"format": FORMAT, **asdict(facts)})
 
 
+def run_names(paths: HistoryPaths) -> list[str]:
+    """The runs that were born, by name: folders whose name is lawful and whose run.json is there."""
+    try:
+        names = os.listdir(paths.runs)
+    except FileNotFoundError:
+        return []
+    return sorted(name for name in names if is_run_id(name) and paths.run_json(name).is_file())
+
+
 def read_run_facts(paths: HistoryPaths, run: str) -> RunFacts:
     """The checked facts of one run. NotFoundError names the runs that exist."""
     path = paths.run_json(run)
     try:
         content = jsonfile.load(path)
     except FileNotFoundError as error:
-        names = sorted(
-            entry.name for entry in os.scandir(paths.runs) if (paths.runs / entry.name / "run.json").is_file()
-        )
-        raise NotFoundError(f"no run {run!r} in {paths.root}: there are {', '.join(names[-10:]) or 'none'}") from error
+        names = ", ".join(run_names(paths)[-10:]) or "none"
+        raise NotFoundError(f"no run {run!r} in {paths.root}: there are {names}") from error
     version = content.pop("format", None)
     if version != FORMAT:
         raise FormatError(f"{path}: field format: {version!r}, this release reads {FORMAT}")

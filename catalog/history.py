@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from catalog.checkpoint import check_data_files, logical_tensors, read_checkpoint
 from catalog.errors import NotFoundError
-from catalog.facts import read_history_json, read_run_facts
+from catalog.facts import read_history_json, read_run_facts, run_names
 from catalog.layout import HistoryPaths, parse_step_dir
 from catalog.locks import run_is_held
 from catalog.marker import read_marker
@@ -52,7 +52,7 @@ class History:
     def runs(self) -> list[RunFacts]:
         """All runs, oldest first."""
         return sorted(
-            (self.run_facts(name) for name in self._run_names()), key=lambda facts: (facts.created, facts.run)
+            (self.run_facts(name) for name in run_names(self.paths)), key=lambda facts: (facts.created, facts.run)
         )
 
     def current_run(self) -> str:
@@ -146,10 +146,3 @@ class History:
         from catalog import index
 
         return index.reindex(self.paths)
-
-    def _run_names(self) -> list[str]:
-        try:
-            names = os.listdir(self.paths.runs)
-        except FileNotFoundError:
-            return []
-        return sorted(name for name in names if (self.paths.runs / name / "run.json").is_file())

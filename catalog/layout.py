@@ -16,6 +16,7 @@ __all__ = [
     "HistoryPaths",
     "check_run_id",
     "data_file",
+    "is_run_id",
     "parse_data_file",
     "parse_step_dir",
 ]
@@ -38,9 +39,14 @@ _STEP_DIR = re.compile(r"[0-9]{12}")
 _DATA_FILE = re.compile(rf"runs/({_RUN_ID.pattern})/steps/([0-9]{{12}})/rank-([0-9]{{5}})\.safetensors")
 
 
+def is_run_id(name: str) -> bool:
+    """Whether a run can have this name."""
+    return _RUN_ID.fullmatch(name) is not None
+
+
 def check_run_id(run: str) -> str:
     """The run id itself, or FormatError when it could not be a folder's name."""
-    if not _RUN_ID.fullmatch(run):
+    if not is_run_id(run):
         raise FormatError(f"run id {run!r}: letters, digits, '.', '_' and '-' only, at most 128 of them")
     return run
 

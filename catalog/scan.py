@@ -14,9 +14,9 @@ from pathlib import Path
 import pyarrow as pa
 
 from catalog.errors import FormatError, MismatchError
-from catalog.facts import read_run_facts
+from catalog.facts import read_run_facts, run_names
 from catalog.journal import is_segment
-from catalog.layout import HistoryPaths, check_run_id, parse_step_dir
+from catalog.layout import HistoryPaths, parse_step_dir
 from catalog.locks import run_is_held
 from catalog.rows import RowCache, Rows, checkpoint_rows, run_rows, segment_rows
 from catalog.schema import TABLES
@@ -69,7 +69,7 @@ def scan(paths: HistoryPaths, ingested: Ingested, *, cache: RowCache, max_unpars
     """List the folders and parse what is not ingested. With `max_unparsed`, give up as soon as more files than that
     would have to be parsed."""
     tail = Tail()
-    runs = _run_names(paths)
+    runs = run_names(paths)
     tail.hidden_runs = sorted(ingested.runs - set(runs))
     for run in runs:
         scanner = _RunScan(paths, run, ingested, cache, tail, max_unparsed)
@@ -156,19 +156,6 @@ class _RunScan:
                 self.tail.loose.append((self.run, step, "failed"))
             return False
         return True
-
-
-def _run_names(paths: HistoryPaths) -> list[str]:
-    """The runs that were born: a folder whose run.json is there."""
-    return [name for name in sorted(_names(paths.runs)) if _lawful(name) and (paths.runs / name / "run.json").is_file()]
-
-
-def _lawful(name: str) -> bool:
-    try:
-        check_run_id(name)
-    except FormatError:
-        return False
-    return True
 
 
 def _names(folder: Path) -> list[str]:

@@ -17,7 +17,7 @@ from catalog.errors import HistoryError
 from catalog.facts import read_history_json, read_run_facts
 from catalog.history import History
 from catalog.journal import read_segment, segments
-from catalog.layout import HistoryPaths, parse_step_dir
+from catalog.layout import HistoryPaths, is_run_id, parse_step_dir
 from catalog.manifest import Manifest
 from catalog.marker import read_marker
 from catalog.records import CheckpointRef
@@ -69,7 +69,10 @@ class _Verification:
     def everything(self) -> None:
         self.attempt(self.paths.history_json, "content", lambda: read_history_json(self.paths))
         for folder in _folders(self.paths.runs):
-            self.run(folder.name)
+            if is_run_id(folder.name):
+                self.run(folder.name)
+            else:
+                self.add(folder, "name", "no run can have this name")
 
     def run(self, run: str) -> None:
         steps = [step for step in map(parse_step_dir, _names(self.paths.steps_dir(run))) if step is not None]
@@ -118,6 +121,14 @@ class _Verification:
                 self.add(folder, f"{tensor.kind}/{tensor.name}", message)
 
     def data(self, manifest: Manifest) -> None:
+        """Nothing outside the history is read, whatever a link says."""
+        root = self.paths.root.resolve()
+        files = {manifest.file, *manifest.table["file"].unique().to_pylist()}
+        outside = [path for path in (self.paths.root / file for file in sorted(files)) if not _within(path, root)]
+        for path in outside:
+            self.add(path, "file", f"leads out of the history, to {path.resolve()}")
+        if outside:
+            return
         path = self.paths.root / manifest.file
         self.attempt(path, "header", lambda: check_header(path, manifest))
         for found in check_data_file(self.paths.root, manifest, progress=self.progress):
@@ -141,3 +152,7 @@ def _names(folder: Path) -> Iterable[str]:
 
 def _folders(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+
+
+def _within(path: Path, root: Path) -> bool:
+    return path.resolve().is_relative_to(root)
