@@ -46,7 +46,7 @@ def test_every_cell_ran_without_a_complaint(executed):
 
 def test_the_page_draws_its_figures_without_a_network(executed):
     page = (executed / "quickstart.html").read_text()
-    assert page.count('class="plotly-graph-div"') == 3
+    assert page.count('class="plotly-graph-div" id="') == 3
     assert not re.findall(r'<(?:script|link)[^>]*(?:src|href)="https?:', page)
 
 
