@@ -33,7 +33,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
         monkeypatch.setattr(os, name, call)
 
     for sync in ("fsync", "fdatasync"):
-        watch(sync, lambda handle: _plain(os.readlink(f"/proc/self/fd/{handle}")))
+        watch(sync, lambda handle: _plain(str(Path(f"/proc/self/fd/{handle}").readlink())))
     watch("rename", lambda source, target, **_: _plain(str(target)))
     watch("link", lambda source, target, **_: _plain(str(target)))
     watch("mkdir", lambda path, *_, **__: _plain(str(path)))
