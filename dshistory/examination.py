@@ -27,7 +27,6 @@ __all__ = ["doctor"]
 _Bytes = npt.NDArray[np.uint8]
 
 _MIB: Final = 1 << 20
-_STAGING_BYTES: Final = 64 * _MIB
 _PACKAGES: Final = ("dshistory", "torch", "deepspeed", "duckdb", "pyarrow", "numpy", "ipywidgets", "plotly")
 _FORMATS: Final[dict[str, Format]] = {
     "block size": "bytes",
@@ -50,6 +49,8 @@ def doctor(folder: str | None = None, *, size_mib: int = 256) -> Report:
         folder: where a history is or will be; default: the current history's, else the working directory
         size_mib: how much to write and read for the rates
     """
+    from capture.enable import DEFAULT_BUDGET_BYTES
+
     place = _place(folder)
     if size_mib < 1:
         raise SetupError(f"size_mib must be at least 1, not {size_mib}")
@@ -58,14 +59,17 @@ def doctor(folder: str | None = None, *, size_mib: int = 256) -> Report:
     file_system = native.probe_file_system(str(place))
     align = int(file_system["place_align"])
     with tempfile.TemporaryDirectory(prefix=".dshistory-doctor-", dir=place) as folder:
-        backends, read_bytes_s = _measure(Path(folder), align=align, nbytes=size_mib * _MIB)
+        backends, read_bytes_s = _measure(
+            Path(folder), align=align, nbytes=size_mib * _MIB, budget_bytes=DEFAULT_BUDGET_BYTES
+        )
     facts = {**_file_system_facts(place, file_system), "read rate (bytes/s)": read_bytes_s, **_machine_facts()}
     packages = {"package": list(_PACKAGES), "version": [_version(name) for name in _PACKAGES]}
     tables = {
         "writer backends": Table(
             pa.Table.from_pylist(backends, schema=_BACKENDS_SCHEMA),
             formats={"write_bytes_s": "bytes"},
-            note=f"rates of one file of {size_mib} MiB: written until durable, read from the device",
+            note=f"write rate of one file of {size_mib} MiB until durable; registered: whether the kernel let the "
+            f"{DEFAULT_BUDGET_BYTES // _MIB} MiB of staging memory that is the default be registered",
         ),
         "packages": Table(pa.table(packages)),
     }
@@ -73,7 +77,13 @@ def doctor(folder: str | None = None, *, size_mib: int = 256) -> Report:
 
 
 _BACKENDS_SCHEMA: Final = pa.schema(
-    [("backend", pa.string()), ("works", pa.bool_()), ("why_not", pa.string()), ("write_bytes_s", pa.float64())]
+    [
+        ("backend", pa.string()),
+        ("works", pa.bool_()),
+        ("registered", pa.bool_()),
+        ("write_bytes_s", pa.float64()),
+        ("why_not", pa.string()),
+    ]
 )
 
 
@@ -110,20 +120,26 @@ def _machine_facts() -> dict[str, object]:
     }
 
 
-def _measure(folder: Path, *, align: int, nbytes: int) -> tuple[list[dict[str, object]], float]:
+def _measure(folder: Path, *, align: int, nbytes: int, budget_bytes: int) -> tuple[list[dict[str, object]], float]:
     """A row for each backend, and the bytes a second that the reader gives."""
     memory = np.full(nbytes + align, 0x5A, np.uint8)
     source = memory[-memory.ctypes.data % align :][:nbytes]
     io_uring = native.probe_io_uring()
     rows: list[dict[str, object]] = []
     for backend, why_not in (("io_uring", io_uring), ("posix", "")):
-        write_s = None if why_not else _write(folder / backend, source, align=align, backend=backend)
-        rate = None if write_s is None else nbytes / write_s
-        rows.append({"backend": backend, "works": not why_not, "why_not": why_not or None, "write_bytes_s": rate})
+        row: dict[str, object] = {"backend": backend, "works": not why_not, "why_not": why_not or None}
+        if not why_not:
+            engine = native.Engine(backend=backend, budget_bytes=budget_bytes)
+            try:
+                row["registered"] = engine.registered
+                row["write_bytes_s"] = nbytes / _write(engine, folder / backend, source, align=align)
+            finally:
+                engine.close()
+        rows.append(row)
     return rows, nbytes / _read(folder / "posix", source, offset=align)
 
 
-def _write(path: Path, source: _Bytes, *, align: int, backend: str) -> float:
+def _write(engine: native.Engine, path: Path, source: _Bytes, *, align: int) -> float:
     """Seconds until the bytes are durable."""
     plan = native.WritePlan(
         offsets=np.array([align], np.uint64),
@@ -134,20 +150,16 @@ def _write(path: Path, source: _Bytes, *, align: int, backend: str) -> float:
         data_end=align + -(-source.nbytes // align) * align,
         align=align,
     )
-    engine = native.Engine(backend=backend, budget_bytes=_STAGING_BYTES)
+    began = time.perf_counter()
+    job = engine.start(plan, str(path))
     try:
-        began = time.perf_counter()
-        job = engine.start(plan, str(path))
-        try:
-            while not job.wait(timeout_s=0.1):  # returns to Python, so that Ctrl-C is heard
-                pass
-            job.finish(header=bytes(align), tail=b"")
-        except BaseException:
-            job.abort()
-            raise
-        return time.perf_counter() - began
-    finally:
-        engine.close()
+        while not job.wait(timeout_s=0.1):  # returns to Python, so that Ctrl-C is heard
+            pass
+        job.finish(header=bytes(align), tail=b"")
+    except BaseException:
+        job.abort()
+        raise
+    return time.perf_counter() - began
 
 
 def _read(path: Path, target: _Bytes, *, offset: int) -> float:

@@ -179,6 +179,7 @@ def test_doctor_measures_and_cleans_up(tmp_path: Path) -> None:
     posix = next(row for row in backends if row["backend"] == "posix")
     assert posix["works"]
     assert posix["write_bytes_s"] > 0
+    assert posix["registered"] is False
     assert report["read rate (bytes/s)"] > 0
     assert report["placement modulus"] >= 512
     assert any(row["package"] == "torch" and row["version"][0].isdigit() for row in report["packages"])
