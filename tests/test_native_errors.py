@@ -473,7 +473,7 @@ def test_threads_that_cannot_be_started_are_an_error(tmp_path: Path) -> None:
             print("refused:", error)
         """
     run = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-P", "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60, check=True
     )
     assert run.stdout.startswith("refused:")
 
@@ -522,7 +522,8 @@ def test_a_forked_child_is_told_and_leaves_the_parents_file(tmp_path: Path, back
     assert sorted(path.name for path in tmp_path.iterdir()) == ["f"]
 
 
-def test_a_forked_child_exits_without_hang(tmp_path: Path, backend) -> None:
+@pytest.mark.parametrize("written", ["written", "writing"])
+def test_a_forked_child_exits_without_hang(tmp_path: Path, backend, written) -> None:
     """Through the interpreter's own exit, with the engine and a job still alive."""
     script = """
         import os, sys
@@ -531,8 +532,11 @@ def test_a_forked_child_exits_without_hang(tmp_path: Path, backend) -> None:
                                faults=native.Faults(delay_us=300))
         data = h.lazy_run(4 << 20)
         job = writer.start(data.plan(), sys.argv[2])
+        if sys.argv[3] == "written":
+            job.wait()
         child = os.fork()
         if child == 0:
+            del job
             sys.exit(7)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
         assert job.wait()
@@ -541,7 +545,7 @@ def test_a_forked_child_exits_without_hang(tmp_path: Path, backend) -> None:
     here = str(Path(__file__).parent)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([here, os.environ.get("PYTHONPATH", "")])}
     subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script), backend, tmp_path / "f"],
+        [sys.executable, "-P", "-c", textwrap.dedent(script), backend, tmp_path / "f", written],
         env=environment,
         timeout=60,
         check=True,

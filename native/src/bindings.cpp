@@ -22,6 +22,11 @@ using namespace nb::literals;
 
 namespace {
 
+// Otherwise nanobind hands out references that take the GIL when the core's threads drop the last one, and whoever
+// joins those threads with the GIL in hand hangs.
+static_assert(nb::detail::has_shared_from_this_v<dsh::Engine> && nb::detail::has_shared_from_this_v<dsh::Faults> &&
+              nb::detail::has_shared_from_this_v<dsh::WritePlan>);
+
 template <typename T> using Column = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 constexpr std::uint64_t default_block_bytes = 4 << 20;

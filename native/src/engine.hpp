@@ -15,8 +15,6 @@
 
 namespace dsh {
 
-// Shared from C++ on: the core's threads may hold the last reference to a plan, a job or faults, and would take the GIL
-// if that reference were Python's.
 class Engine : public std::enable_shared_from_this<Engine> {
   public:
     Engine(std::string backend, std::uint64_t budget_bytes, std::uint64_t block_bytes, std::size_t depth,

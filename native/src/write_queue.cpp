@@ -216,12 +216,7 @@ std::optional<Write> WriteQueue::prepare_lazily(Lock &lock) {
 bool WriteQueue::stage_next(const std::shared_ptr<WriteJob> &job, Lock &lock) {
     std::optional<Slot> slot;
     ++slot_waiters_;
-    changed_.wait(lock, [&] {
-        if (stopping_) {
-            fail_locked(*job, closed(*job));
-        }
-        return job->error || (slot = staging_.take(job->block().nbytes));
-    });
+    changed_.wait(lock, [&] { return job->error || (slot = staging_.take(job->block().nbytes)); });
     --slot_waiters_;
     if (job->error) {
         changed_.notify_all();
