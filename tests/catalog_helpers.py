@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import native
-from catalog.header import Entry, encode_header
+from catalog.header import Entry, encode_header, header_bytes_needed
 from catalog.layout import DTYPES, data_file
 from catalog.records import Extent, Placement, RunFacts
 from catalog.run import RunWriter, create_history, create_run
@@ -40,26 +40,40 @@ def data_file_bytes(
 ) -> tuple[bytes, list[Extent]]:
     """A data file and its manifest rows: header, pieces, padding to the aligned end."""
     file = data_file(run, step, rank)
-    entries, extents, body = [], [], bytearray()
     padded = [*pieces]
     body_bytes = sum(len(piece.data) for piece in padded)
     padded.append(Piece("__pad__.tail", bytes(-body_bytes % ALIGN), "pad", placement="rank_local"))
+    entries, body = [], bytearray()
     for piece in padded:
-        numel = len(piece.data) // DTYPES[piece.dtype]
-        shape = (numel,) if piece.shape is None else piece.shape
-        whole = prod(shape) == numel
-        key = piece.name if piece.kind == "pad" else f"{piece.kind}/{piece.name}"
-        key += "" if whole else f"[{piece.start}:{piece.start + numel}]"
-        entries.append(Entry(key, piece.dtype, shape if whole else (numel,), len(body), len(body) + len(piece.data)))
-        extents.append(_extent(piece, shape=shape, numel=numel, file=file, offset=ALIGN + len(body)))
+        entries.append(_entry(piece, at=len(body)))
         body += piece.data
     metadata = {"format": "dshistory-1", "run": run, "step": str(step), "rank": str(rank)}
-    header = encode_header(entries, metadata=metadata, data_start=ALIGN)
-    top = Piece("__header__", header, "header", placement="rank_local")
-    return header + bytes(body), [_extent(top, shape=(ALIGN,), numel=ALIGN, file=file, offset=0), *extents]
+    needed = header_bytes_needed(entries, metadata=metadata)
+    header = encode_header(entries, metadata=metadata, data_start=needed + -needed % ALIGN)
+    top = _extent(Piece("__header__", header, "header", placement="rank_local"), file=file, offset=0)
+    rows = [
+        _extent(piece, file=file, offset=len(header) + entry.begin)
+        for piece, entry in zip(padded, entries, strict=True)
+    ]
+    return header + bytes(body), [top, *rows]
 
 
-def _extent(piece: Piece, *, shape: tuple[int, ...], numel: int, file: str, offset: int) -> Extent:
+def _entry(piece: Piece, *, at: int) -> Entry:
+    shape, numel = _shape(piece)
+    whole = prod(shape) == numel
+    key = piece.name if piece.kind == "pad" else f"{piece.kind}/{piece.name}"
+    key += "" if whole else f"[{piece.start}:{piece.start + numel}]"
+    return Entry(key, piece.dtype, shape if whole else (numel,), at, at + len(piece.data))
+
+
+def _shape(piece: Piece) -> tuple[tuple[int, ...], int]:
+    """The logical tensor's shape, and the number of elements of this piece of it."""
+    numel = len(piece.data) // DTYPES[piece.dtype]
+    return (numel,) if piece.shape is None else piece.shape, numel
+
+
+def _extent(piece: Piece, *, file: str, offset: int) -> Extent:
+    shape, numel = _shape(piece)
     return Extent(
         name=piece.name,
         kind=piece.kind,
