@@ -28,7 +28,7 @@ check_siblings(__file__, ("native", "catalog", "capture"))
 if TYPE_CHECKING:
     import capture
     from catalog.errors import HistoryError
-    from dshistory.current import diff, log, reindex, restore, show, sql, tags, tensor, verify
+    from dshistory.current import diff, log, reindex, restore, show, sql, tags, tensor, trajectory, verify
     from dshistory.current import open as open
     from dshistory.examination import doctor
     from dshistory.explorer import Explorer
@@ -51,6 +51,7 @@ __all__ = [
     "sql",
     "tags",
     "tensor",
+    "trajectory",
     "unload_ipython_extension",
     "verify",
 ]
@@ -62,7 +63,8 @@ _HOMES = {
     "Table": "dshistory.table",
     "doctor": "dshistory.examination",
     **dict.fromkeys(
-        ("diff", "log", "open", "reindex", "restore", "show", "sql", "tags", "tensor", "verify"), "dshistory.current"
+        ("diff", "log", "open", "reindex", "restore", "show", "sql", "tags", "tensor", "trajectory", "verify"),
+        "dshistory.current",
     ),
 }
 

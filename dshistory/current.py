@@ -27,6 +27,7 @@ __all__ = [
     "sql",
     "tags",
     "tensor",
+    "trajectory",
     "verify",
 ]
 
@@ -85,6 +86,7 @@ def _on_current(method: Callable[Concatenate[Explorer, P], R]) -> Callable[P, R]
 log: Final = _on_current(Explorer.log)
 show: Final = _on_current(Explorer.show)
 diff: Final = _on_current(Explorer.diff)
+trajectory: Final = _on_current(Explorer.trajectory)
 tensor: Final = _on_current(Explorer.tensor)
 tags: Final = _on_current(Explorer.tags)
 restore: Final = _on_current(Explorer.restore)

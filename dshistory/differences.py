@@ -27,7 +27,7 @@ from dshistory.units import Format
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-__all__ = ["DiffTable", "diff", "tensor"]
+__all__ = ["UNCHANGED", "DiffTable", "compare", "diff", "select", "tensor"]
 
 _SCHEMA: Final = pa.schema(
     [
@@ -49,7 +49,7 @@ _SCHEMA: Final = pa.schema(
 )
 _IDENTITY: Final = frozenset({"name", "kind", "shape", "status"})
 _FORMATS: Final[dict[str, Format]] = {"shape": "shape", "cosine": "cosine", "changed_share": "share"}
-_UNCHANGED: Final[dict[str, Any]] = {
+UNCHANGED: Final[dict[str, Any]] = {
     "relative_update": 0.0,
     "update_norm": 0.0,
     "max_change": 0.0,
@@ -73,7 +73,7 @@ class DiffTable(Table):
         return plot.moved_tensors(self, top=top)
 
 
-def _select(history: History, *refs: CheckpointRef, kinds: Patterns, names: Patterns) -> list[dict[Key, StoredTensor]]:
+def select(history: History, *refs: CheckpointRef, kinds: Patterns, names: Patterns) -> list[dict[Key, StoredTensor]]:
     """For each checkpoint its logical tensors whose kind and name (or alias) fit; every pattern must fit something in
     one of them.
 
@@ -94,7 +94,7 @@ def diff(
     history: History, before: CheckpointRef, after: CheckpointRef, *, kinds: Patterns, names: Patterns, quiet: bool
 ) -> DiffTable:
     """Compare two checkpoints; see `Explorer.diff`."""
-    sides = _select(history, before, after, kinds=kinds, names=names)
+    sides = select(history, before, after, kinds=kinds, names=names)
     pairs = [(sides[0].get(key), sides[1].get(key)) for key in sides[0] | sides[1]]
     rows = []
     total = sum(_bytes_to_read(*pair) for pair in pairs)
@@ -109,7 +109,7 @@ def diff(
 
 def tensor(history: History, ref: CheckpointRef, *, name: str, kind: str) -> torch.Tensor:
     """One logical tensor, whole; see `Explorer.tensor`."""
-    (selected,) = _select(history, ref, kinds=escape(kind), names=escape(name))
+    (selected,) = select(history, ref, kinds=escape(kind), names=escape(name))
     (found,) = selected.values()
     state = state_dict_of(history, ref, names=[escape(found.name)], kinds=[escape(kind)])
     return state[kind][found.name]
@@ -139,14 +139,15 @@ def _row(
     status = _status(before, after)
     numbers: Mapping[str, Any] = {}
     if status == "same":
-        numbers = _UNCHANGED
+        numbers = UNCHANGED
     elif status == "changed" and before and after:
-        compared = _compare(root, before, after, advance)
+        compared = compare(root, before, after, advance)
         numbers = {field.name: getattr(compared, field.name) for field in _SCHEMA if field.name not in _IDENTITY}
     return {"name": shown.name, "kind": shown.kind, "shape": shown.shape, "status": status, **numbers}
 
 
-def _compare(root: Path, before: StoredTensor, after: StoredTensor, advance: Callable[[int], None]) -> Comparison:
+def compare(root: Path, before: StoredTensor, after: StoredTensor, advance: Callable[[int], None]) -> Comparison:
+    """Read two tensors of one shape side by side and compare them; `advance` is told the bytes read, as they are."""
     comparison = Comparison()
     left, right = FragmentStream(root, before), FragmentStream(root, after)
     while numel := min(left.ready(), right.ready()):

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import torch
 
     from dshistory.differences import DiffTable
+    from dshistory.trajectories import TrajectoryTable
 
 __all__ = ["Explorer", "Ref"]
 
@@ -79,6 +80,32 @@ class Explorer:
 
         before, after = self.history.resolve(a), self.history.resolve(b)
         return differences.diff(self.history, before, after, kinds=kinds, names=names, quiet=quiet)
+
+    def trajectory(
+        self,
+        names: Patterns = "*",
+        *,
+        metric: str = "relative_update",
+        kinds: Patterns = "model",
+        run: str | None = None,
+        quiet: bool = False,
+    ) -> "TrajectoryTable":
+        """How tensors move over the checkpoints of a run and its parents: a row for each tensor and step.
+
+        Exact, as the diff is, and read as it is: nothing that is equal by checksum to the checkpoint before.
+
+        Args:
+            names: patterns of tensor names, as '*.mlp.*'
+            metric: norm or nonfinite, of the step; or, from the checkpoint before, relative_update, update_norm,
+            cosine,
+                max_change, changed_share, sign_flips
+            kinds: patterns of kinds: model, buffer, master, exp_avg, ...; '*' for all
+            run: this run and its parents; default: the current run
+            quiet: no progress bar
+        """
+        from dshistory import trajectories
+
+        return trajectories.trajectory(self.history, names=names, metric=metric, kinds=kinds, run=run, quiet=quiet)
 
     def tensor(self, name: str, step: Ref = "latest", *, kind: str = "model") -> "torch.Tensor":
         """One logical tensor of one checkpoint: reads only its own bytes and verifies them.

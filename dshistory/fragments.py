@@ -59,7 +59,8 @@ class StoredTensor:
 
 
 def stored_tensors(extents: Iterable[Extent]) -> dict[tuple[str, str], StoredTensor]:
-    """The tensors of a checkpoint by (kind, name). Raises FormatError when fragments leave a hole, overlap or disagree."""
+    """The tensors of a checkpoint by (kind, name). Raises FormatError when fragments leave a hole, overlap or
+    disagree."""
     tensors = [extent for extent in extents if extent.kind not in NOT_STATE]
     owners: dict[tuple[str, str], set[int]] = defaultdict(set)
     for extent in tensors:

@@ -117,6 +117,7 @@ def show(history: History, ref: CheckpointRef) -> Report:
         "step": ref.step,
         "world size": marker.world_size,
         "parent": None if run.parent_run is None else f"{run.parent_run}:{run.parent_step}",
+        "writer backend": run.facts.get("backend"),
         "tensors": len({(extent.kind, extent.name) for extent in extents if extent.kind not in NOT_STATE}),
         "bytes": sum(part.data_bytes for part in marker.parts),
         "folder": str(history.paths.step_dir(ref.run, ref.step)),

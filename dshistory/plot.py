@@ -5,6 +5,7 @@ mid-grey, for light and dark pages alike. Plotly renders tags in labels, so name
 """
 
 import math
+from collections.abc import Iterator
 from html import escape
 from itertools import cycle
 from typing import TYPE_CHECKING, Any, Final
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from dshistory.table import Table
 
-__all__ = ["loss_timeline", "moved_tensors"]
+__all__ = ["loss_timeline", "moved_tensors", "trajectories"]
 
 BLUE: Final = "#0072B2"
 ORANGE: Final = "#E69F00"
@@ -75,6 +76,35 @@ def moved_tensors(rows: "Table", *, top: int) -> "go.Figure":
     figure.update_yaxes(autorange="reversed", categoryorder="array", categoryarray=order, automargin=True)
     title = f"relative update ({out_of_zero} that came out of zero are not drawn)" if out_of_zero else "relative update"
     return figure.update_layout(xaxis_title=title, height=120 + 22 * len(first), barmode="stack")
+
+
+def trajectories(rows: "Table", *, metric: str, top: int) -> "go.Figure":
+    """The values over the steps, a line for each of the `top` tensors that reach highest."""
+    lines: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        lines.setdefault((row["name"], row["kind"]), []).append(row)
+
+    def height(key: tuple[str, str]) -> float:
+        known = [row["value"] for row in lines[key] if row["value"] is not None and math.isfinite(row["value"])]
+        return max(known, default=-math.inf)
+
+    chosen = sorted(lines, key=height, reverse=True)[:top]
+    first = [lines[key][0] for key in chosen]
+    figure = _figure()
+    for colour, dash, key in zip(cycle(_COLOURS), _dashes(), chosen, strict=False):
+        figure.add_scatter(
+            x=[row["step"] for row in lines[key]],
+            y=[row["value"] for row in lines[key]],
+            mode="lines+markers",
+            name=_label(lines[key][0], first),
+            line={"color": colour, "width": 1.5, "dash": dash},
+        )
+    return figure.update_layout(xaxis_title="step", yaxis_title=metric, height=420)
+
+
+def _dashes() -> Iterator[str]:
+    """A new kind of line with each round of the colours, so that no two lines look the same."""
+    return (dash for dash in cycle(("solid", "dash", "dot")) for _ in _COLOURS)
 
 
 def _label(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:

@@ -6,6 +6,9 @@ from tqdm.auto import tqdm
 
 __all__ = ["ByteProgress"]
 
+_PATIENCE_S = 0.5
+"""What is done sooner shows no bar."""
+
 
 class ByteProgress:
     """A bar over bytes, a context manager. Shown in notebooks and on terminals, nowhere else; `quiet` hides it
@@ -19,6 +22,7 @@ class ByteProgress:
             unit_scale=True,
             unit_divisor=1024,
             leave=False,
+            delay=_PATIENCE_S,
             disable=quiet or not (_in_notebook() or sys.stderr.isatty()),
         )
 

@@ -143,6 +143,11 @@ VERBS: Final[tuple[Verb, ...]] = (
     Verb("log", Explorer.log, ("log", "log --run 20261121-101502-7f3a9c")),
     Verb("show", Explorer.show, ("show", "show 1200", "show best")),
     Verb("diff", Explorer.diff, ("diff 1200 1250", "diff 1200 latest --names '*.mlp.*' --kinds '*'")),
+    Verb(
+        "trajectory",
+        Explorer.trajectory,
+        ("trajectory '*.mlp.*'", "trajectory lm_head.weight --metric norm --kinds '*'"),
+    ),
     Verb("tensor", Explorer.tensor, ("tensor lm_head.weight 1200", "tensor lm_head.weight 1200 --kind exp_avg")),
     Verb("tags", Explorer.tags, ("tags",)),
     Verb("restore", Explorer.restore, ("restore 1200 --kinds model",), surfaces=("magic",)),
