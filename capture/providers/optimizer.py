@@ -32,6 +32,7 @@ class TorchOptimizer:
         self._optimizer = optimizer
         self._module = unwrapped(module)
         self._restored: dict[torch.Tensor, dict[str, torch.Tensor]] | None = None
+        self._shared: frozenset[str] = frozenset()
 
     def tensors(self) -> Sequence[TensorItem]:
         return [
@@ -40,7 +41,7 @@ class TorchOptimizer:
             )
             for name, parameter in self._named()
             for key, value in self._state(parameter).items()
-            if isinstance(value, torch.Tensor)
+            if isinstance(value, torch.Tensor) and key not in self._shared
         ]
 
     def objects(self) -> Mapping[str, tuple[Any, Placement]]:
@@ -72,7 +73,7 @@ class TorchOptimizer:
         return {"optimizer": (content, "replicated")}
 
     def prepare(self, available: Available) -> None:
-        self._restored = None
+        self._restored, self._shared = None, frozenset()
         saved = available.objects.get("optimizer")
         if saved is None:
             return
@@ -88,7 +89,8 @@ class TorchOptimizer:
                 for key, shared in saved["state"].items():
                     if target and shared[index] is not None:
                         target[key] = _place(torch.as_tensor(shared[index]).clone(), key, group, parameter)
-        self._restored = restored
+        # What ZeRO has once per group comes with the object, so no tensor of the checkpoint is to be asked for it.
+        self._restored, self._shared = restored, frozenset(saved["state"])
 
     def finish(self, available: Available) -> None:
         saved = available.objects.get("optimizer")
@@ -107,7 +109,7 @@ class TorchOptimizer:
             self._optimizer.state.pop(parameter, None)
             if state:
                 self._optimizer.state[parameter].update(state)
-        self._restored = None
+        self._restored, self._shared = None, frozenset()
 
     def _state(self, parameter: torch.Tensor) -> Mapping[str, Any]:
         if self._restored is not None:
