@@ -16,6 +16,7 @@ from catalog.errors import MismatchError
 
 __all__ = [
     "class_name",
+    "is_flat",
     "match_groups",
     "read_groups",
     "replay_bias_correction",

@@ -47,6 +47,18 @@ class TinyGPT(nn.Module):
         return nn.functional.cross_entropy(logits[:, :-1].float().reshape(-1, VOCABULARY), tokens[:, 1:].reshape(-1))
 
 
+class WideGPT(TinyGPT):
+    """With partitions of several MiB, which the writer takes from live memory without a copy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.Sequential(nn.Linear(WIDTH, 25_000), nn.GELU(), nn.Linear(25_000, WIDTH))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = super().forward(tokens)
+        return loss + self.wide(self.embed(tokens)).square().mean()
+
+
 def batches(rank: int, *, start: int = 0) -> Iterator[torch.Tensor]:
     """Micro-batch i of a rank is a function of i and the rank alone."""
     index = start
