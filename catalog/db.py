@@ -29,7 +29,6 @@ Connection: TypeAlias = duckdb.DuckDBPyConnection
 
 _LOG_SUFFIXES = ("", ".wal", ".wal.checkpoint", ".wal.recovery")
 _LOCKED_DOWN = (
-    "SET python_enable_replacements = false",
     "SET temp_directory = ''",
     "SET autoinstall_known_extensions = false",
     "SET autoload_known_extensions = false",
@@ -143,7 +142,7 @@ class Database:
         if isinstance(error, duckdb.IOException) and not self.path.exists():
             return IndexMissingError(f"{self.path}: no index yet")
         return FormatError(
-            f"{self.path}: not usable as an index: {str(error).splitlines()[0]}: it is derived, so delete it or run "
+            f"{self.path}: DuckDB can't use the index: {str(error).splitlines()[0]}: it is derived, so delete it or run "
             f"`dshistory reindex {self.path.parent}`"
         )
 

@@ -64,9 +64,6 @@ REFUSED = [
     "SELECT (SELECT max(size) FROM read_blob('{index}'))",
     "WITH t AS (SELECT * FROM read_text('{index}')) SELECT * FROM t",
     "SELECT * FROM read_duckdb('{index}')",
-    "FROM '{index}'",
-    "DESCRIBE '{index}'",
-    "SUMMARIZE '{index}'",
     "SELECT * FROM query('SELECT * FROM read_blob(''{index}'')')",
     "SELECT * FROM json_execute_serialized_sql(json_serialize_sql('SELECT 1'))",
     "SELECT * FROM pandas_scan(12345)",
@@ -93,6 +90,15 @@ def test_what_is_refused(sql, run, history, tmp_path):
     assert not (tmp_path / "outside").exists()
     assert (run.root / "catalog.duckdb").read_bytes() == before
     assert history.query("SELECT count(*) AS n FROM checkpoints").to_pylist() == [{"n": 2}]
+
+
+@pytest.mark.parametrize(
+    "sql", ["FROM '{index}'", "DESCRIBE '{index}'", "SUMMARIZE '{index}'", "FROM checkpoints, 'catalog.duckdb'"]
+)
+def test_the_index_is_not_opened_a_second_time(sql, run, history):
+    """DuckDB would: it is the one file it may touch."""
+    with pytest.raises(SetupError, match="can't read files"):
+        history.query(sql.format(index=run.root / "catalog.duckdb"))
 
 
 def test_a_pivot_with_its_values_named_is_a_select(history):
