@@ -17,6 +17,7 @@ import torch
 import native
 from capture.dtypes import dtype_name
 from capture.items import TensorItem
+from capture.staging import CUDA, CopyEngine, Mirror
 from catalog.errors import UnsupportedError
 from catalog.header import Entry, header_bytes_needed
 
@@ -60,8 +61,8 @@ class Plan:
     """One rank's layout. `parts[i]` lies at absolute `offsets[i]`; `pads` are the gaps as (offset, nbytes); all between
     data_start and data_end.
 
-    `mirrors` are pairs (host copy, source) for tensors that are not dense host memory: to be copied anew at every
-    snapshot.
+    `mirrors` are of tensors that are not dense host memory; those of `device_mirrors` are for a copy engine. Both are to
+    be copied anew at every snapshot.
     """
 
     parts: tuple[Part, ...]
@@ -70,7 +71,8 @@ class Plan:
     data_start: int
     data_end: int
     align: int
-    mirrors: tuple[tuple[torch.Tensor, torch.Tensor], ...]
+    mirrors: tuple[Mirror, ...]
+    device_mirrors: tuple[Mirror, ...]
     signature: tuple[Any, ...]
     entries: tuple[Entry, ...] = field(repr=False, default=())
 
@@ -115,14 +117,22 @@ def signature_of(items: Iterable[TensorItem]) -> tuple[Any, ...]:
     )
 
 
-def make_plan(items: Sequence[TensorItem], *, rank: int, world_size: int, align: int, reserve: Sequence[Entry]) -> Plan:
+def make_plan(
+    items: Sequence[TensorItem],
+    *,
+    rank: int,
+    world_size: int,
+    align: int,
+    reserve: Sequence[Entry],
+    copies: CopyEngine = CUDA,
+) -> Plan:
     """The layout of this rank's share of `items`. `reserve` are entries (of the objects) that the header must have room
-    for too.
+    for too; `copies` says which tensors lie in device memory.
     """
-    check_items(items)
+    check_items(items, copies=copies)
     signature = signature_of(items)
-    mirrors: list[tuple[torch.Tensor, torch.Tensor]] = []
-    parts = [part for part in _shares(items, rank, world_size, mirrors) if part is not None]
+    sources = _Sources(copies, deferred=any(copies.owns(item.tensor) for item in items))
+    parts = list(_shares(items, rank, world_size, sources))
     placer = _Placer(align)
     placer.place(parts)
     data_bytes = _round_up(placer.at, align)
@@ -137,7 +147,8 @@ def make_plan(items: Sequence[TensorItem], *, rank: int, world_size: int, align:
         data_start=data_start,
         data_end=data_start + data_bytes,
         align=align,
-        mirrors=tuple(mirrors),
+        mirrors=tuple(sources.mirrors),
+        device_mirrors=tuple(sources.device_mirrors),
         signature=signature,
         entries=entries,
     )
@@ -212,9 +223,7 @@ def _entries(placer: _Placer) -> tuple[Entry, ...]:
     return tuple(sorted(entries, key=lambda entry: (entry.begin, entry.end)))
 
 
-def _shares(
-    items: Sequence[TensorItem], rank: int, world_size: int, mirrors: list[tuple[torch.Tensor, torch.Tensor]]
-) -> Iterable[Part | None]:
+def _shares(items: Sequence[TensorItem], rank: int, world_size: int, sources: "_Sources") -> Iterable[Part]:
     """This rank's part of every item. Replicated items are one long row of bytes, cut into equal shares."""
     total = sum(_tensor_bytes(item) for item in items if item.placement == "replicated")
     lower, upper = total * rank // world_size, total * (rank + 1) // world_size
@@ -229,33 +238,57 @@ def _shares(
             at += numel * itemsize
             if begin >= end and not (numel == 0 and rank == 0):
                 continue
-        source = _dense(item, mirrors)
         yield Part(
             item,
             item.start + begin,
             end - begin,
-            source.data_ptr() + begin * itemsize,
+            sources.address(item, begin, end),
             itemsize,
             dtype_name(item.tensor.dtype, what=f"{item.kind} {item.name!r}"),
         )
 
 
-def _dense(item: TensorItem, mirrors: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-    tensor = item.tensor
-    if tensor.device.type == "cpu" and tensor.is_contiguous():
-        return tensor
-    mirror = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type == "cuda")
-    mirrors.append((mirror, tensor))
-    return mirror
+class _Sources:
+    """Where the bytes of items can be read by the writer; makes the mirrors of those that have no such place.
+
+    `deferred`: with device tensors the file is begun only when these have arrived, so what is eager is mirrored as well.
+    """
+
+    def __init__(self, copies: CopyEngine, *, deferred: bool) -> None:
+        self.mirrors: list[Mirror] = []
+        self.device_mirrors: list[Mirror] = []
+        self._copies = copies
+        self._deferred = deferred
+
+    def address(self, item: TensorItem, begin: int, end: int) -> int:
+        """The address of elements [begin, end) of the item's tensor."""
+        tensor, eager = item.tensor, item.when == "eager"
+        dense = tensor.is_contiguous()
+        if not self._copies.owns(tensor) and dense and not (eager and self._deferred):
+            return tensor.data_ptr() + begin * tensor.element_size()
+        part = tensor.view(-1)[begin:end] if dense else tensor
+        if self._copies.owns(tensor):
+            mirror = Mirror(self._copies.host_like(part), part, eager)
+            self.device_mirrors.append(mirror)
+        else:
+            mirror = Mirror(torch.empty(part.shape, dtype=part.dtype), part, eager)
+            self.mirrors.append(mirror)
+        return mirror.host.data_ptr() + (0 if dense else begin * tensor.element_size())
 
 
-def check_items(items: Sequence[TensorItem]) -> None:
-    """UnsupportedError, by name, for what has no bytes of its own or a name that another item has."""
+def check_items(items: Sequence[TensorItem], *, copies: CopyEngine = CUDA) -> None:
+    """UnsupportedError, by name, for what has no bytes of its own, a device that nobody can copy from, or a name that
+    another item has.
+    """
     seen: set[tuple[str, str, int]] = set()
     for item in items:
         tensor = item.tensor
         if tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg() or tensor.is_meta:
             raise UnsupportedError(f"{item.kind} {item.name!r} is no plain dense tensor: it can't be captured")
+        if tensor.device.type != "cpu" and not copies.owns(tensor):
+            raise UnsupportedError(
+                f"{item.kind} {item.name!r} is on {tensor.device}: only CPU and CUDA tensors can be captured"
+            )
         if any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True)):
             raise UnsupportedError(
                 f"{item.kind} {item.name!r} is expanded: several of its elements share one place in memory, so it can't be "

@@ -112,12 +112,13 @@ class Publisher:
 
     def _publish(self, snapshot: Snapshot) -> None:
         try:
-            while not (snapshot.job.wait(FLUSH_INTERVAL_S) and snapshot.settled.wait(FLUSH_INTERVAL_S)):
+            job = snapshot.job()
+            while not (job.wait(FLUSH_INTERVAL_S) and snapshot.settled.wait(FLUSH_INTERVAL_S)):
                 self._flush()
             figures = snapshot.finish(self._run)
             committed = self._run.try_commit(snapshot.step)
         except Exception as error:  # noqa: BLE001 - whatever fails this snapshot must not end the thread others wait for
-            snapshot.job.abort()
+            snapshot.abort()
             self.failed(snapshot.step, error)
             self._flush(force=True)
             return

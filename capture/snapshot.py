@@ -1,5 +1,6 @@
 """One step on its way to the disk: started on the training thread, released at the barrier, finished in the background."""
 
+import contextlib
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from capture.datafile import PlacedObject, data_file_extents, data_file_header, 
 from capture.items import StateProvider, TensorItem
 from capture.objects import encode_object
 from capture.plan import Plan, check_items, make_plan, signature_of
+from capture.staging import CUDA, Arrived, Copies, CopyEngine
 from catalog.errors import SnapshotError, UnsupportedError
 from catalog.run import RunWriter
 
@@ -20,11 +22,20 @@ __all__ = ["Snapshot", "Source"]
 class Source:
     """The providers of one rank, and the plan for what they list; the plan is made anew only when something has moved."""
 
-    def __init__(self, providers: Sequence[StateProvider], *, rank: int, world_size: int, align: int) -> None:
+    def __init__(
+        self,
+        providers: Sequence[StateProvider],
+        *,
+        rank: int,
+        world_size: int,
+        align: int,
+        copies: CopyEngine = CUDA,
+    ) -> None:
         self.providers = tuple(providers)
         self._rank = rank
         self._world_size = world_size
         self._align = align
+        self._copies = copies
         self._plan: Plan | None = None
 
     def objects(self) -> list[PlacedObject]:
@@ -40,18 +51,27 @@ class Source:
         return [item for item in placed.values() if item.placement == "rank_local" or self._rank == 0]
 
     def plan(self, objects: Sequence[PlacedObject]) -> Plan:
-        """The layout of this rank's file for the state as it is now, with its mirrors freshly copied."""
+        """The layout of this rank's file for the state as it is now."""
         items: list[TensorItem] = [item for provider in self.providers for item in provider.tensors()]
-        check_items(items)
+        check_items(items, copies=self._copies)
         signature = signature_of(items)
         reserve = object_entries(objects)
         if self._plan is None or self._plan.signature != signature or not self._plan.has_room_for(reserve):
             self._plan = make_plan(
-                items, rank=self._rank, world_size=self._world_size, align=self._align, reserve=reserve
+                items,
+                rank=self._rank,
+                world_size=self._world_size,
+                align=self._align,
+                reserve=reserve,
+                copies=self._copies,
             )
-        for mirror, source in self._plan.mirrors:
-            mirror.copy_(source)
         return self._plan
+
+    def copy_mirrors(self, plan: Plan) -> Copies:
+        """Copy what the writer can't read where it is: host tensors now, device tensors beside the training."""
+        for mirror in plan.mirrors:
+            mirror.host.copy_(mirror.source)
+        return self._copies.copy(plan.device_mirrors) if plan.device_mirrors else Arrived()
 
 
 @dataclass(eq=False)
@@ -63,10 +83,14 @@ class Snapshot:
     step: int
     plan: Plan
     objects: list[PlacedObject]
-    job: native.WriteJob
     data_tmp: Path
+    engine: native.Engine
+    copies: Copies
     moved: list[str] = field(default_factory=list)
     settled: threading.Event = field(default_factory=threading.Event)
+    _beginning: threading.Lock = field(default_factory=threading.Lock)
+    _job: native.WriteJob | None = None
+    _failure: OSError | None = None
 
     @classmethod
     def start(cls, source: Source, engine: native.Engine, run: RunWriter, step: int) -> "Snapshot":
@@ -75,13 +99,38 @@ class Snapshot:
         plan = source.plan(objects)
         data_tmp = run.begin(step)
         data_tmp.unlink(missing_ok=True)
-        return cls(step, plan, objects, engine.start(plan.write, str(data_tmp)), data_tmp)
+        snapshot = cls(step, plan, objects, data_tmp, engine, source.copy_mirrors(plan))
+        if not plan.device_mirrors:
+            snapshot.job()
+        return snapshot
+
+    def job(self) -> native.WriteJob:
+        """The file being written; begun here when the copies of device tensors had to arrive first. From any thread.
+        OSError, for every caller, when the file can't be made.
+        """
+        self.copies.wait()
+        with self._beginning:
+            if self._failure is not None:
+                raise self._failure
+            if self._job is None:
+                try:
+                    self._job = self.engine.start(self.plan.write, str(self.data_tmp))
+                except OSError as error:
+                    self._failure = error
+                    raise
+            return self._job
+
+    def abort(self) -> None:
+        """Stop, and remove the file. Idempotent."""
+        if self._job is not None:
+            self._job.abort()
 
     def release(self) -> None:
-        """The barrier: return once no live byte is needed any more. Memory that has moved since the step fails the
-        snapshot in `finish`.
+        """The barrier: return once no live byte is needed any more. A file that can't be made, or memory that has moved
+        since the step, fails the snapshot in the background.
         """
-        self.job.release()
+        with contextlib.suppress(OSError):
+            self.job().release()
         self.moved = [
             f"{part.item.kind} {part.item.name!r}"
             for part in self.plan.parts
@@ -101,11 +150,12 @@ class Snapshot:
                 f"step {self.step}: the memory of {', '.join(self.moved[:3])} was freed between the step and the next update; wrap such "
                 "edits in `with session.modify():`"
             )
+        job = self.job()
         file = run.paths.relative(run.paths.data(run.run, self.step, run.rank))
-        checksums = self.job.checksums()
+        checksums = job.checksums()
         tail = make_tail(self.objects, self.plan, file=file)
         header = data_file_header(self.plan, tail, run=run.run, step=self.step, rank=run.rank)
-        nbytes = self.job.finish(header=header, tail=tail.data)
+        nbytes = job.finish(header=header, tail=tail.data)
         extents = data_file_extents(self.plan, tail, checksums, header, file=file)
         run.publish_part(self.step, data_tmp=self.data_tmp, extents=extents)
-        return {"file_bytes": nbytes, **self.job.stats}
+        return {"file_bytes": nbytes, **job.stats}

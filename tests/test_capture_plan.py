@@ -89,8 +89,8 @@ def test_the_shares_of_all_ranks_are_every_replicated_element_once(items, world_
 
 
 def written(plan: Plan, folder: Path, objects: list[PlacedObject]) -> Path:
-    for mirror, source in plan.mirrors:
-        mirror.copy_(source)
+    for mirror in plan.mirrors:
+        mirror.host.copy_(mirror.source)
     path = folder / "rank-00000.safetensors"
     path.unlink(missing_ok=True)
     engine = native.Engine(backend="posix", budget_bytes=32 << 20)
