@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <limits>
+#include <stdexcept>
+#include <string>
 
 namespace dsh {
 namespace {
@@ -99,6 +101,13 @@ class Cutter {
 };
 
 } // namespace
+
+void require_memory(std::size_t index, const Extent &extent) {
+    if (extent.nbytes != 0 && (extent.address == 0 || extent.address + extent.nbytes < extent.address)) {
+        throw std::invalid_argument("extent " + std::to_string(index) + " has " + std::to_string(extent.nbytes) +
+                                    " bytes at address " + std::to_string(extent.address) + ", where no memory can be");
+    }
+}
 
 std::vector<Block> cut(const std::vector<Extent> &extents, std::uint64_t begin, std::uint64_t end, const Cutting &how) {
     Cutter cutter(extents, how);

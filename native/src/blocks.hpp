@@ -20,6 +20,9 @@ struct Extent {
     std::uint64_t end() const { return offset + nbytes; }
 };
 
+// Throws std::invalid_argument when the extent's bytes can't be where it says.
+void require_memory(std::size_t index, const Extent &extent);
+
 struct Block {
     std::uint64_t offset;
     std::uint64_t nbytes;

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
@@ -24,20 +25,31 @@ inline Digest canonical(XXH128_hash_t hash) {
 
 inline Digest checksum(const void *data, std::size_t nbytes) { return canonical(XXH3_128bits(data, nbytes)); }
 
-// One extent's checksum, fed piece by piece in order. The state is 64-byte aligned by its type; keep it in an aligned
-// place.
-class Checksum {
+// The checksums of many extents, fed in the order of the file: the bytes of one are complete before another's begin.
+class Digests {
   public:
-    Checksum() { reset(); }
+    explicit Digests(std::size_t count) : values_(count, checksum(nullptr, 0)) {}
 
-    void reset() { XXH3_128bits_reset(&state_); }
+    // `nbytes` at `position` of extent `index`, which has `whole` bytes.
+    void feed(std::size_t index, std::uint64_t position, std::uint64_t whole, const void *data, std::uint64_t nbytes) {
+        if (nbytes == whole) {
+            values_[index] = checksum(data, nbytes);
+            return;
+        }
+        if (position == 0) {
+            XXH3_128bits_reset(&running_);
+        }
+        XXH3_128bits_update(&running_, data, nbytes);
+        if (position + nbytes == whole) {
+            values_[index] = canonical(XXH3_128bits_digest(&running_));
+        }
+    }
 
-    void update(const void *data, std::size_t nbytes) { XXH3_128bits_update(&state_, data, nbytes); }
-
-    Digest digest() const { return canonical(XXH3_128bits_digest(&state_)); }
+    const std::vector<Digest> &values() const { return values_; }
 
   private:
-    XXH3_state_t state_;
+    XXH3_state_t running_; // 64-byte aligned by its type
+    std::vector<Digest> values_;
 };
 
 } // namespace dsh

@@ -4,30 +4,16 @@
 #include <stdexcept>
 #include <unistd.h>
 
-#include "blocks.hpp"
+#include "limits.hpp"
 
 namespace dsh {
-namespace {
-
-constexpr std::uint64_t most_block_bytes = 1 << 30;
-constexpr std::size_t most_depth = 1024;
-
-} // namespace
-
 Engine::Engine(std::string backend, std::uint64_t budget_bytes, std::uint64_t block_bytes, std::size_t depth,
                std::shared_ptr<Faults> faults)
     : backend_name_(std::move(backend)), budget_bytes_(budget_bytes), faults_(std::move(faults)), owner_(getpid()) {
     if (backend_name_ != "io_uring" && backend_name_ != "posix") {
         throw std::invalid_argument("backend must be \"io_uring\" or \"posix\", not \"" + backend_name_ + "\"");
     }
-    if (block_bytes == 0 || block_bytes % 4096 != 0 || block_bytes > most_block_bytes) {
-        throw std::invalid_argument("block_bytes must be a multiple of 4096 up to " + std::to_string(most_block_bytes) +
-                                    ", not " + std::to_string(block_bytes));
-    }
-    if (depth == 0 || depth > most_depth) {
-        throw std::invalid_argument("depth must be between 1 and " + std::to_string(most_depth) + ", not " +
-                                    std::to_string(depth));
-    }
+    require_limits(block_bytes, depth);
     queue_ = std::make_unique<WriteQueue>(budget_bytes, block_bytes);
     backend_ = backend_name_ == "io_uring" ? make_uring_backend(*queue_, depth) : make_posix_backend(*queue_, depth);
     registered_ = backend_->registered();

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <fcntl.h>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <numeric>
@@ -16,21 +17,45 @@
 #include <unistd.h>
 
 #include "io_error.hpp"
+#include "limits.hpp"
+#include "threads.hpp"
 
 namespace dsh {
 namespace {
 
-constexpr std::uint64_t align = 4096;
+constexpr std::uint64_t align = block_granule;
 constexpr std::uint64_t min_direct_bytes = 1 << 20;
 constexpr std::uint64_t max_gap_bytes = 64 << 10;
+
+// A thread's block of memory, taken when the first block has to pass through it.
+class Bounce {
+  public:
+    explicit Bounce(std::uint64_t block_bytes) : block_bytes_(block_bytes) {}
+    ~Bounce() { std::free(data_); }
+    Bounce(const Bounce &) = delete;
+    Bounce &operator=(const Bounce &) = delete;
+
+    std::byte *data() {
+        if (data_ == nullptr) {
+            data_ = static_cast<std::byte *>(std::aligned_alloc(align, block_bytes_));
+            if (data_ == nullptr) {
+                throw std::bad_alloc();
+            }
+        }
+        return data_;
+    }
+
+  private:
+    std::uint64_t block_bytes_;
+    std::byte *data_ = nullptr;
+};
 
 // One file's share: its extents, the blocks to read, and how far hashing has come.
 class Source {
   public:
     Source(const std::string &path, std::vector<Extent> extents, std::vector<std::size_t> order,
            std::uint64_t block_bytes)
-        : path_(path), extents_(std::move(extents)), order_(std::move(order)),
-          digests_(extents_.size(), checksum(nullptr, 0)) {
+        : path_(path), extents_(std::move(extents)), order_(std::move(order)), digests_(extents_.size()) {
         for (std::size_t i = 1; i < extents_.size(); ++i) {
             if (extents_[i].offset < extents_[i - 1].end()) {
                 throw std::invalid_argument("two extents asked of " + path + " overlap at offset " +
@@ -58,23 +83,25 @@ class Source {
 
     std::size_t block_count() const { return blocks_.size(); }
 
-    // Read one block to where it belongs; `bounce` holds a block. Throws IoError.
-    void fetch(std::size_t index, std::byte *bounce) {
+    // Read one block to where it belongs. Throws IoError.
+    void fetch(std::size_t index, Bounce &bounce) {
         const Block &block = blocks_[index];
-        std::byte *target = block.direct() ? reinterpret_cast<std::byte *>(block.source) : bounce;
-        fill(target, block);
-        if (!block.direct()) {
-            each_piece(
-                extents_, block, [&](std::size_t i, std::uint64_t position, std::uint64_t at, std::uint64_t nbytes) {
-                    std::memcpy(reinterpret_cast<std::byte *>(extents_[i].address) + position, bounce + at, nbytes);
-                });
+        if (block.direct()) {
+            fill(reinterpret_cast<std::byte *>(block.source), block);
+        } else {
+            fill(bounce.data(), block);
+            each_piece(extents_, block,
+                       [&](std::size_t i, std::uint64_t position, std::uint64_t at, std::uint64_t nbytes) {
+                           std::memcpy(reinterpret_cast<std::byte *>(extents_[i].address) + position,
+                                       bounce.data() + at, nbytes);
+                       });
         }
         hash_ready(index);
     }
 
     void deliver(std::vector<Digest> &digests) const {
         for (std::size_t i = 0; i < order_.size(); ++i) {
-            digests[order_[i]] = digests_[i];
+            digests[order_[i]] = digests_.values()[i];
         }
     }
 
@@ -130,7 +157,8 @@ class Source {
             lock.unlock();
             each_piece(extents_, block,
                        [&](std::size_t i, std::uint64_t position, std::uint64_t, std::uint64_t nbytes) {
-                           hash_piece(i, position, nbytes);
+                           const auto *data = reinterpret_cast<const std::byte *>(extents_[i].address) + position;
+                           digests_.feed(i, position, extents_[i].nbytes, data, nbytes);
                        });
             lock.lock();
             ++hashed_;
@@ -138,33 +166,17 @@ class Source {
         hashing_ = false;
     }
 
-    void hash_piece(std::size_t i, std::uint64_t position, std::uint64_t nbytes) {
-        const auto *data = reinterpret_cast<const std::byte *>(extents_[i].address) + position;
-        if (position == 0) {
-            running_.reset();
-        }
-        running_.update(data, nbytes);
-        if (position + nbytes == extents_[i].nbytes) {
-            digests_[i] = running_.digest();
-        }
-    }
-
     std::string path_;
     std::vector<Extent> extents_;
     std::vector<std::size_t> order_; // place of each extent in the caller's list
     std::vector<Block> blocks_;
-    std::vector<Digest> digests_;
+    Digests digests_;
     int fd_ = -1;
 
     std::mutex mutex_;
     std::vector<bool> read_;
     std::size_t hashed_ = 0;
     bool hashing_ = false;
-    Checksum running_;
-};
-
-struct FreeBounce {
-    void operator()(std::byte *data) const { std::free(data); }
 };
 
 // Hands the blocks of all files to a few threads, and keeps the first failure.
@@ -183,7 +195,7 @@ class Crew {
         {
             std::vector<std::jthread> threads;
             for (std::size_t i = 0; i < std::min(depth, work_.size()); ++i) {
-                threads.emplace_back([this] { fetch_all(); });
+                threads.push_back(start_thread([this] { fetch_all(); }));
             }
         }
         if (error_) {
@@ -194,13 +206,9 @@ class Crew {
   private:
     void fetch_all() {
         try {
-            std::unique_ptr<std::byte, FreeBounce> bounce(
-                static_cast<std::byte *>(std::aligned_alloc(align, block_bytes_)));
-            if (!bounce) {
-                throw std::bad_alloc();
-            }
+            Bounce bounce(block_bytes_);
             for (std::size_t i = turn_.fetch_add(1); i < work_.size() && !stop_; i = turn_.fetch_add(1)) {
-                sources_[work_[i].first]->fetch(work_[i].second, bounce.get());
+                sources_[work_[i].first]->fetch(work_[i].second, bounce);
             }
         } catch (...) {
             std::lock_guard lock(mutex_);
@@ -220,26 +228,37 @@ class Crew {
     std::exception_ptr error_;
 };
 
+void require_possible(std::size_t index, const Extent &extent) {
+    constexpr std::uint64_t most = std::numeric_limits<std::int64_t>::max() - most_block_bytes;
+    if (extent.nbytes > most || extent.offset > most - extent.nbytes) {
+        throw std::invalid_argument("extent " + std::to_string(index) + " has " + std::to_string(extent.nbytes) +
+                                    " bytes at offset " + std::to_string(extent.offset) + ", where no file reaches");
+    }
+    require_memory(index, extent);
+}
+
 } // namespace
 
 std::vector<Digest> read(const std::vector<std::string> &paths, const std::vector<ReadRequest> &requests,
                          std::uint64_t block_bytes, std::size_t depth) {
+    require_limits(block_bytes, depth);
     std::vector<std::vector<std::size_t>> by_file(paths.size());
     for (std::size_t i = 0; i < requests.size(); ++i) {
         if (requests[i].file >= paths.size()) {
             throw std::invalid_argument("request " + std::to_string(i) + " names file " +
                                         std::to_string(requests[i].file) + " of " + std::to_string(paths.size()));
         }
+        if (requests[i].extent.nbytes == 0) {
+            continue;
+        }
+        require_possible(i, requests[i].extent);
         by_file[requests[i].file].push_back(i);
     }
     std::vector<std::unique_ptr<Source>> sources;
     for (std::size_t file = 0; file < paths.size(); ++file) {
         std::vector<std::size_t> &order = by_file[file];
-        std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-            const Extent &x = requests[a].extent;
-            const Extent &y = requests[b].extent;
-            return x.offset != y.offset ? x.offset < y.offset : x.nbytes < y.nbytes;
-        });
+        std::sort(order.begin(), order.end(),
+                  [&](std::size_t a, std::size_t b) { return requests[a].extent.offset < requests[b].extent.offset; });
         std::vector<Extent> extents;
         extents.reserve(order.size());
         for (const std::size_t i : order) {
@@ -250,7 +269,7 @@ std::vector<Digest> read(const std::vector<std::string> &paths, const std::vecto
         }
     }
     Crew(sources, block_bytes).run(depth);
-    std::vector<Digest> digests(requests.size());
+    std::vector<Digest> digests(requests.size(), checksum(nullptr, 0));
     for (const auto &source : sources) {
         source->deliver(digests);
     }

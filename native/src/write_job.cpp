@@ -41,15 +41,14 @@ void write_through_bounce(File &file, std::string_view bytes, std::uint64_t offs
 WriteJob::WriteJob(std::shared_ptr<const WritePlan> plan, std::vector<Block> blocks, std::string path,
                    std::shared_ptr<Faults> faults)
     : plan_(std::move(plan)), blocks_(std::move(blocks)),
-      file_(std::move(path), plan_->data_end(), plan_->align(), std::move(faults)),
-      digests_(plan_->extents().size(), checksum(nullptr, 0)) {}
+      file_(std::move(path), plan_->data_end(), plan_->align(), std::move(faults)), digests_(plan_->extents().size()) {}
 
 void WriteJob::hash_live() {
     const auto *source = reinterpret_cast<const std::byte *>(block().source);
     each_piece(plan_->extents(), block(),
                [&](std::size_t extent, std::uint64_t position, std::uint64_t at, std::uint64_t nbytes) {
                    require_mapped(extent, source + at, nbytes);
-                   hash_piece(extent, position, source + at, nbytes);
+                   digests_.feed(extent, position, plan_->extents()[extent].nbytes, source + at, nbytes);
                });
 }
 
@@ -62,7 +61,7 @@ void WriteJob::compose(std::byte *destination) {
                    require_mapped(extent, source, nbytes);
                    std::memset(destination + filled, 0, at - filled);
                    std::memcpy(destination + at, source, nbytes);
-                   hash_piece(extent, position, destination + at, nbytes);
+                   digests_.feed(extent, position, extents[extent].nbytes, destination + at, nbytes);
                    filled = at + nbytes;
                });
     std::memset(destination + filled, 0, block().nbytes - filled);
@@ -104,21 +103,6 @@ void WriteJob::require_mapped(std::size_t extent, const std::byte *data, std::ui
     if (msync(reinterpret_cast<void *>(begin), address + nbytes - begin, MS_ASYNC) != 0) {
         throw IoError("reading the memory of extent " + std::to_string(extent) + ", which is no longer mapped,",
                       file_.path(), plan_->extents()[extent].offset, EFAULT);
-    }
-}
-
-void WriteJob::hash_piece(std::size_t extent, std::uint64_t position, const std::byte *data, std::uint64_t nbytes) {
-    const std::uint64_t whole = plan_->extents()[extent].nbytes;
-    if (nbytes == whole) {
-        digests_[extent] = checksum(data, nbytes);
-        return;
-    }
-    if (position == 0) {
-        running_.reset();
-    }
-    running_.update(data, nbytes);
-    if (position + nbytes == whole) {
-        digests_[extent] = running_.digest();
     }
 }
 

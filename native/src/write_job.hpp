@@ -60,7 +60,7 @@ class WriteJob {
     const WritePlan &plan() const { return *plan_; }
     File &file() { return file_; }
     const std::string &path() const { return file_.path(); }
-    const std::vector<Digest> &digests() const { return digests_; }
+    const std::vector<Digest> &digests() const { return digests_.values(); }
 
     std::size_t next = 0;           // (queue) the block to prepare next
     bool busy = false;              // (queue) somebody prepares it
@@ -79,13 +79,11 @@ class WriteJob {
 
   private:
     void require_mapped(std::size_t extent, const std::byte *data, std::uint64_t nbytes) const;
-    void hash_piece(std::size_t extent, std::uint64_t position, const std::byte *data, std::uint64_t nbytes);
 
     std::shared_ptr<const WritePlan> plan_;
     std::vector<Block> blocks_;
     File file_;
-    Checksum running_;
-    std::vector<Digest> digests_;
+    Digests digests_;
     std::mutex ends_; // one caller at a time finishes or discards the file
     bool finished_ = false;
 };

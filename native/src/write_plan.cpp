@@ -26,11 +26,7 @@ WritePlan::WritePlan(std::vector<Extent> extents, std::size_t eager_extents, std
                                         ", " + std::to_string(extent.end()) + "), outside of what is free: [" +
                                         std::to_string(at) + ", " + std::to_string(data_end) + ")");
         }
-        if (extent.nbytes != 0 && (extent.address == 0 || extent.address + extent.nbytes < extent.address)) {
-            throw std::invalid_argument("extent " + std::to_string(i) + " has " + std::to_string(extent.nbytes) +
-                                        " bytes at address " + std::to_string(extent.address) +
-                                        ", where no memory can be");
-        }
+        require_memory(i, extent);
         at = extent.end();
         total_bytes_ += extent.nbytes;
     }
