@@ -2,6 +2,7 @@
 
 import argparse
 import shutil
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -21,15 +22,18 @@ SUITES = {"save": save, "tensors": tensors, "training": training}
 
 
 def main() -> None:
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled")
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("suites", nargs="*", choices=[[], *SUITES], default=list(SUITES), help="which; all by default")
+    parser.add_argument("suites", nargs="*", default=list(SUITES), help="of save, tensors, training; all by default")
     parser.add_argument("--smoke", action="store_true", help="tiny sizes, to see that everything runs")
     parser.add_argument(
         "--scratch", type=Path, default=Path("benchmarks/scratch"), help="folder on the disk to measure"
     )
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results"), help="folder for the tables")
     args = parser.parse_args()
-    for name in args.suites or SUITES:
+    if unknown := set(args.suites) - set(SUITES):
+        parser.error(f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(SUITES)}")
+    for name in args.suites:
         measure(name, args.scratch, args.results, (SMOKE if args.smoke else FULL)[name])
 
 

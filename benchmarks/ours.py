@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import capture
+import catalog.index  # noqa: F401  the code of its libraries is no memory of a save
 from benchmarks.training_state import Training
 
 
@@ -11,23 +12,35 @@ class Ours:
 
     name = "DSHistory"
 
-    def __init__(self, training: Training, root: Path, *, every: int = 1_000_000_000) -> None:
+    def __init__(self, root: Path) -> None:
         self.history = root / "history"
-        self.session = capture.enable(training.model, optimizer=training.optimizer, every=every, history=self.history)
-        self.session.wait()
+        self.session: capture.Session | None = None
+
+    def ready(self, training: Training) -> None:
+        """A restore closes the session of what it overwrites, so each turn enables anew; no step is due by itself."""
+        if self.session is None:
+            never = 1_000_000_000
+            self.session = capture.enable(
+                training.model, optimizer=training.optimizer, every=never, history=self.history
+            )
+            self.session.wait()
 
     def begin(self, training: Training, folder: Path) -> None:
+        assert self.session is not None, "ready comes first"
         self.step = self.session.snapshot()
 
     def before_update(self) -> None: ...  # its own hook waits
 
     def durable(self) -> None:
-        self.session.wait()
+        if self.session is not None:
+            self.session.wait()
 
     def load(self, training: Training) -> None:
-        capture.restore(
-            f"{self.session.run}:{self.step}", history=self.history, model=training.model, optimizer=training.optimizer
-        )
+        assert self.session is not None, "ready comes first"
+        ref = f"{self.session.run}:{self.step}"
+        capture.restore(ref, history=self.history, model=training.model, optimizer=training.optimizer)
+        self.session = None
 
     def close(self) -> None:
-        self.session.close()
+        if self.session is not None:
+            self.session.close()

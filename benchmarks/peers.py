@@ -23,6 +23,9 @@ class Saver(Protocol):
 
     name: str
 
+    def ready(self, training: Training) -> None:
+        """What a training does once, before its first save."""
+
     def begin(self, training: Training, folder: Path) -> None:
         """Start saving the state as it is now; blocks for as long as this way needs."""
 
@@ -42,6 +45,8 @@ class Blocking:
     """What every save has that returns only when the bytes are written: nothing is left to wait for but the disk."""
 
     folder: Path
+
+    def ready(self, training: Training) -> None: ...
 
     def before_update(self) -> None: ...
 
@@ -101,6 +106,8 @@ class DistributedAsyncSave:
         self.staged: Future[Any] | None = None
         self.uploaded: Future[Any] | None = None
 
+    def ready(self, training: Training) -> None: ...
+
     def begin(self, training: Training, folder: Path) -> None:
         self.durable()  # one at a time: it keeps one staging copy
         self.folder = folder
@@ -133,6 +140,8 @@ class TorchSnapshot:
 
         self.library = torchsnapshot
         self.pending: Any = None
+
+    def ready(self, training: Training) -> None: ...
 
     def begin(self, training: Training, folder: Path) -> None:
         self.folder = folder

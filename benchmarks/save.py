@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from torch.utils.hooks import RemovableHandle
+
 from benchmarks.measure import PeakMemory, Series, clock, forget, make_durable, resident_bytes, rotations
 from benchmarks.ours import Ours
 from benchmarks.peers import (
@@ -37,10 +39,14 @@ class BarrierClock:
     def __init__(self, training: Training) -> None:
         self.optimizer = training.optimizer
         self.seconds = 0.0
+        self.sealed: RemovableHandle | None = None
         self.optimizer.register_step_pre_hook(self._first)
 
     def seal(self) -> None:
-        self.optimizer.register_step_pre_hook(self._last)
+        """Everything registered so far stands between the two hooks from now on."""
+        if self.sealed is not None:
+            self.sealed.remove()
+        self.sealed = self.optimizer.register_step_pre_hook(self._last)
 
     def _first(self, *_: object) -> None:
         self.started = time.perf_counter()
@@ -54,7 +60,7 @@ def run(scratch: Path, *, state_bytes: int, times: int, window_s: float) -> tupl
     training = filled(gpt(state_bytes))
     barrier = BarrierClock(training)
     makers: list[Callable[[], Saver]] = [
-        lambda: Ours(training, scratch),
+        lambda: Ours(scratch),
         RawDirect,
         TorchSave,
         Safetensors,
@@ -66,12 +72,11 @@ def run(scratch: Path, *, state_bytes: int, times: int, window_s: float) -> tupl
     for make in makers:  # first calls import, allocate and plan: not measured but for the memory that stays
         before = resident_bytes()
         saver = make()
-        with _new_folder(training, scratch) as folder:
+        with _new_folder(saver, training, barrier, scratch) as folder:
             saver.begin(training, folder)
             saver.durable()
         kept[saver.name] = max(0, resident_bytes() - before)
         savers.append(saver)
-    barrier.seal()
     rows: Rows = {saver.name: defaultdict(Series) for saver in savers}
     for saver in rotations(savers, times=times):
         for name, value in _one(saver, training, barrier, scratch, window_s=window_s).items():
@@ -86,7 +91,7 @@ def _one(
     saver: Saver, training: Training, barrier: BarrierClock, scratch: Path, *, window_s: float
 ) -> dict[str, float]:
     memory = PeakMemory()
-    with _new_folder(training, scratch) as folder:
+    with _new_folder(saver, training, barrier, scratch) as folder:
         memory.start()
         with clock() as durable:
             saver.begin(training, folder)
@@ -95,7 +100,7 @@ def _one(
         forget(saver.history if isinstance(saver, Ours) else folder)
         with clock() as load:
             saver.load(training)
-    with _new_folder(training, scratch) as folder:
+    with _new_folder(saver, training, barrier, scratch) as folder:
         with clock() as call:
             saver.begin(training, folder)
         time.sleep(max(0.0, window_s - call.seconds))
@@ -114,8 +119,10 @@ def _one(
 
 
 @contextmanager
-def _new_folder(training: Training, scratch: Path) -> Iterator[Path]:
+def _new_folder(saver: Saver, training: Training, barrier: BarrierClock, scratch: Path) -> Iterator[Path]:
     """A changed state, an empty folder for it, and a disk that owes nothing to the turn before."""
+    saver.ready(training)
+    barrier.seal()
     training.update()
     folder = scratch / "save"
     folder.mkdir()

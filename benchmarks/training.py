@@ -17,10 +17,10 @@ from benchmarks.measure import Series, clock, make_durable, rotations
 from benchmarks.ours import Ours
 from benchmarks.peers import DistributedAsyncSave, Saver, TorchSave
 from benchmarks.save import BarrierClock, Rows
-from benchmarks.training_state import Training, filled, gpt
+from benchmarks.training_state import filled, gpt
 
 COLUMNS = {"total": "s", "against none": "x", "step": "s", "stall per save": "s"}
-Contender = tuple[str, int, Callable[[Training, Path], Saver] | None]
+Contender = tuple[str, int, Callable[[Path], Saver] | None]
 
 CONTENDERS: list[Contender] = [
     ("no capture", 0, None),
@@ -46,7 +46,7 @@ def run(scratch: Path, *, state_bytes: int, steps: int, times: int, batch: int) 
 
 def _train(
     scratch: Path,
-    make: Callable[[Training, Path], Saver] | None,
+    make: Callable[[Path], Saver] | None,
     *,
     every: int,
     state_bytes: int,
@@ -59,7 +59,9 @@ def _train(
     root.mkdir()
     make_durable(scratch)
     barrier = BarrierClock(training)
-    saver = make(training, root) if make else None
+    saver = make(root) if make else None
+    if saver is not None:
+        saver.ready(training)
     barrier.seal()
     stalled = 0.0
     with clock() as total:
