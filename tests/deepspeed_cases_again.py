@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
-import capture
 from deepspeed_cases_original import FULL, LAST, RESTORED, history_of, note, state_of
 from deepspeed_cases_reshard import check_equal
 from deepspeed_eager import Eager, assert_same
 from deepspeed_helpers import make_engine, train
+
+import capture
 
 
 def case_resume_bit_for_bit(folder: Path) -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from deepspeed_eager import Eager, take
+from deepspeed_helpers import WideGPT, make_engine, train
 
 import capture
 from capture.deepspeed import DeepSpeedLoop
 from capture.providers import RandomState
-from deepspeed_eager import Eager, take
-from deepspeed_helpers import WideGPT, make_engine, train
 
 FULL: dict[str, dict[str, Any]] = {
     "stage-0": {"stage": 0},
