@@ -52,16 +52,20 @@ class WriteJob:
     def released(self) -> bool: ...
     def wait(self, timeout_s: float = -1.0) -> bool:
         """True once all data bytes are written (implies released); False on timeout; raises OSError (errno, strerror,
-        filename; the message also has operation and offset) when the job failed.
+        filename; the message also has operation and offset) when the job failed. Memory of the plan that is no longer
+        mapped is EFAULT.
         """
     def checksums(self) -> bytes:
         """XXH3-128 (canonical, 16 bytes each) of every extent in plan order; only after `wait` returned True."""
     def finish(self, *, header: bytes, tail: bytes) -> int:
         """Write header at 0 and tail at data_end, cut the file to its end, fdatasync, close; returns the file's size in
-        bytes. header must be data_start bytes, tail a multiple of the plan's align. Only after `wait` returned True.
+        bytes. header must be data_start bytes, tail a multiple of the plan's align. Only after `wait` returned True, and
+        once. After an OSError the file can only be aborted.
         """
     def abort(self) -> None:
-        """Stop, wait for what is in flight, close and unlink the file. Idempotent; the destructor does the same."""
+        """Stop, wait for what is in flight, close and unlink the file. Idempotent, nothing to a finished file; the
+        destructor does the same.
+        """
     @property
     def stats(self) -> dict[str, float]:
         """Keys: bytes_direct, bytes_copied, write_s, stall_s, eager_s, direct (1.0: O_DIRECT, 0.0: buffered)."""
@@ -69,11 +73,15 @@ class WriteJob:
 class Engine:
     """Writes files through one io_uring, or one pool of POSIX threads, with one staging budget shared by its jobs.
 
-    The budget is the only memory taken beyond the sources; a job that needs more waits for its own writes to make room."""
+    The budget is the only memory taken beyond the sources; a job that needs more waits for its own writes to make room.
+    After fork every call in the child is a RuntimeError, and the files stay the parent's.
+    """
     def __init__(
         self, *, backend: str, budget_bytes: int, block_bytes: int = ..., depth: int = ..., faults: Faults | None = None
     ) -> None:
-        """backend: "io_uring" or "posix", never substituted: OSError when the host forbids it."""
+        """backend: "io_uring" or "posix", never substituted: OSError when the host forbids it. block_bytes: a multiple of
+        4096 and of the plans' align, up to 1 GiB; depth: up to 1024 writes at once. ValueError names the least budget.
+        """
     @property
     def backend(self) -> str: ...
     @property
@@ -84,7 +92,10 @@ class Engine:
     def budget_free_bytes(self) -> int: ...
     def start(self, plan: WritePlan, path: str) -> WriteJob:
         """Create `path` (O_EXCL), preallocate plan.data_end bytes, copy the eager extents, begin writing."""
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Fail (ECANCELED) what is not prepared yet, wait for what is in flight, end the threads. What is written can
+        still be finished. Idempotent; the destructor does the same.
+        """
 
 def read(
     paths: Sequence[str],
@@ -99,7 +110,8 @@ def read(
     """Read extents straight into memory, in parallel, and return the XXH3-128 of each, in order (16 bytes each).
 
     file_index: uint32, offsets, addresses, nbytes: uint64 numpy arrays. OSError names the path and offset (a file that
-    ends early is EIO); ValueError when two extents of a file overlap. After an error the targets hold a mixture.
+    ends early is EIO); ValueError when two extents of a file overlap. After an error the targets hold a mixture. Takes at
+    most depth * block_bytes of memory, and none for what goes straight to its target.
     """
 
 def checksum(data: Any) -> bytes:
