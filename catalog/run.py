@@ -80,11 +80,11 @@ class RunWriter:
         self.journal = Journal(self.paths.journal_dir(run), run=run, writer=f"rank-{rank:05d}", rank=rank)
 
     def begin(self, step: int) -> Path:
-        """Make the step's folder durable; returns a temporary name for the data file, in the same folder. SnapshotError
-        when this rank's part of the step is published already."""
+        """Make the step's folder; returns a temporary name for the data file in it. Waits for no disk: the folder is
+        made durable by `publish_part`. SnapshotError when this rank's part of the step is published already."""
         if self.paths.manifest(self.run, step, self.rank).exists():
             raise SnapshotError(f"step {step} of run {self.run} is captured already by rank {self.rank}")
-        make_dirs(self.paths.step_dir(self.run, step), root=self.paths.root)
+        self.paths.step_dir(self.run, step).mkdir(exist_ok=True)
         return temporary_path(self.paths.data(self.run, step, self.rank))
 
     def publish_part(self, step: int, *, data_tmp: Path, extents: Sequence[Extent]) -> None:
@@ -100,6 +100,7 @@ class RunWriter:
             created=datetime.datetime.now(datetime.UTC),
         )
         self.journal.flush()
+        sync_dir(self.paths.steps_dir(self.run))
         publish(data_tmp, self.paths.data(self.run, step, self.rank))
         publish_bytes(manifest, self.paths.manifest(self.run, step, self.rank))
 
