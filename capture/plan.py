@@ -21,7 +21,7 @@ from capture.staging import CUDA, CopyEngine, Mirror
 from catalog.errors import UnsupportedError
 from catalog.header import Entry, header_bytes_needed
 
-__all__ = ["Part", "Plan", "check_items", "entry_key", "make_plan", "signature_of"]
+__all__ = ["Part", "Plan", "entry_key", "make_plan", "signature_of"]
 
 MIN_RUN_BYTES = 1 << 20
 """Shorter runs are packed and copied: a request of its own costs more than a copy."""
@@ -108,7 +108,7 @@ def signature_of(items: Iterable[TensorItem]) -> tuple[Any, ...]:
             item.start,
             item.placement,
             item.when,
-            item.tensor.data_ptr(),
+            item.tensor.data_ptr() if item.tensor.layout is torch.strided else 0,
             item.tensor.dtype,
             item.tensor.shape,
             item.tensor.stride(),
@@ -129,7 +129,7 @@ def make_plan(
     """The layout of this rank's share of `items`. `reserve` are entries (of the objects) that the header must have room
     for too; `copies` says which tensors lie in device memory.
     """
-    check_items(items, copies=copies)
+    _check_items(items, copies=copies)
     signature = signature_of(items)
     sources = _Sources(copies, deferred=any(copies.owns(item.tensor) for item in items))
     parts = list(_shares(items, rank, world_size, sources))
@@ -276,7 +276,7 @@ class _Sources:
         return mirror.host.data_ptr() + (0 if dense else begin * tensor.element_size())
 
 
-def check_items(items: Sequence[TensorItem], *, copies: CopyEngine = CUDA) -> None:
+def _check_items(items: Sequence[TensorItem], *, copies: CopyEngine) -> None:
     """UnsupportedError, by name, for what has no bytes of its own, a device that nobody can copy from, or a name that
     another item has.
     """

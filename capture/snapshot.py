@@ -11,7 +11,7 @@ import native
 from capture.datafile import PlacedObject, data_file_extents, data_file_header, make_tail, object_entries
 from capture.items import StateProvider, TensorItem
 from capture.objects import encode_object
-from capture.plan import Plan, check_items, make_plan, signature_of
+from capture.plan import Plan, make_plan, signature_of
 from capture.staging import CUDA, Arrived, Copies, CopyEngine
 from catalog.errors import SnapshotError, UnsupportedError
 from catalog.run import RunWriter
@@ -53,7 +53,6 @@ class Source:
     def plan(self, objects: Sequence[PlacedObject]) -> Plan:
         """The layout of this rank's file for the state as it is now."""
         items: list[TensorItem] = [item for provider in self.providers for item in provider.tensors()]
-        check_items(items, copies=self._copies)
         signature = signature_of(items)
         reserve = object_entries(objects)
         if self._plan is None or self._plan.signature != signature or not self._plan.has_room_for(reserve):
