@@ -56,7 +56,7 @@ lint: setup  ## ruff, mypy, the extension's stub, clang-format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python -m mypy --strict $(LAYERS)
-	$(BIN)/python -m pytest -q tests/test_native_stub.py --allowlist .ci/stubtest-allowlist
+	$(BIN)/python -m pytest -q tests/test_native_stub.py
 	$(BIN)/clang-format --dry-run --Werror $(NATIVE_SOURCES)
 
 .PHONY: bench
