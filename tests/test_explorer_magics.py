@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from explorer_helpers import tiny_history
+from IPython.core.completer import provisionalcompleter
 from IPython.core.interactiveshell import InteractiveShell
 
 import dshistory
@@ -27,6 +28,7 @@ def shell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Interacti
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(current, "_opened", [])
     shell = InteractiveShell.instance()
+    shell.Completer.use_jedi = False  # it would add Python's own words to ours
     shell.run_line_magic("load_ext", "dshistory")
     yield shell
     shell.run_line_magic("unload_ext", "dshistory")
@@ -116,7 +118,9 @@ def test_help(shell: InteractiveShell) -> None:
 
 
 def _completions(shell: InteractiveShell, line: str) -> list[str]:
-    return shell.complete(None, line, len(line))[1]
+    """As the kernel asks for them."""
+    with provisionalcompleter():
+        return [completion.text for completion in shell.Completer.completions(line, len(line))]
 
 
 def test_completion(shell: InteractiveShell, root: Path) -> None:
