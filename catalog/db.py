@@ -6,6 +6,7 @@ The database is closed off before it sees any SQL: of all files it may touch onl
 configuration is locked, and nothing is downloaded.
 """
 
+import ctypes
 import os
 import threading
 import time
@@ -157,17 +158,21 @@ def tables_read(connection: Connection, sql: str) -> frozenset[str] | None:
 
 
 def select(connection: Connection, sql: str, params: Sequence[object] | Mapping[str, object]) -> pa.Table:
-    """The result of one SELECT of a user's, which `tables_read` did not refuse. SetupError says how it failed."""
+    """The result of one SELECT of a user's, which `tables_read` did not refuse. SetupError says how it failed.
+
+    A damaged index shows only here, when DuckDB reads the pages in question: its error passes through.
+    """
     bound = dict(params) if isinstance(params, Mapping) else list(params)
     try:
         return connection.sql(sql, params=bound).to_arrow_table()
     except duckdb.Error as error:
+        if type(error) is duckdb.Error or isinstance(error, (duckdb.IOException, duckdb.FatalException)):
+            raise
         raise SetupError(f"the query failed: {error}") from error
 
 
 _databases: dict[Path, Database] = {}
 _databases_lock = threading.Lock()
-_inherited: list[dict[Path, Database]] = []
 
 
 def database(paths: HistoryPaths) -> Database:
@@ -180,10 +185,10 @@ def database(paths: HistoryPaths) -> Database:
 
 
 def _forget_after_fork() -> None:
-    """DuckDB's threads and locks do not survive a fork: the child begins anew, and never closes what it inherited, which
-    would wait for threads that it does not have."""
+    """DuckDB's threads and locks do not survive a fork: the child begins anew, and never frees what it inherited, not at
+    its end either: that would wait for threads that it does not have, and abort."""
     global _databases, _databases_lock
-    _inherited.append(_databases)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(_databases))
     _databases = {}
     _databases_lock = threading.Lock()
 
