@@ -2,6 +2,7 @@
 
 import atexit
 import datetime
+import os
 import platform
 import socket
 import warnings
@@ -203,11 +204,12 @@ def _newest(history: History) -> tuple[str, int] | None:
 
 
 def _close_at_exit(session: Session) -> None:
-    reference = weakref.ref(session)
+    reference, owner = weakref.ref(session), os.getpid()
 
     def close() -> None:
         alive = reference()
-        if alive is not None:
+        # A forked child has a copy of the session, which must not write a word into its parent's run.
+        if alive is not None and os.getpid() == owner:
             alive.at_exit()
 
     atexit.register(close)

@@ -146,6 +146,13 @@ one_step(model, optimizer)
 """
 
 
+def test_a_forked_child_that_exits_writes_nothing_into_its_parents_run(history):
+    end = "pid = os.fork()\nif pid == 0:\n    sys.exit(7)\nassert os.waitpid(pid, 0)[1] >> 8 == 7\none_step(model, optimizer)"
+    script = "import os\n" + EXIT.format(tests=str(Path(__file__).parent), history=str(history), end=end)
+    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, timeout=120)
+    assert [ref.step for ref in History.open(history).checkpoints(state=None)] == [0, 2]
+
+
 @pytest.mark.parametrize(("end", "steps"), [("", [0, 1]), ("raise SystemExit(3)", [0, 1]), ("1 / 0", [0])])
 def test_the_interpreters_exit_closes_the_session(history, end, steps):
     script = textwrap.dedent(EXIT).format(tests=str(Path(__file__).parent), history=str(history), end=end)
