@@ -23,6 +23,7 @@ from capture.registry import origin_of, register_session, session_of
 from capture.restore import all_providers, restore_live
 from capture.session import Session
 from capture.snapshot import Source
+from catalog.collect import collect
 from catalog.errors import NotFoundError, SetupError
 from catalog.history import History
 from catalog.jsonfile import canonical
@@ -157,6 +158,7 @@ def _facts(loop: Loop, engine: native.Engine, file_system: dict[str, Any], every
 def _make_run(root: Path, ranks: Ranks, layout: str, parent: CheckpointRef | None, facts: dict[str, Any]) -> str | None:
     if ranks.rank != 0:
         return None
+    collect(History.open(root))
     run = new_run_id()
     created = datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds")
     create_run(

@@ -213,7 +213,7 @@ class Session:
             if settled:
                 self._settle()
         self._stall_s += time.perf_counter() - began
-        self._publisher.metrics(step, {**metrics, "stall_s": self._stall_s})
+        self._publisher.metrics(step, {**metrics, "applied": float(applied), "stall_s": self._stall_s})
         self._stats.stall_s += self._stall_s
         self._stats.stalls_s.append(self._stall_s)
         self._stall_s = 0.0

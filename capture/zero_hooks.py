@@ -70,13 +70,10 @@ class Meter:
         rates = self._engine.get_lr()
         self._rate = rates[0] if rates else None
 
-    def take(self, *, applied: bool) -> Mapping[str, float | torch.Tensor]:
+    def take(self) -> Mapping[str, float | torch.Tensor]:
         """The metrics of the step that has just ended; begins the next one."""
         now = time.perf_counter()
-        metrics: dict[str, float | torch.Tensor] = {
-            "step_time_s": now - self._began,
-            "skipped": 0.0 if applied else 1.0,
-        }
+        metrics: dict[str, float | torch.Tensor] = {"step_time_s": now - self._began}
         losses = self._backward or self._forward
         if losses:
             metrics["loss"] = torch.stack([loss.float().reshape(()) for loss in losses]).mean()
@@ -147,7 +144,7 @@ def _steps(engine: Any, events: LoopEvents, meter: Meter) -> list[Callable[[], N
         result = inner(*args, **kwargs)
         if engine.global_steps != before:
             applied = engine.was_step_applied()
-            events.after_step(applied=applied, metrics=meter.take(applied=applied))
+            events.after_step(applied=applied, metrics=meter.take())
         return result
 
     return [wrap(engine, "train_batch" if engine.pipeline_parallelism else "step", step)]

@@ -90,7 +90,7 @@ def case_metrics_reach_the_history(folder: Path) -> None:
     for row, values in zip(rows, zip(*everyone, strict=True), strict=True):
         assert abs(row["value"] - sum(values) / len(values)) < 1e-5
     names = History.open(history).query("SELECT DISTINCT name FROM metrics").to_pylist()
-    assert {row["name"] for row in names} >= {"loss", "lr", "grad_norm", "step_time_s", "skipped"}
+    assert {row["name"] for row in names} >= {"loss", "lr", "grad_norm", "step_time_s", "applied"}
     engine.destroy()
 
 

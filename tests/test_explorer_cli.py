@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 import os
 import signal
 import subprocess
@@ -13,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from explorer_helpers import Run, flip_bit, tiny_history
+import torch
+from explorer_helpers import Run, flip_bit, tiny_history, whole
 
 from dshistory import current
 from dshistory.cli import main
@@ -98,6 +100,8 @@ def test_a_known_error_is_one_line_and_exit_code_2(root: Path, tmp_path: Path) -
         (("show", str(root), "11"), "the nearest are 10 and 20"),
         (("diff", str(root), "0", "20", "--names", "head.wieght"), "head.weight"),
         (("sql", str(root), "SELEC 1"), "SELEC"),
+        (("sql", str(root), "SELECT $a"), "a"),
+        (("sql", str(root), "DROP TABLE runs"), "only be read"),
         (("lgo",), "log"),
         (("diff", str(root)), "a missing"),
         (("log", str(root), "1", "2"), "too many"),
@@ -138,6 +142,23 @@ def test_verify_names_file_and_field_and_exits_1(tmp_path: Path) -> None:
         (problem,) = json.loads(result.stdout)
         assert problem["file"].endswith("runs/run-a/steps/000000000010/rank-00000.safetensors")
         assert "model/layers.0.mlp.weight" in problem["field"]
+
+
+def test_verify_goes_on_where_a_marker_is_damaged(tmp_path: Path) -> None:
+    for run in tiny_history(tmp_path / "history"):
+        flip_bit(run.root / "runs/run-a/steps/000000000010/commit.json", offset=20)
+        result = dshistory("verify", str(run.root), "--json")
+        assert result.returncode == 1, result.stderr
+        assert [problem["file"] for problem in json.loads(result.stdout)] == [
+            "runs/run-a/steps/000000000010/commit.json"
+        ]
+
+
+def test_numbers_outside_json_are_strings_in_it(tmp_path: Path) -> None:
+    run = Run(tmp_path / "history")
+    run.checkpoint(1, whole({"w": torch.tensor([1.0, math.nan, -math.inf])}))
+    run.close()
+    assert json.loads(dshistory("tensor", str(run.root), "w", "--json").stdout) == [1.0, "NaN", "-Infinity"]
 
 
 def test_reindex_counts_the_checkpoints(root: Path) -> None:
