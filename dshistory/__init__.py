@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Any
 try:
     from native._siblings import check_siblings
 except ImportError as error:
+    import native
+
     raise ImportError(
-        f"DSHistory needs its own package 'native', but importing it failed: {error}; "
-        "a file or folder of that name may stand in the way"
+        f"DSHistory needs its own package 'native', but `import native` finds {native.__file__}: "
+        "rename that file, or put it after DSHistory on sys.path"
     ) from error
 
 check_siblings(__file__, ("native", "catalog", "capture"))

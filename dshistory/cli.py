@@ -69,14 +69,14 @@ def _run(words: Sequence[str]) -> int:
 def _shown(result: Any, form: str) -> str:
     """A verb's result as text, JSON or CSV; what is no table has no CSV but its text."""
     from dshistory.report import Report
-    from dshistory.table import Table
+    from dshistory.table import Table, json_value
 
     if form == "csv" and isinstance(result, Table):
         return result.to_csv().rstrip("\n")
     if form == "json":
         if isinstance(result, (Table, Report)):
             return result.to_json()
-        return json.dumps(result.tolist() if hasattr(result, "tolist") else result)
+        return json.dumps(json_value(result.tolist() if hasattr(result, "tolist") else result))
     return repr(result)
 
 

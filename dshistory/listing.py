@@ -173,7 +173,8 @@ def _objects(extents: Sequence[Extent]) -> list[dict[str, object]]:
 def verify(history: History, refs: Sequence[CheckpointRef] | None, *, quiet: bool) -> Table:
     """See `Explorer.verify`."""
     checked = history.checkpoints() if refs is None else list(refs)
-    total = sum(part.data_bytes for ref in checked for part in history.marker(ref).parts)
+    folders = [history.paths.step_dir(ref.run, ref.step) for ref in checked]
+    total = sum(path.stat().st_size for folder in folders for path in folder.glob("*.safetensors"))
     with ByteProgress(total, description="verify", quiet=quiet) as bar:
         problems = verification.verify(history, refs, progress=bar.advance)
     rows = [{"file": problem.file, "field": problem.field, "problem": problem.message} for problem in problems]
