@@ -1,13 +1,18 @@
 """Tiny histories written through the catalog's own writer, for tests of the explorer."""
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
 
 import native
 from capture.dtypes import dtype_name
@@ -113,6 +118,19 @@ def tiny_history(root: Path) -> Iterator[Run]:
     run.tag("good", 10)
     yield run
     run.close()
+
+
+@contextmanager
+def extended_shell(folder: Path) -> Iterator[InteractiveShell]:
+    """A fresh IPython shell with the extension loaded, which keeps its files in `folder` and remembers no input."""
+    with patch.dict(os.environ, IPYTHONDIR=str(folder)):
+        shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
+        shell.Completer.use_jedi = False  # it would add Python's own words to ours
+        shell.run_line_magic("load_ext", "dshistory")
+        try:
+            yield shell
+        finally:
+            InteractiveShell.clear_instance()
 
 
 def flip_bit(path: Path, *, offset: int) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from IPython.core.interactiveshell import InteractiveShell
+from explorer_helpers import extended_shell
 
 import capture
 import dshistory
@@ -121,16 +121,14 @@ def test_show_verify_reindex_and_sql(explorer: dshistory.Explorer) -> None:
     assert row == {"n": 2}
 
 
-def test_the_command_line_and_the_magics_show_the_same(trained: Trained, explorer: dshistory.Explorer) -> None:
+def test_the_command_line_and_the_magics_show_the_same(
+    trained: Trained, explorer: dshistory.Explorer, tmp_path: Path
+) -> None:
     words = ["diff", str(trained.root), "4", "8", "--json"]
     output = subprocess.run([sys.executable, "-m", "dshistory", *words], capture_output=True, text=True, timeout=120)
     assert output.returncode == 0, output.stderr
-    shell = InteractiveShell.instance()
-    shell.run_line_magic("load_ext", "dshistory")
-    try:
+    with extended_shell(tmp_path) as shell:
         table: Any = shell.run_line_magic("dshistory", "diff 4 8 --quiet")
-    finally:
-        shell.run_line_magic("unload_ext", "dshistory")
     assert json.loads(output.stdout) == json.loads(table.to_json())
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from explorer_helpers import tiny_history
+from explorer_helpers import extended_shell, tiny_history
 from IPython.core.completer import provisionalcompleter
 from IPython.core.interactiveshell import InteractiveShell
 
@@ -23,16 +23,11 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def shell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[InteractiveShell]:
-    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     monkeypatch.delenv("DSHISTORY", raising=False)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(current, "_opened", [])
-    shell = InteractiveShell.instance()
-    shell.Completer.use_jedi = False  # it would add Python's own words to ours
-    shell.run_line_magic("load_ext", "dshistory")
-    yield shell
-    shell.run_line_magic("unload_ext", "dshistory")
-    shell.reset()
+    with extended_shell(tmp_path / "ipython") as shell:
+        yield shell
 
 
 def run(shell: InteractiveShell, cell: str) -> Any:
@@ -59,14 +54,12 @@ def test_loading_binds_the_name_and_unloading_takes_it_back(shell: InteractiveSh
     assert shell.find_line_magic("dshistory") is None
     assert shell.find_cell_magic("dshistory") is None
     assert "log" not in _completions(shell, "%dshistory l")
-    shell.run_line_magic("load_ext", "dshistory")
 
 
 def test_unloading_leaves_a_users_own_variable(shell: InteractiveShell) -> None:
     shell.user_ns["dshistory"] = 7
     shell.run_line_magic("unload_ext", "dshistory")
     assert shell.user_ns["dshistory"] == 7
-    shell.run_line_magic("load_ext", "dshistory")
 
 
 def test_sql_cells(shell: InteractiveShell, root: Path) -> None:
