@@ -66,7 +66,8 @@ def main() -> None:
         HERE.parent / "notebooks" / "quickstart.ipynb", history=history, output=args.output
     )
     print(f"  notebook  {shown(executed)}\n  as HTML   {shown(page)}\n  history   {shown(history)}")
-    print(f"\nDone in {time.perf_counter() - started:.0f} s. Look around:  dshistory log {shown(history)}")
+    program = shown(Path(sys.executable).with_name("dshistory"))
+    print(f"\nDone in {time.perf_counter() - started:.0f} s. Look around:  {program} log {shown(history)}")
 
 
 def heading(text: str) -> None:

@@ -23,6 +23,7 @@ def draw(executed: Path, picture: Path) -> None:
         sys.exit("no chromium here; install it with: sudo apt-get install chromium fonts-dejavu")
     document = nbformat.read(executed, as_version=4)
     document.cells = [cell for cell in document.cells if "picture" in cell.metadata.get("tags", [])]
+    picture.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "page.html"
         page.write_text(notebook.as_html(document) + STYLE)
