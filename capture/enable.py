@@ -1,6 +1,7 @@
 """`capture.enable`: everything that is decided, checked and refused before the first snapshot."""
 
 import atexit
+import contextlib
 import datetime
 import os
 import platform
@@ -96,7 +97,12 @@ def enable(
         "taking the run's lock",
         lambda: RunWriter(root, run=run, rank=ranks.rank, world_size=ranks.world_size, layout=layout),
     )
-    session = Session(loop, source, run=writer, engine=engine, every=every, on_full=on_full)
+    with contextlib.ExitStack() as undo:
+        session = ranks.agree(
+            "capturing the first step",
+            lambda: undo.enter_context(Session(loop, source, run=writer, engine=engine, every=every, on_full=on_full)),
+        )
+        undo.pop_all()
     register_session(target, session)
     _close_at_exit(session)
     return session

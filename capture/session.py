@@ -258,9 +258,11 @@ class Session:
         try:
             self._take(self._loop.step())
             self._settle()
-        except BaseException:
+        except BaseException as error:
             self._detach()
             self._end()
+            if isinstance(error, OSError):
+                raise SetupError(f"the first step can't be written to {self.history}: {error}") from error
             raise
 
     def _try(self, step: int) -> None:

@@ -80,6 +80,30 @@ def case_what_one_rank_refuses_all_refuse(folder: Path) -> None:
     one_step(model, optimizer)
 
 
+class BreaksLater:
+    """State that can be stored when `enable` looks at it first, and on rank 1 not any more."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def state_dict(self) -> dict:
+        self.asked += 1
+        return {"value": print if self.asked > 1 and dist.get_rank() == 1 else 1}
+
+    def load_state_dict(self, state: dict) -> None:
+        """Never asked."""
+
+
+def case_a_first_step_that_one_rank_can_not_take(folder: Path) -> None:
+    model, optimizer = make()
+    provider = capture.Stateful("user", BreaksLater(), placement="rank_local")
+    said = refused(lambda: capture.enable(model, optimizer=optimizer, history=folder / "first", providers=[provider]))
+    assert "user['value']" in said
+    assert not optimizer._optimizer_step_pre_hooks
+    one_step(model, optimizer)
+    assert not History.open(folder / "first").checkpoints()
+
+
 def case_a_folder_that_is_not_shared(folder: Path) -> None:
     model, optimizer = make()
     own = folder / f"own-{dist.get_rank()}"

@@ -144,6 +144,14 @@ def test_a_full_writer_skips_the_step_and_says_so(history):
     assert skipped == len(events(history, session.run, "skipped"))
 
 
+def test_a_disk_that_is_full_from_the_start_is_refused(tiny_disk):
+    model, optimizer = make(1000)
+    with pytest.raises(SetupError, match="No space left"):
+        faulty_session(model, optimizer, tiny_disk / "history", faults=native.Faults(), budget_bytes=16 * MIB)
+    assert not optimizer._optimizer_step_pre_hooks
+    one_step(model, optimizer)
+
+
 def test_a_budget_that_is_too_small_is_refused(history):
     model, optimizer = make()
     with pytest.raises(SetupError, match="budget"):
