@@ -4,8 +4,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 import native
 from catalog.errors import FormatError
@@ -17,6 +19,8 @@ __all__ = ["DamagedExtent", "check_data_file", "check_header"]
 
 BATCH_BYTES = 64 << 20
 _BATCH_EXTENTS = 4096
+
+Buffer: TypeAlias = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +70,16 @@ def check_data_file(root: Path, manifest: Manifest, *, progress: Callable[[int],
         yield DamagedExtent(manifest.file, "data_bytes", told)
     if size is None:
         return
-    for batch in _batches(sorted(manifest.extents(), key=lambda extent: (extent.file, extent.offset))):
-        yield from _compared(root, batch)
-        progress(sum(extent.nbytes for extent in batch))
+    batches = list(_batches(sorted(manifest.extents(), key=lambda extent: (extent.file, extent.offset))))
+    # One buffer for all: fresh memory costs a page fault every 4 KiB.
+    buffer = np.empty(max([1, *map(_total_bytes, batches)]), np.uint8)
+    for batch in batches:
+        yield from _compared(root, batch, buffer)
+        progress(_total_bytes(batch))
+
+
+def _total_bytes(batch: list[Extent]) -> int:
+    return sum(extent.nbytes for extent in batch)
 
 
 def _batches(extents: list[Extent]) -> Iterator[list[Extent]]:
@@ -84,13 +95,13 @@ def _batches(extents: list[Extent]) -> Iterator[list[Extent]]:
         yield batch
 
 
-def _compared(root: Path, batch: list[Extent]) -> Iterator[DamagedExtent]:
+def _compared(root: Path, batch: list[Extent], buffer: Buffer) -> Iterator[DamagedExtent]:
     try:
-        checksums = _read(root, batch)
+        checksums = _read(root, batch, buffer)
     except (OSError, ValueError) as error:
         if len(batch) > 1:
             for extent in batch:
-                yield from _compared(root, [extent])
+                yield from _compared(root, [extent], buffer)
         else:
             yield DamagedExtent(batch[0].file, _field(batch[0]), f"not readable: {error}")
         return
@@ -102,10 +113,9 @@ def _compared(root: Path, batch: list[Extent]) -> Iterator[DamagedExtent]:
             yield DamagedExtent(extent.file, _field(extent), told)
 
 
-def _read(root: Path, batch: list[Extent]) -> bytes:
+def _read(root: Path, batch: list[Extent], buffer: Buffer) -> bytes:
     """The checksums of a batch, 16 bytes each."""
     files = sorted({extent.file for extent in batch})
-    buffer = np.empty(max(1, sum(extent.nbytes for extent in batch)), np.uint8)
     nbytes = np.array([extent.nbytes for extent in batch], np.uint64)
     starts = np.concatenate([np.zeros(1, np.uint64), np.cumsum(nbytes)[:-1]]).astype(np.uint64)
     return native.read(

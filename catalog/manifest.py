@@ -180,6 +180,8 @@ def _check_rows(table: pa.Table, *, file: str, data_bytes: int, where: str) -> N
 
 def _check_cover(own: pa.Table, *, data_bytes: int, where: str) -> None:
     """The rows of the rank's own file lie one behind the other, from its first byte, the header, to its last."""
+    if not own.num_rows:
+        raise FormatError(f"{where}: has no extent of its own file, at least its header")
     order = own.sort_by([("offset", "ascending"), ("nbytes", "ascending")])
     at = 0
     rows = zip(*(order[name].to_pylist() for name in ("kind", "name", "offset", "nbytes")), strict=True)

@@ -169,8 +169,9 @@ def test_hostile_facts_are_refused(change: dict[str, str | None]) -> None:
 
 
 def test_no_rows_are_refused() -> None:
-    with pytest.raises(FormatError):
-        _decode(_sealed([]))
+    for data_bytes in (0, 2 * ALIGN):
+        with pytest.raises(FormatError, match="no extent"):
+            _decode(_sealed([], data_bytes=str(data_bytes)))
 
 
 def test_other_columns_are_refused() -> None:
