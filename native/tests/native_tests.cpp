@@ -1,0 +1,25 @@
+// Runs every case; the one argument is an empty folder for files.
+
+#include <cstdio>
+#include <exception>
+
+#include "harness.hpp"
+
+int main(int count, char **arguments) {
+    if (count != 2) {
+        std::fprintf(stderr, "usage: %s FOLDER\n", arguments[0]);
+        return 2;
+    }
+    dsh::test::scratch() = arguments[1];
+    int failed = 0;
+    for (const dsh::test::Case &each : dsh::test::cases()) {
+        try {
+            each.run();
+            std::printf("ok      %s\n", each.name.c_str());
+        } catch (const std::exception &error) {
+            std::printf("FAILED  %s: %s\n", each.name.c_str(), error.what());
+            ++failed;
+        }
+    }
+    return failed == 0 ? 0 : 1;
+}

@@ -1,0 +1,290 @@
+// The write queue by hand and under threads: what the sanitizers watch. The "device" copies into memory, so that a read
+// of live bytes after the barrier is a race they see.
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include "engine.hpp"
+#include "harness.hpp"
+
+namespace dsh::test {
+namespace {
+
+constexpr std::uint64_t page = 4096;
+constexpr std::uint64_t block = 256 << 10;
+
+struct Source {
+    std::unique_ptr<std::byte, decltype(&std::free)> memory;
+    std::uint64_t nbytes;
+    std::shared_ptr<const WritePlan> plan;
+
+    void fill(std::uint64_t seed) const {
+        Random random(seed);
+        for (std::uint64_t at = 0; at + 8 <= nbytes; at += 8) {
+            const std::uint64_t word = random.between(0, ~std::uint64_t{0});
+            std::memcpy(memory.get() + at, &word, 8);
+        }
+    }
+
+    std::vector<std::byte> image() const {
+        std::vector<std::byte> bytes(plan->data_end());
+        for (const Extent &extent : plan->extents()) {
+            std::memcpy(bytes.data() + extent.offset, reinterpret_cast<const void *>(extent.address), extent.nbytes);
+        }
+        return bytes;
+    }
+
+    std::vector<Digest> digests() const {
+        std::vector<Digest> result;
+        for (const Extent &extent : plan->extents()) {
+            result.push_back(checksum(reinterpret_cast<const void *>(extent.address), extent.nbytes));
+        }
+        return result;
+    }
+};
+
+// A long run that may go direct, after some pieces that may not; `eager` of the pieces are eager.
+Source source(std::size_t count, std::size_t eager, std::uint64_t run_bytes, bool congruent) {
+    const std::uint64_t nbytes = round_up(count * 5000 + run_bytes + 3 * page, page);
+    Source result{{static_cast<std::byte *>(std::aligned_alloc(page, nbytes)), std::free}, nbytes, nullptr};
+    const auto base = reinterpret_cast<std::uint64_t>(result.memory.get());
+    std::vector<Extent> extents;
+    std::uint64_t at = page;
+    for (std::size_t i = 0; i < count; ++i, at += 5000) {
+        extents.push_back({at, base + at + 1, 4000 + i});
+    }
+    extents.push_back({at, base + at + (congruent ? 0 : 7), run_bytes});
+    const std::uint64_t end = round_up(at + run_bytes, page);
+    result.plan = std::make_shared<WritePlan>(std::move(extents), eager, page, end, page);
+    return result;
+}
+
+std::string file_name(const std::string &name) { return scratch() / name; }
+
+// Threads that copy every write into the image of its job.
+class MemoryDevice {
+  public:
+    MemoryDevice(WriteQueue &queue, std::size_t threads, bool fails) : queue_(queue), fails_(fails) {
+        for (std::size_t i = 0; i < threads; ++i) {
+            threads_.emplace_back([this] { work(); });
+        }
+    }
+    ~MemoryDevice() { queue_.stop(); }
+
+    // What landed of a job that is settled; its address may be another job's next.
+    std::vector<std::byte> take_image(const WriteJob *job) {
+        std::lock_guard lock(mutex_);
+        return std::move(images_.extract(job).mapped());
+    }
+
+  private:
+    void work() {
+        while (auto write = queue_.next(true)) {
+            std::vector<std::byte> copy(write->data, write->data + write->nbytes);
+            std::this_thread::yield();
+            int code = 0;
+            {
+                std::lock_guard lock(mutex_);
+                auto &image = images_[write->job.get()];
+                image.resize(std::max<std::size_t>(image.size(), write->offset + write->nbytes));
+                std::memcpy(image.data() + write->offset, copy.data(), copy.size());
+                code = fails_ && ++turn_ % 9 == 0 ? EIO : 0;
+            }
+            queue_.completed(std::move(*write), code);
+        }
+    }
+
+    WriteQueue &queue_;
+    bool fails_;
+    std::uint64_t turn_ = 0;
+    std::mutex mutex_;
+    std::map<const WriteJob *, std::vector<std::byte>> images_;
+    std::vector<std::jthread> threads_;
+};
+
+// Several trainings write through one queue, overwrite their state at once after the barrier, and look at what landed.
+void train(WriteQueue &queue, MemoryDevice &device, std::uint64_t seed, bool fails) {
+    Random random(seed);
+    for (int turn = 0; turn < 8; ++turn) {
+        const std::size_t count = random.between(0, 6);
+        const Source state = source(count, random.between(0, count), random.between(1, 8 * block), random.coin());
+        state.fill(seed + static_cast<std::uint64_t>(turn));
+        const auto want = state.image();
+        const auto digests = state.digests();
+        const auto job = queue.start(state.plan, file_name(std::to_string(seed) + "-" + std::to_string(turn)), nullptr);
+        if (random.coin()) {
+            std::this_thread::yield();
+        }
+        queue.release(job);
+        CHECK(queue.released(*job));
+        std::memset(state.memory.get(), 0xee, state.nbytes);
+        bool failed = false;
+        try {
+            CHECK(queue.wait(*job, -1));
+        } catch (const IoError &) {
+            failed = true;
+        }
+        const auto got = device.take_image(job.get());
+        CHECK(failed ? fails : got == want && job->digests() == digests);
+        queue.fail(job, IoError("abort", job->path(), 0, ECANCELED));
+        job->discard();
+    }
+}
+
+void several_trainings(bool fails) {
+    WriteQueue queue(Staging::least_bytes(block), block);
+    const std::uint64_t all = queue.free_bytes();
+    std::mutex mutex;
+    std::exception_ptr error;
+    {
+        MemoryDevice device(queue, 3, fails);
+        std::vector<std::jthread> threads;
+        for (std::uint64_t seed : {100, 200, 300}) {
+            threads.emplace_back([&, seed] {
+                try {
+                    train(queue, device, seed, fails);
+                } catch (...) {
+                    std::lock_guard lock(mutex);
+                    error = std::current_exception();
+                }
+            });
+        }
+        threads.clear();
+    }
+    if (error) {
+        std::rethrow_exception(error);
+    }
+    CHECK(queue.free_bytes() == all);
+}
+
+void write_with_engine(const std::string &backend) {
+    Engine engine(backend, Staging::least_bytes(block) + 4 * block, block, 4, nullptr);
+    for (std::uint64_t turn = 0; turn < 6; ++turn) {
+        const Source state = source(turn, turn / 2, 16 * block, turn % 2 == 0);
+        state.fill(turn);
+        auto want = state.image();
+        const auto digests = state.digests();
+        const std::string path = file_name(backend + std::to_string(turn));
+        const auto job = engine.start(state.plan, path);
+        engine.release(job);
+        std::memset(state.memory.get(), 0xee, state.nbytes);
+        CHECK(engine.wait(*job, -1));
+        CHECK(engine.digests(*job) == digests);
+        const std::string header(page, 'h');
+        const std::string tail(page, 't');
+        CHECK(engine.finish(*job, header, tail) == want.size() + page);
+        std::memset(want.data(), 'h', page);
+        want.insert(want.end(), page, std::byte{'t'});
+        std::ifstream file(path, std::ios::binary);
+        std::vector<std::byte> got(want.size());
+        file.read(reinterpret_cast<char *>(got.data()), static_cast<std::streamsize>(got.size()));
+        CHECK(got == want);
+    }
+}
+
+} // namespace
+
+TEST(the_barrier_waits_for_what_the_device_still_reads) {
+    WriteQueue queue(Staging::least_bytes(block) + 8 * block, block);
+    const Source state = source(0, 0, 6 * block, true);
+    const auto job = queue.start(state.plan, file_name("barrier"), nullptr);
+    std::vector<Write> live;
+    live.push_back(*queue.next(false));
+    CHECK(!live.front().slot);
+    std::atomic<bool> answered = false;
+    std::atomic<bool> returned_after_answer = false;
+    std::atomic<bool> returned = false;
+    std::jthread barrier([&] {
+        queue.release(job);
+        returned_after_answer = answered.load();
+        returned = true;
+    });
+    for (int i = 1; i < 6; ++i) {
+        Write write = *queue.next(true);
+        if (write.slot) {
+            queue.completed(std::move(write), 0);
+        } else {
+            live.push_back(std::move(write));
+        }
+    }
+    for (int i = 0; i < 100 && !returned; ++i) {
+        std::this_thread::sleep_for(std::chrono::microseconds(200));
+    }
+    CHECK(!queue.released(*job));
+    answered = true;
+    for (Write &write : live) {
+        queue.completed(std::move(write), 0);
+    }
+    barrier.join();
+    CHECK(returned_after_answer);
+    CHECK(queue.released(*job));
+    CHECK(queue.wait(*job, -1));
+}
+
+TEST(a_slot_is_back_only_when_its_write_is_answered) {
+    WriteQueue queue(Staging::least_bytes(block), block);
+    const Source state = source(0, 0, 6 * block, false);
+    const std::uint64_t all = queue.free_bytes();
+    const auto job = queue.start(state.plan, file_name("slots"), nullptr);
+    Write first = *queue.next(false);
+    Write second = *queue.next(false);
+    CHECK(first.data != second.data);
+    CHECK(queue.free_bytes() == all - 2 * block);
+    CHECK(!queue.next(false));
+    queue.completed(std::move(second), 0);
+    Write third = *queue.next(false);
+    CHECK(third.data != first.data);
+    queue.completed(std::move(first), 0);
+    queue.completed(std::move(third), 0);
+    CHECK(queue.free_bytes() == all);
+    CHECK(!queue.wait(*job, 0));
+}
+
+TEST(trainings_side_by_side_get_their_own_bytes) { several_trainings(false); }
+
+TEST(failures_of_some_writes_reach_their_jobs_only) { several_trainings(true); }
+
+TEST(stop_ends_everything_that_waits) {
+    for (std::uint64_t turn = 0; turn < 20; ++turn) {
+        WriteQueue queue(Staging::least_bytes(block), block);
+        const Source state = source(3, 3, 12 * block, turn % 2 == 0);
+        std::vector<std::jthread> users;
+        {
+            MemoryDevice device(queue, 2, false);
+            for (int user = 0; user < 3; ++user) {
+                users.emplace_back([&, user] {
+                    try {
+                        const auto job = queue.start(
+                            state.plan, file_name("stop" + std::to_string(turn) + "-" + std::to_string(user)), nullptr);
+                        queue.release(job);
+                        queue.wait(*job, -1);
+                    } catch (const std::runtime_error &) {
+                        // closed, before or after the start
+                    }
+                });
+            }
+            for (std::uint64_t i = 0; i < turn; ++i) {
+                std::this_thread::yield();
+            }
+        }
+    }
+}
+
+TEST(posix_lands_what_was_there_at_the_barrier) { write_with_engine("posix"); }
+
+TEST(io_uring_lands_what_was_there_at_the_barrier) {
+    if (probe_io_uring().empty()) {
+        write_with_engine("io_uring");
+    }
+}
+
+} // namespace dsh::test
