@@ -8,6 +8,7 @@ import importlib
 import json
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -43,7 +44,7 @@ def run_ranks(module: str, *, world: int, folder: Path, timeout_s: float = 240.0
             process.wait(timeout=timeout_s)
     finally:
         for process in ranks:
-            process.kill()
+            _stop(process)
     said: dict[str, str] = {}
     for rank in range(world):
         report = folder / f"{module}-{rank}.json"
@@ -55,6 +56,19 @@ def run_ranks(module: str, *, world: int, folder: Path, timeout_s: float = 240.0
             for name in case_names(module):
                 said.setdefault(name, f"rank {rank} did not get here; the end of its log:\n{tail}")
     return said
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End a rank that hangs. Interrupted first: killed while it compiles a DeepSpeed extension, it would leave the lock of torch's extension
+    cache behind, and every later process would wait for it for ever.
+    """
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def main(module: str, folder: Path) -> None:
