@@ -9,6 +9,11 @@ SCRIPTS := examples benchmarks tests
 NATIVE_SOURCES := $(shell find native -name '*.cpp' -o -name '*.hpp' -o -name '*.h' 2>/dev/null)
 BUILD_INPUTS := pyproject.toml CMakeLists.txt constraints.txt $(NATIVE_SOURCES)
 
+# DeepSpeed compiles its operators when they are first used. A process killed meanwhile leaves torch's lock behind, for which
+# every later one would wait for ever; the folder is the project's own, so that a left lock can be removed before each start.
+export TORCH_EXTENSIONS_DIR := $(CURDIR)/$(VENV)/torch_extensions
+UNLOCK = @rm -f $(TORCH_EXTENSIONS_DIR)/*/lock
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -45,10 +50,12 @@ setup: $(VENV)/.installed  ## make .venv, install everything, build the extensio
 
 .PHONY: demo
 demo: setup  ## train a small GPT with its history captured, then look at that history
+	$(UNLOCK)
 	$(BIN)/python examples/demo.py
 
 .PHONY: test
 test: setup  ## run every test
+	$(UNLOCK)
 	$(BIN)/python -m pytest -q -rs
 
 .PHONY: lint
