@@ -14,6 +14,10 @@ BUILD_INPUTS := pyproject.toml CMakeLists.txt constraints.txt $(NATIVE_SOURCES)
 export TORCH_EXTENSIONS_DIR := $(CURDIR)/$(VENV)/torch_extensions
 UNLOCK = @rm -f $(TORCH_EXTENSIONS_DIR)/*/lock
 
+# DeepSpeed compiles its extensions on first use. In the cache of the whole account, environments would rebuild each
+# other's, and a build that was killed leaves a lock there for which everybody waits.
+export TORCH_EXTENSIONS_DIR := $(CURDIR)/$(VENV)/torch_extensions
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -47,6 +51,7 @@ $(VENV)/.installed: $(VENV)/.tools $(BUILD_INPUTS)
 .PHONY: setup
 setup: $(VENV)/.installed  ## make .venv, install everything, build the extension
 	@pkg-config --exists liburing libxxhash || .ci/system-packages $(PYTHON)
+	@mkdir -p $(TORCH_EXTENSIONS_DIR) && find $(TORCH_EXTENSIONS_DIR) -name lock -mmin +10 -delete
 
 .PHONY: demo
 demo: setup  ## train a small GPT with its history captured, then look at that history

@@ -22,7 +22,8 @@ def run(command: Sequence[str], environment: Mapping[str, str]) -> None:
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    for request in (signal.SIGTERM, signal.SIGKILL):
+    # SIGINT first: Python then frees the lock of an extension it is compiling, for which later starts would wait for ever.
+    for request in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(child.pid, request)
             child.wait(GRACE_S)
