@@ -21,7 +21,6 @@ from capture.deepspeed import DeepSpeedLoop
 from catalog.errors import UnsupportedError
 from catalog.history import History
 
-
 # Experts first: a pipeline leaves its grid behind in DeepSpeed's globals, which experts would then be laid out on.
 
 
