@@ -9,13 +9,8 @@ SCRIPTS := examples benchmarks tests
 NATIVE_SOURCES := $(shell find native -name '*.cpp' -o -name '*.hpp' -o -name '*.h' 2>/dev/null)
 BUILD_INPUTS := pyproject.toml CMakeLists.txt constraints.txt $(NATIVE_SOURCES)
 
-# DeepSpeed compiles its operators when they are first used. A process killed meanwhile leaves torch's lock behind, for which
-# every later one would wait for ever; the folder is the project's own, so that a left lock can be removed before each start.
-export TORCH_EXTENSIONS_DIR := $(CURDIR)/$(VENV)/torch_extensions
-UNLOCK = @rm -f $(TORCH_EXTENSIONS_DIR)/*/lock
-
 # DeepSpeed compiles its extensions on first use. In the cache of the whole account, environments would rebuild each
-# other's, and a build that was killed leaves a lock there for which everybody waits.
+# other's, and a build that was killed leaves a lock there for which everybody waits; here `setup` removes it.
 export TORCH_EXTENSIONS_DIR := $(CURDIR)/$(VENV)/torch_extensions
 
 .DEFAULT_GOAL := help
@@ -51,16 +46,14 @@ $(VENV)/.installed: $(VENV)/.tools $(BUILD_INPUTS)
 .PHONY: setup
 setup: $(VENV)/.installed  ## make .venv, install everything, build the extension
 	@pkg-config --exists liburing libxxhash || .ci/system-packages $(PYTHON)
-	@mkdir -p $(TORCH_EXTENSIONS_DIR) && find $(TORCH_EXTENSIONS_DIR) -name lock -mmin +10 -delete
+	@mkdir -p $(TORCH_EXTENSIONS_DIR) && find $(TORCH_EXTENSIONS_DIR) -name lock -delete
 
 .PHONY: demo
 demo: setup  ## train a small GPT with its history captured, then look at that history
-	$(UNLOCK)
 	$(BIN)/python examples/demo.py
 
 .PHONY: test
 test: setup  ## run every test
-	$(UNLOCK)
 	$(BIN)/python -m pytest -q -rs
 
 .PHONY: lint
