@@ -13,7 +13,7 @@ from dshistory.arguments import help_text, overview, parse, split
 from dshistory.completion import completions
 from dshistory.verbs import UsageError, verb_named
 
-__all__ = ["DSHistoryMagics", "load", "unload"]
+__all__ = ["DSHistoryMagics", "Help", "load", "unload"]
 
 _NAME: Final = "dshistory"
 
