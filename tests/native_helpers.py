@@ -5,15 +5,38 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 
 import native
 
 ALIGN = 4096
+MIB = 1 << 20
 BLOCK = 64 << 10
 SMALL_SLOTS = 4 * (64 << 10)
 LEAST_BUDGET = 2 * BLOCK + SMALL_SLOTS
 HEADER = bytes(range(256)) * (ALIGN // 256)
+
+
+each_backend = pytest.mark.parametrize(
+    "backend",
+    [
+        pytest.param("io_uring", marks=pytest.mark.skipif(native.probe_io_uring() != "", reason="no io_uring here")),
+        "posix",
+    ],
+)
+
+
+def engine(
+    backend: str, *, budget_bytes: int = LEAST_BUDGET, block_bytes: int = BLOCK, depth: int = 4, **faults: int
+) -> native.Engine:
+    return native.Engine(
+        backend=backend,
+        budget_bytes=budget_bytes,
+        block_bytes=block_bytes,
+        depth=depth,
+        faults=native.Faults(**faults) if faults else None,
+    )
 
 
 def arena(nbytes: int) -> np.ndarray:

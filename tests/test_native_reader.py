@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from native_helpers import ALIGN, BLOCK, Piece, arena, extents, pieces, same_bytes
+from native_helpers import ALIGN, BLOCK, MIB, Piece, arena, extents, pieces, same_bytes
 
 import native
-
-MIB = 1 << 20
 
 numbers = itertools.count()
 

@@ -2,7 +2,6 @@
 
 import itertools
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +13,11 @@ from native_helpers import (
     BLOCK,
     HEADER,
     LEAST_BUDGET,
+    MIB,
     Extents,
     Piece,
+    each_backend,
+    engine,
     extents,
     fill,
     landed,
@@ -26,27 +28,7 @@ from native_helpers import (
 
 import native
 
-BACKENDS = ["io_uring", "posix"]
-MIB = 1 << 20
-
 numbers = itertools.count()
-
-
-@pytest.fixture(params=BACKENDS)
-def backend(request: pytest.FixtureRequest) -> Iterator[str]:
-    if request.param == "io_uring" and native.probe_io_uring():
-        pytest.skip(native.probe_io_uring())
-    return request.param
-
-
-def engine(backend: str, *, budget_bytes: int = LEAST_BUDGET, block_bytes: int = BLOCK, depth: int = 4, **faults: int):
-    return native.Engine(
-        backend=backend,
-        budget_bytes=budget_bytes,
-        block_bytes=block_bytes,
-        depth=depth,
-        faults=native.Faults(**faults) if faults else None,
-    )
 
 
 def finish(job: native.WriteJob, path: Path, data: Extents, *, tail: bytes = b"") -> None:
@@ -59,6 +41,7 @@ def finish(job: native.WriteJob, path: Path, data: Extents, *, tail: bytes = b""
     landed(path, data, tail=tail)
 
 
+@each_backend
 @given(
     layout=pieces(),
     budget_bytes=st.sampled_from([LEAST_BUDGET, LEAST_BUDGET + ALIGN, LEAST_BUDGET + 3 * BLOCK, 4 * MIB]),
@@ -106,6 +89,7 @@ def test_what_lands_equals_an_eager_copy(
     path.unlink()
 
 
+@each_backend
 def test_eager_bytes_are_copied_inside_start(tmp_path: Path, backend) -> None:
     data = extents([Piece(3 * BLOCK + 5, 0, "congruent", True), Piece(100, 7, "odd", True)])
     want = data.image()
@@ -117,6 +101,7 @@ def test_eager_bytes_are_copied_inside_start(tmp_path: Path, backend) -> None:
     same_bytes((tmp_path / "f").read_bytes()[ALIGN:], want)
 
 
+@each_backend
 @pytest.mark.parametrize(
     ("place", "blocks_before_release"), [*(("congruent", blocks) for blocks in (0, 2, 3, 4)), ("odd", 2)]
 )
@@ -142,6 +127,7 @@ def written_blocks(job: native.WriteJob) -> float:
     return (job.stats["bytes_direct"] + job.stats["bytes_copied"]) / (4 * MIB)
 
 
+@each_backend
 def test_release_is_idempotent_and_may_come_from_several_threads(tmp_path: Path, backend) -> None:
     data = lazy_run(4 * MIB)
     want = data.image()
@@ -159,6 +145,7 @@ def test_release_is_idempotent_and_may_come_from_several_threads(tmp_path: Path,
     same_bytes((tmp_path / "f").read_bytes()[ALIGN:], want)
 
 
+@each_backend
 def test_a_wait_that_times_out_says_so_and_can_be_repeated(tmp_path: Path, backend) -> None:
     data = lazy_run(4 * MIB)
     writer = engine(backend, delay_us=2000, depth=1)
@@ -172,6 +159,7 @@ def test_a_wait_that_times_out_says_so_and_can_be_repeated(tmp_path: Path, backe
     finish(job, tmp_path / "f", data)
 
 
+@each_backend
 @pytest.mark.parametrize("place", ["congruent", "odd"])
 def test_a_job_larger_than_the_budget_streams_through_it(tmp_path: Path, backend, place) -> None:
     data = extents([Piece(5 * MIB, 0, place, i == 0) for i in range(3)])
@@ -182,6 +170,7 @@ def test_a_job_larger_than_the_budget_streams_through_it(tmp_path: Path, backend
     assert writer.budget_bytes == LEAST_BUDGET
 
 
+@each_backend
 @given(layouts=st.lists(pieces(most=4), min_size=2, max_size=4), order=st.randoms(use_true_random=False))
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_jobs_in_flight_share_one_budget(tmp_path: Path, backend, layouts, order) -> None:
@@ -200,6 +189,7 @@ def test_jobs_in_flight_share_one_budget(tmp_path: Path, backend, layouts, order
     assert writer.budget_free_bytes() == LEAST_BUDGET
 
 
+@each_backend
 def test_start_waits_for_a_budget_that_another_job_holds_and_then_proceeds(tmp_path: Path, backend) -> None:
     first = extents([Piece(MIB, 0, "odd", True)], seed=1)
     second = extents([Piece(MIB, 0, "odd", True)], seed=2)
@@ -210,6 +200,7 @@ def test_start_waits_for_a_budget_that_another_job_holds_and_then_proceeds(tmp_p
     finish(jobs[1], tmp_path / "1", second)
 
 
+@each_backend
 def test_one_plan_serves_many_jobs(tmp_path: Path, backend) -> None:
     data = extents([Piece(300, 0, "odd", True), Piece(2 * MIB, 10, "congruent", False)])
     plan = data.plan()
@@ -222,6 +213,7 @@ def test_one_plan_serves_many_jobs(tmp_path: Path, backend) -> None:
         finish(job, path, data)
 
 
+@each_backend
 def test_a_plan_without_extents_makes_a_file_of_its_ends(tmp_path: Path, backend) -> None:
     data = extents([])
     job = engine(backend).start(data.plan(), str(tmp_path / "f"))
@@ -239,6 +231,7 @@ def test_large_congruent_runs_go_straight_from_memory_and_pieces_of_a_run_do_not
     assert extents([Piece(2 * MIB, 0, "congruent", True)]).plan().direct_bytes == 0
 
 
+@each_backend
 def test_the_engine_states_what_it_is(backend) -> None:
     writer = engine(backend, budget_bytes=LEAST_BUDGET + 1)
     assert writer.backend == backend
@@ -247,6 +240,7 @@ def test_the_engine_states_what_it_is(backend) -> None:
     assert backend == "io_uring" or not writer.registered
 
 
+@each_backend
 def test_addresses_are_not_touched_after_release(tmp_path: Path, backend) -> None:
     """The memory is unmapped: any late read of it would kill the process, any late write from it would be EFAULT."""
     data = lazy_run(8 * MIB)

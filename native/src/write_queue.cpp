@@ -181,8 +181,7 @@ std::optional<Write> WriteQueue::pop_staged() {
     return std::nullopt;
 }
 
-// Prepare the next block of the oldest job that may be read lazily. A user's thread that waits for a slot comes first:
-// it is a training that stands still.
+// Prepare the next block of the oldest job that may be read lazily.
 std::optional<Write> WriteQueue::prepare_lazily(Lock &lock) {
     forget_prepared();
     for (std::size_t i = 0; i < lazy_.size();) {
@@ -192,7 +191,7 @@ std::optional<Write> WriteQueue::prepare_lazily(Lock &lock) {
         }
         std::optional<Slot> slot;
         if (!job->block().direct()) {
-            slot = slot_waiters_ == 0 ? staging_.take(job->block().nbytes) : std::nullopt;
+            slot = staging_.take(job->block().nbytes);
             if (!slot) {
                 continue;
             }
@@ -215,11 +214,8 @@ std::optional<Write> WriteQueue::prepare_lazily(Lock &lock) {
 // has failed.
 bool WriteQueue::stage_next(const std::shared_ptr<WriteJob> &job, Lock &lock) {
     std::optional<Slot> slot;
-    ++slot_waiters_;
     changed_.wait(lock, [&] { return job->error || (slot = staging_.take(job->block().nbytes)); });
-    --slot_waiters_;
     if (job->error) {
-        changed_.notify_all();
         return false;
     }
     auto write = prepare(job, slot, lock);

@@ -73,7 +73,6 @@ class WriteQueue {
     std::condition_variable changed_;
     std::deque<Write> staged_;
     std::deque<std::shared_ptr<WriteJob>> lazy_; // jobs with blocks to prepare, oldest first
-    std::size_t slot_waiters_ = 0;               // users' threads that wait for a slot
     bool stopping_ = false;
 };
 
