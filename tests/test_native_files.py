@@ -54,7 +54,7 @@ def mounted(tmp_path: Path) -> Iterator[Path]:
     if made or subprocess.run(["mount", "-o", "loop", image, folder], check=False, capture_output=True).returncode:
         pytest.skip("needs root, mkfs.ext2 and a loop device")
     yield folder
-    subprocess.run(["umount", folder], check=True)
+    subprocess.run(["umount", "--lazy", folder], check=True)
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def tiny_tmpfs(tmp_path: Path) -> Iterator[Path]:
     if os.geteuid() != 0 or subprocess.run(mount, check=False, capture_output=True).returncode:
         pytest.skip("needs root to mount a tmpfs")
     yield folder
-    subprocess.run(["umount", folder], check=True)
+    subprocess.run(["umount", "--lazy", folder], check=True)
 
 
 @each_backend
@@ -127,7 +127,7 @@ def test_a_file_system_without_o_direct_is_written_buffered(tmp_path: Path, back
         job.finish(header=HEADER, tail=b"t" * ALIGN)
         landed(folder / "f", data, tail=b"t" * ALIGN)
     finally:
-        subprocess.run(["umount", folder], check=True)
+        subprocess.run(["umount", "--lazy", folder], check=True)
 
 
 @each_backend
