@@ -1,0 +1,24 @@
+"""The figures in the README are those of the committed benchmark, not anybody's memory of it."""
+
+import json
+import re
+
+import pytest
+from house_helpers import ROOT
+
+COLUMNS = ("blocked", "durable", "cold read")
+
+
+def shown():
+    rows = re.findall(
+        r"^\| ([\w ._]+?) \| ([\d.]+) s \| ([\d.]+) s \| ([\d.]+) s \|$", (ROOT / "README.md").read_text(), re.M
+    )
+    return {name: dict(zip(COLUMNS, map(float, values), strict=True)) for name, *values in rows}
+
+
+@pytest.mark.parametrize("name", ["DSHistory", "safetensors", "torch.save", "DCP async_save"])
+def test_the_readme_shows_the_committed_medians(name):
+    measured = json.loads((ROOT / "benchmarks" / "results" / "save.json").read_text())
+    for column, value in shown()[name].items():
+        exact = measured["results"][name][column]["median"]
+        assert value == pytest.approx(exact, abs=0.0051 if value > 0.05 else 0.00051), column
