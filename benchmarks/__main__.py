@@ -11,7 +11,7 @@ from benchmarks import machine, report, save, tensors, training
 FULL = {
     "save": {"state_bytes": 1_100_000_000, "times": 5, "window_s": 1.0},
     "tensors": {"total_bytes": 640 << 20, "counts": (10, 100, 1_000, 10_000), "times": 5},
-    "training": {"state_bytes": 1_000_000_000, "steps": 20, "times": 3, "batch": 2},
+    "training": {"state_bytes": 1_000_000_000, "steps": 10, "times": 3, "batch": 2},
 }
 SMOKE = {
     "save": {"state_bytes": 1, "times": 1, "window_s": 0.0},

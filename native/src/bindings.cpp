@@ -224,6 +224,8 @@ void bind_writer(nb::module_ &module) {
 } // namespace
 
 NB_MODULE(_core, module) {
+    // A session that the main module still holds at exit is no leak worth a report on the user's terminal.
+    nb::set_leak_warnings(false);
     nb::register_exception_translator(translate);
     bind_writer(module);
     module.def("read", &read_extents, "paths"_a, nb::kw_only(), "file_index"_a, "offsets"_a, "addresses"_a, "nbytes"_a,
