@@ -76,7 +76,12 @@ def main() -> None:
         started, first = time.perf_counter(), engine.global_steps
         train(engine, loader, device, steps=args.steps, tokens_per_step=tokens, rank=rank)
         elapsed = time.perf_counter() - started
-    report(session, steps=engine.global_steps - first, elapsed_s=elapsed, rank=rank)
+        session.snapshot()
+        session.wait()
+        report(session, steps=engine.global_steps - first, elapsed_s=elapsed, rank=rank)
+    # Gloo's threads let go of a collective's tensors only after it has returned, and abort the process when the
+    # interpreter has ended by then. A barrier has no tensors, and gives them the time.
+    torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 
 
