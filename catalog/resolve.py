@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import operator
 from typing import TYPE_CHECKING
 
-from catalog.errors import NotFoundError
+from catalog.errors import NotFoundError, SetupError
 from catalog.records import CheckpointRef
 
 if TYPE_CHECKING:
@@ -37,9 +38,13 @@ def lineage(history: History, run: str) -> list[CheckpointRef]:
 
 
 def resolve(history: History, ref: int | str | CheckpointRef) -> CheckpointRef:
-    """The committed checkpoint that `ref` names; NotFoundError names the nearest that exist."""
+    """The committed checkpoint that `ref` names; NotFoundError names the nearest that exist, SetupError what is no
+    reference at all.
+    """
     if isinstance(ref, CheckpointRef):
         return _in_run(history, ref.run, ref.step)
+    if not isinstance(ref, str):
+        ref = _number(ref)
     if isinstance(ref, str) and ":" in ref:
         run, _, step = ref.rpartition(":")
         return _in_run(history, run, _whole(step, ref))
@@ -52,6 +57,18 @@ def resolve(history: History, ref: int | str | CheckpointRef) -> CheckpointRef:
     if ref == "best":
         return _best(history)
     return _tagged(history, ref)
+
+
+def _number(ref: object) -> int:
+    if not isinstance(ref, bool):
+        try:
+            return operator.index(ref)  # type: ignore[arg-type]
+        except TypeError:
+            pass
+    raise SetupError(
+        f"a checkpoint is named by a step (int), 'run:step', a tag, 'latest', 'best' or -1, not by {ref!r} of type "
+        f"{type(ref).__qualname__}"
+    )
 
 
 def _committed(history: History) -> list[CheckpointRef]:

@@ -1,11 +1,13 @@
 """What a person writes finds the checkpoint meant, in the tree of runs, and the error names the nearest."""
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from catalog_helpers import Run, pieces_of
 
-from catalog.errors import FormatError, NotFoundError
+from catalog.errors import FormatError, NotFoundError, SetupError
 from catalog.history import History
 from catalog.records import CheckpointRef
 from catalog.resolve import lineage
@@ -138,3 +140,13 @@ def test_parents_in_a_circle_end(history: Path) -> None:
     _run(history, "a", [0], day=1, parent=("b", 5))
     _run(history, "b", [5], day=2, parent=("a", 0))
     assert [str(ref) for ref in lineage(History.open(history), "b")] == ["a:0", "b:5"]
+
+
+@pytest.mark.parametrize("ref", [1.5, None, True, b"1", [1]])
+def test_what_is_no_reference_is_refused(tree: History, ref: Any) -> None:
+    with pytest.raises(SetupError, match="a checkpoint is named by a step"):
+        tree.resolve(ref)
+
+
+def test_whole_numbers_of_numpy_are_steps(tree: History) -> None:
+    assert tree.resolve(np.int64(40)) == CheckpointRef("c", 40)  # type: ignore[arg-type]
