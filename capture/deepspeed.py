@@ -15,7 +15,7 @@ from deepspeed.utils import groups
 
 from capture.items import StateProvider
 from capture.loop import LoopEvents
-from capture.providers import Buffers, ModuleParameters, Stateful, TorchOptimizer
+from capture.providers import Buffers, ExtraState, ModuleParameters, Stateful, TorchOptimizer, unwrapped
 from capture.zero import ZeroState
 from capture.zero_engine import EngineState
 from capture.zero_groups import class_name
@@ -49,12 +49,15 @@ class DeepSpeedLoop:
     def step(self) -> int:
         return int(self._engine.global_steps)
 
+    def subjects(self) -> Sequence[Any]:
+        return [self._engine, unwrapped(self._engine.module), self._engine.optimizer]
+
     def ranks(self) -> tuple[int, int]:
         return deepspeed.comm.get_rank(), deepspeed.comm.get_world_size()
 
     def providers(self) -> Sequence[StateProvider]:
         engine, optimizer = self._engine, self._engine.optimizer
-        providers: list[StateProvider] = [Buffers(engine.module)]
+        providers: list[StateProvider] = [Buffers(engine.module), ExtraState(engine.module)]
         if isinstance(optimizer, torch.optim.Optimizer):
             providers += [ModuleParameters(engine.module), TorchOptimizer(optimizer, engine.module)]
         else:

@@ -15,15 +15,16 @@ from typing import Any, Literal
 import torch
 
 import native
+from capture.intact import Check
 from capture.items import StateProvider
 from capture.loop import Loop
 from capture.loops import loop_for
 from capture.places import history_path
 from capture.ranks import Ranks
-from capture.registry import origin_of, register_session, session_of
+from capture.registry import origin_of, register_session, sessions_of
 from capture.restore import all_providers, restore_live
 from capture.session import Session
-from capture.snapshot import Source
+from capture.source import Source
 from catalog.collect import collect
 from catalog.errors import NotFoundError, SetupError
 from catalog.history import History
@@ -46,7 +47,8 @@ def enable(
     providers: Sequence[StateProvider] = (),
     budget_bytes: int = DEFAULT_BUDGET_BYTES,
     on_full: Literal["wait", "skip"] = "wait",
-    optimizer: torch.optim.Optimizer | None = None,
+    check: Check = "versions",
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     scheduler: Any = None,
     scaler: Any = None,
     resume: Literal["auto"] | None = None,
@@ -59,34 +61,46 @@ def enable(
     and that the training waits only for what is not yet safe when the next update begins. All ranks must call it; a
     refusal on one is raised on all.
 
-    target: a DeepSpeed engine, or a torch module together with `optimizer` (and `scheduler`, `scaler`).
+    target: a DeepSpeed engine, or a torch module together with `optimizer` (and `scheduler`, `scaler`). Several
+       optimizers are given in the order in which the loop calls them; the last one ends a step.
     history: the folder; default `$DSHISTORY`, else `./history`. Every rank must see the same.
     dataloader: anything with state_dict() and load_state_dict(), to resume at the very next batch.
     providers: further State Providers, such as `capture.Stateful("ema", ema)`.
     budget_bytes: the staging memory, the only memory taken beyond the training's own.
     on_full: with too many snapshots still being written, "wait" for one or "skip" the step (which is recorded).
+    check: how edits of the state between a step and the barrier are found, which fail that snapshot by name: "versions"
+       compares torch's version counters, which do not see writes through `.data`; "hash" also hashes host memory again
+       at the barrier, and the training waits for it. Edits inside `with session.modify():` are fine.
     resume: "auto" goes on from the newest complete checkpoint of the history that verifies, or starts fresh.
     backend: the writer's; by default io_uring where the host allows it, else POSIX threads.
     faults: planned input/output faults, for tests.
 
-    The first step is captured at once, the last at `close`. Enabling the same target again closes its session first.
+    The first step is captured at once, the last at `close`. Enabling the same module or optimizer again closes its
+    session first. The objects of `providers` are read when the next forward, or update, begins: what the loop updates
+    after the optimizer, such as an average of the weights, belongs to the step.
     Raises SetupError, UnsupportedError (state that can't be stored, by name), MismatchError.
     """
-    _check_arguments(every, on_full, resume, backend)
+    _check_arguments(every, on_full, check, resume, backend)
     loop = loop_for(target, optimizer=optimizer, scheduler=scheduler, scaler=scaler)
-    previous = session_of(target)
-    if previous is not None:
+    subjects = loop.subjects()
+    for previous in sessions_of(subjects):
         previous.close()
     ranks = Ranks(*loop.ranks())
     root = history_path(history)
     ranks.agree(f"making the history {root}", lambda: _make_history(root, ranks.rank))
     ranks.prove_shared(root)
     every_provider = all_providers(loop.providers(), dataloader, providers)
-    parent = origin_of(target)
+    parent = origin_of(subjects)
     if resume == "auto":
         parent = _resume(History.open(root), ranks, every_provider) or parent
     file_system = native.probe_file_system(str(root))
-    source = Source(every_provider, rank=ranks.rank, world_size=ranks.world_size, align=int(file_system["place_align"]))
+    source = Source(
+        every_provider,
+        of_user=providers,
+        rank=ranks.rank,
+        world_size=ranks.world_size,
+        align=int(file_system["place_align"]),
+    )
     layout = ranks.broadcast(ranks.agree("looking at the state", lambda: _layout(source, ranks.world_size)))
     engine = ranks.agree("making the writer", lambda: _engine(backend, budget_bytes, faults))
     facts = _facts(loop, engine, file_system, every, on_full)
@@ -100,19 +114,23 @@ def enable(
     with contextlib.ExitStack() as undo:
         session = ranks.agree(
             "capturing the first step",
-            lambda: undo.enter_context(Session(loop, source, run=writer, engine=engine, every=every, on_full=on_full)),
+            lambda: undo.enter_context(
+                Session(loop, source, run=writer, engine=engine, every=every, on_full=on_full, check=check)
+            ),
         )
         undo.pop_all()
-    register_session(target, session)
+    register_session(subjects, session)
     _close_at_exit(session)
     return session
 
 
-def _check_arguments(every: Any, on_full: Any, resume: Any, backend: Any) -> None:
+def _check_arguments(every: Any, on_full: Any, check: Any, resume: Any, backend: Any) -> None:
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         raise SetupError(f"every={every!r}: give a whole number of optimizer steps, 1 or more")
     if on_full not in ("wait", "skip"):
         raise SetupError(f'on_full={on_full!r}: give "wait" or "skip"')
+    if check not in ("versions", "hash"):
+        raise SetupError(f'check={check!r}: give "versions" or "hash"')
     if resume not in (None, "auto"):
         raise SetupError(f'resume={resume!r}: give "auto" or None; for a certain step call capture.restore first')
     if backend not in (None, "io_uring", "posix"):
@@ -188,7 +206,7 @@ def _resume(history: History, ranks: Ranks, providers: Sequence[StateProvider]) 
     if found is None:
         return None
     ref = CheckpointRef(found[0], found[1])
-    restore_live(history, ref, ranks=ranks, providers=providers)
+    restore_live(history, ref, ranks=ranks, providers=providers, whole=True)
     return ref
 
 

@@ -16,15 +16,22 @@ class LoopEvents(Protocol):
     def before_update(self) -> None:
         """The barrier: the loop calls it right before every optimizer update and goes on when it returns."""
 
-    def after_step(self, *, applied: bool, metrics: Mapping[str, float | torch.Tensor], settled: bool = True) -> None:
+    def after_step(
+        self,
+        *,
+        applied: bool,
+        metrics: Mapping[str, float | torch.Tensor],
+        moving: frozenset[str] = frozenset(),
+        keep: frozenset[str] = frozenset(),
+    ) -> None:
         """An optimizer step is over: counters have moved. `applied` False: nothing may be captured here, a snapshot
-        that is due waits for the next step. Tensors in `metrics` must not change any more. `settled` False: scheduler
-        and scaler may still move; `settled()` follows when they have.
+        that is due waits for the next step. Tensors in `metrics` must not change any more. `moving`: objects that may
+        still move and then belong to this step; `keep`: objects that may move, yet belong to this step as they are.
         """
 
-    def settled(self, *, moved: bool = True) -> None:
-        """What moves after the update has moved: the next forward begins. `moved` False: the scheduler does not move with
-        updates but by epochs, so the step's own state is the one it had at the update.
+    def settled(self, *, but: frozenset[str] = frozenset()) -> None:
+        """What moves after the update has moved: the next forward begins. Of the objects in `but` the step's own state is
+        the one from right after the update.
         """
 
     def before_access(self, what: str) -> None:
@@ -50,6 +57,9 @@ class Loop(Protocol):
 
     def facts(self) -> Mapping[str, Any]:
         """JSON for run.json: parallel layout, configuration, versions. Equal on all ranks."""
+
+    def subjects(self) -> Sequence[Any]:
+        """The live objects whose state this is, unwrapped: none of them may be captured by two sessions at once."""
 
     def ranks(self) -> tuple[int, int]:
         """Rank and world size."""

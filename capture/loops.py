@@ -6,18 +6,15 @@ from typing import Any
 import torch
 
 from capture.loop import Loop
-from capture.torch_loop import TorchLoop
+from capture.torch_loop import Optimizers, TorchLoop
 from catalog.errors import SetupError
 
 __all__ = ["loop_for"]
 
 
-def loop_for(
-    target: Any, *, optimizer: torch.optim.Optimizer | None = None, scheduler: Any = None, scaler: Any = None
-) -> Loop:
-    """The Loop of a DeepSpeed engine, or of a torch module with its optimizer, scheduler and gradient scaler.
-    SetupError
-    for anything else.
+def loop_for(target: Any, *, optimizer: Optimizers = None, scheduler: Any = None, scaler: Any = None) -> Loop:
+    """The Loop of a DeepSpeed engine, or of a torch module with its optimizers, scheduler and gradient scaler.
+    SetupError for anything else.
     """
     deepspeed = sys.modules.get("deepspeed")
     if deepspeed is not None and isinstance(target, deepspeed.DeepSpeedEngine):

@@ -32,7 +32,9 @@ _WIDEST_METADATA = {"format": "dshistory-1", "run": "-" * 128, "step": "-" * 20,
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """What this rank writes of one item: `[start, start + numel)` of the logical tensor, from `address`."""
+    """What this rank writes of one item: `[start, start + numel)` of the logical tensor, from `address`. `live`: the
+    training's own memory is read after the step too, until the barrier.
+    """
 
     item: TensorItem
     start: int
@@ -40,6 +42,7 @@ class Part:
     address: int
     itemsize: int
     dtype: str
+    live: bool
 
     @property
     def nbytes(self) -> int:
@@ -238,14 +241,9 @@ def _shares(items: Sequence[TensorItem], rank: int, world_size: int, sources: "_
             at += numel * itemsize
             if begin >= end and not (numel == 0 and rank == 0):
                 continue
-        yield Part(
-            item,
-            item.start + begin,
-            end - begin,
-            sources.address(item, begin, end),
-            itemsize,
-            dtype_name(item.tensor.dtype, what=f"{item.kind} {item.name!r}"),
-        )
+        address, live = sources.place(item, begin, end)
+        dtype = dtype_name(item.tensor.dtype, what=f"{item.kind} {item.name!r}")
+        yield Part(item, item.start + begin, end - begin, address, itemsize, dtype, live)
 
 
 class _Sources:
@@ -260,20 +258,22 @@ class _Sources:
         self._copies = copies
         self._deferred = deferred
 
-    def address(self, item: TensorItem, begin: int, end: int) -> int:
-        """The address of elements [begin, end) of the item's tensor."""
+    def place(self, item: TensorItem, begin: int, end: int) -> tuple[int, bool]:
+        """Where elements [begin, end) of the item's tensor are to be read, and whether the training's memory is read
+        after the step for it.
+        """
         tensor, eager = item.tensor, item.when == "eager"
-        dense = tensor.is_contiguous()
-        if not self._copies.owns(tensor) and dense and not (eager and self._deferred):
-            return tensor.data_ptr() + begin * tensor.element_size()
+        dense, of_device = tensor.is_contiguous(), self._copies.owns(tensor)
+        if not of_device and dense and not (eager and self._deferred):
+            return tensor.data_ptr() + begin * tensor.element_size(), not eager
         part = tensor.view(-1)[begin:end] if dense else tensor
-        if self._copies.owns(tensor):
+        if of_device:
             mirror = Mirror(self._copies.host_like(part), part, eager)
             self.device_mirrors.append(mirror)
         else:
             mirror = Mirror(torch.empty(part.shape, dtype=part.dtype), part, eager)
             self.mirrors.append(mirror)
-        return mirror.host.data_ptr() + (0 if dense else begin * tensor.element_size())
+        return mirror.host.data_ptr() + (0 if dense else begin * tensor.element_size()), of_device and not eager
 
 
 def _check_items(items: Sequence[TensorItem], *, copies: CopyEngine) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from capture.snapshot import Snapshot
-from catalog.errors import HistoryError, SnapshotError
+from catalog.errors import SnapshotError
 from catalog.run import RunWriter
 
 __all__ = ["Publisher"]
@@ -52,14 +52,12 @@ class Publisher:
 
     def failed(self, step: int, error: Exception) -> None:
         """Record a snapshot that failed: journal, index, and the next report."""
-        failure = SnapshotError(f"the snapshot of step {step} of run {self._run.run} failed: {error}")
-        failure.__cause__ = error
+        unremoved = ""
         try:
             self._run.discard(step, reason=str(error))
         except OSError as unreachable:
-            failure.add_note(f"its temporary files could not be removed: {unreachable}")
-        with self._changed:
-            self._failures.append(failure)
+            unremoved = f"; its temporary files could not be removed: {unreachable}"
+        self._report(f"the snapshot of step {step} of run {self._run.run} failed: {error}{unremoved}", error)
 
     def take_failures(self) -> list[SnapshotError]:
         """The failures since the last call."""
@@ -134,7 +132,7 @@ class Publisher:
 
         try:
             index.register(self._run.paths, patience_s=REGISTER_PATIENCE_S)
-        except (OSError, HistoryError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever ails the index must not end the thread others wait for
             # The index is derived: the checkpoint is safe, and the next registration or `reindex` makes good for this
             # one.
             self._run.journal.event("registration_failed", None, reason=str(error))
@@ -147,12 +145,18 @@ class Publisher:
             self._metrics.clear()
         for step, values in rows:
             for name, value in values.items():
-                self._run.journal.metric(step, name, float(value))
+                try:
+                    self._run.journal.metric(step, name, float(value))
+                except Exception as error:  # noqa: BLE001 - one bad figure must not end the thread others wait for
+                    self._report(f"metric {name!r} of step {step} of run {self._run.run} is lost: {error}", error)
         try:
             self._run.journal.flush()
-        except OSError as error:
-            with self._changed:
-                self._failures.append(
-                    SnapshotError(f"the journal of run {self._run.run} could not be written: {error}")
-                )
+        except Exception as error:  # noqa: BLE001 - as above
+            self._report(f"the journal of run {self._run.run} could not be written: {error}", error)
         self._flushed = time.monotonic()
+
+    def _report(self, message: str, error: Exception) -> None:
+        failure = SnapshotError(message)
+        failure.__cause__ = error
+        with self._changed:
+            self._failures.append(failure)

@@ -1,34 +1,37 @@
 """What is being captured right now, and what a live object was last restored from. Weak: it keeps nothing alive."""
 
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 from capture.session import Session
 from catalog.records import CheckpointRef
 
-__all__ = ["note_origin", "origin_of", "register_session", "session_of"]
+__all__ = ["note_origin", "origin_of", "register_session", "sessions_of"]
 
 _sessions: weakref.WeakKeyDictionary[Any, weakref.ref[Session]] = weakref.WeakKeyDictionary()
 _origins: weakref.WeakKeyDictionary[Any, CheckpointRef] = weakref.WeakKeyDictionary()
 
 
-def session_of(target: Any) -> Session | None:
-    """The session that `target` was last enabled with."""
-    reference = _sessions.get(target)
-    return None if reference is None else reference()
+def sessions_of(subjects: Sequence[Any]) -> list[Session]:
+    """The sessions that any of these live objects was last enabled with, each once."""
+    found = (_sessions[subject]() for subject in subjects if subject in _sessions)
+    return list({id(session): session for session in found if session is not None}.values())
 
 
-def register_session(target: Any, session: Session) -> None:
-    """From now on `session` is the one of `target`."""
-    _sessions[target] = weakref.ref(session)
-    _origins.pop(target, None)
+def register_session(subjects: Sequence[Any], session: Session) -> None:
+    """From now on `session` is the one of these objects."""
+    for subject in subjects:
+        _sessions[subject] = weakref.ref(session)
+        _origins.pop(subject, None)
 
 
-def origin_of(target: Any) -> CheckpointRef | None:
-    """The checkpoint that `target` was restored from since it was last enabled: the parent of its next run."""
-    return _origins.get(target)
+def origin_of(subjects: Sequence[Any]) -> CheckpointRef | None:
+    """The checkpoint that the first of these was restored from since it was last enabled: the parent of its next run."""
+    return next((_origins[subject] for subject in subjects if subject in _origins), None)
 
 
-def note_origin(target: Any, ref: CheckpointRef) -> None:
-    """`target` holds the state of `ref` now."""
-    _origins[target] = ref
+def note_origin(subjects: Sequence[Any], ref: CheckpointRef) -> None:
+    """These hold the state of `ref` now."""
+    for subject in subjects:
+        _origins[subject] = ref

@@ -8,15 +8,16 @@ from typing import Any
 import torch
 
 from capture.dtypes import torch_dtype
-from capture.items import Available, StateProvider
+from capture.items import Available, StateProvider, TensorItem
 from capture.loops import loop_for
 from capture.objects import decode_object
 from capture.places import history_path
 from capture.providers import DataloaderPosition, RandomState
 from capture.ranks import Ranks
 from capture.reading import read_extents, read_into
-from capture.registry import note_origin, session_of
+from capture.registry import note_origin, sessions_of
 from capture.targets import Assignment, Chosen, choose, match
+from capture.untaken import Asked, warn_of_untaken
 from catalog.errors import CorruptError, MismatchError, NotFoundError, RestoreError, SetupError
 from catalog.history import History
 from catalog.records import CheckpointRef, Extent
@@ -34,7 +35,7 @@ def restore(
     history: Path | str | None = None,
     engine: Any = None,
     model: torch.nn.Module | None = None,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     scheduler: Any = None,
     scaler: Any = None,
     dataloader: Any = None,
@@ -67,14 +68,15 @@ def restore(
     if names is not None or kinds is not None:
         raise SetupError("restore: names= and kinds= choose from a state dict; a live target is restored whole")
     loop = loop_for(target, optimizer=optimizer, scheduler=scheduler, scaler=scaler)
-    session = session_of(target)
-    if session is not None:
+    for session in sessions_of(loop.subjects()):
         session.close()
     ranks = Ranks(*loop.ranks())
     text = ranks.agree("resolving the step", lambda: str(opened.resolve(ref)) if ranks.rank == 0 else "")
     found = opened.resolve(ranks.broadcast(text))
-    restore_live(opened, found, ranks=ranks, providers=all_providers(loop.providers(), dataloader, providers))
-    note_origin(target, found)
+    takers = all_providers(loop.providers(), dataloader, providers)
+    # Only the weights are a usual thing to want; a training that goes on wants all.
+    restore_live(opened, found, ranks=ranks, providers=takers, whole=engine is not None or optimizer is not None)
+    note_origin(loop.subjects(), found)
     return found
 
 
@@ -86,9 +88,13 @@ def all_providers(
     return [*of_loop, *position, *of_user, RandomState()]
 
 
-def restore_live(history: History, ref: CheckpointRef, *, ranks: Ranks, providers: Sequence[StateProvider]) -> None:
-    """Put the state of `ref` into what the providers list. All ranks call it; all raise when one can't."""
-    available, assignments = ranks.agree(
+def restore_live(
+    history: History, ref: CheckpointRef, *, ranks: Ranks, providers: Sequence[StateProvider], whole: bool
+) -> None:
+    """Put the state of `ref` into what the providers list. All ranks call it; all raise when one can't. `whole`: warn of
+    objects that none of the providers asks for.
+    """
+    available, objects, assignments = ranks.agree(
         f"checking checkpoint {ref}", lambda: _prepare(history, ref, ranks.rank, providers)
     )
 
@@ -104,6 +110,8 @@ def restore_live(history: History, ref: CheckpointRef, *, ranks: Ranks, provider
     ranks.agree(f"reading checkpoint {ref}", overwrite)
     for provider in providers:
         provider.finish(available)
+    if whole and ranks.rank == 0:
+        warn_of_untaken(ref, objects)
 
 
 def state_dict_of(
@@ -140,7 +148,7 @@ def state_dict_of(
 
 def _prepare(
     history: History, ref: CheckpointRef, rank: int, providers: Sequence[StateProvider]
-) -> tuple[Available, list[Assignment]]:
+) -> tuple[Available, Asked, list[Assignment]]:
     """Check everything, and make what is missing, without changing a value."""
     extents = history.extents(ref)
     chosen = choose(extents, rank=rank)
@@ -149,12 +157,13 @@ def _prepare(
         for key, members in chosen.by_key.items()
         if key[0] not in _NOT_TENSORS
     }
-    available = Available(tensors, _objects(history.root, chosen))
+    objects = Asked(_objects(history.root, chosen))
+    available = Available(tensors, objects)
     _check_all_wanted(ref, chosen, providers)
     for provider in providers:
         provider.prepare(available)
     items = [item for provider in providers for item in provider.tensors()]
-    return available, match(items, chosen, ref)
+    return available, objects, match(items, chosen, ref)
 
 
 def _objects(root: Path, chosen: Chosen) -> Mapping[str, Any]:
@@ -181,12 +190,25 @@ def _check_all_wanted(ref: CheckpointRef, chosen: Chosen, providers: Sequence[St
     here = {name for item in items for name in (item.name, *item.aliases)}
     stored = {name for kind, name in chosen.by_key if kind == "model"}
     extra = sorted(stored - here)
+    _check_ties(ref, chosen, items)
     if extra:
         missing = sorted(here - stored - {name for _, name in chosen.aliases})
         raise MismatchError(
             f"checkpoint {ref} is of another model: {len(extra)} parameters only in the checkpoint ({', '.join(extra[:3])}), "
             f"{len(missing)} only here ({', '.join(missing[:3]) or 'none'}): nothing was changed"
         )
+
+
+def _check_ties(ref: CheckpointRef, chosen: Chosen, items: Sequence[TensorItem]) -> None:
+    """MismatchError when parameters that are one here are several, of different content, in the checkpoint."""
+    for item in items:
+        stored = [name for name in (item.name, *item.aliases) if ("model", name) in chosen.by_key]
+        contents = {tuple(extent.checksum for extent in chosen.by_key["model", name]) for name in stored}
+        if len(contents) > 1:
+            raise MismatchError(
+                f"checkpoint {ref}: parameters {' and '.join(map(repr, stored))} are tied here, but differ in the checkpoint: "
+                "untie them, or build the model as it was: nothing was changed"
+            )
 
 
 def _check_cover(ref: CheckpointRef, members: Sequence[Extent], numel: int) -> None:

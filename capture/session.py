@@ -6,12 +6,13 @@ and `close`.
 """
 
 import contextlib
+import os
 import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
@@ -19,10 +20,14 @@ from typing import Literal, Self
 import torch
 
 import native
-from capture.datafile import PlacedObject
+from capture.annotations import checked_metrics, checked_tag
+from capture.intact import Check
 from capture.loop import Loop
+from capture.moment import Moment
 from capture.publisher import Publisher
-from capture.snapshot import Snapshot, Source
+from capture.snapshot import Snapshot
+from capture.source import Source
+from capture.stats import SessionStats
 from catalog.errors import HistoryError, SetupError, SnapshotError
 from catalog.run import RunWriter
 
@@ -31,30 +36,10 @@ __all__ = ["Session", "SessionStats"]
 MAX_PENDING = 4
 """Snapshots on their way at once, before `on_full` decides."""
 
-_MOVES_ALWAYS = frozenset({"loss_scaler"})
-_MOVES_WITH_UPDATES = _MOVES_ALWAYS | {"optimizer", "lr_scheduler"}
-"""Objects that a plain loop moves between `optimizer.step()` and the next forward."""
+_open: weakref.WeakSet["Session"] = weakref.WeakSet()
 
 _COMMIT_POLL_S = 0.002
 _COMMIT_PATIENCE_S = 30.0
-
-
-@dataclass(slots=True)
-class SessionStats:
-    """What capturing cost so far. Seconds of the training thread, all waits included; bytes of this rank's files."""
-
-    snapshots: int = 0
-    skipped: int = 0
-    failed: int = 0
-    bytes: int = 0
-    stall_s: float = 0.0
-    write_s: float = 0.0
-    stalls_s: list[float] = field(default_factory=list)
-
-    @property
-    def bytes_per_s(self) -> float:
-        """Throughput of the writer while it wrote."""
-        return self.bytes / self.write_s if self.write_s else 0.0
 
 
 class Session:
@@ -73,6 +58,7 @@ class Session:
         engine: native.Engine,
         every: int,
         on_full: Literal["wait", "skip"],
+        check: Check = "versions",
     ) -> None:
         self._loop = loop
         self._source = source
@@ -80,9 +66,12 @@ class Session:
         self._engine = engine
         self._every = every
         self._on_full = on_full
+        self._check = check
         self._publisher = Publisher(run)
         self._unreleased: list[Snapshot] = []
         self._unsettled: Snapshot | None = None
+        self._moving: frozenset[str] = frozenset()
+        self._moment: Moment | None = None
         self._last: int | None = None
         self._due = False
         self._stall_s = 0.0
@@ -91,6 +80,7 @@ class Session:
         self._closed = False
         self._updating = False
         self._thread = threading.get_ident()
+        _open.add(self)
         self._detach: Callable[[], None] = loop.attach(self)
         self._begin_at_once()
 
@@ -121,35 +111,32 @@ class Session:
         self._require_open()
         step = self._loop.step()
         if step != self._last:
-            self._take(step)
+            self._take(step, moment=self._kept(step))
             self._settle()
         return step
 
     def log(self, **metrics: float | torch.Tensor) -> None:
-        """Record metrics of the step that has just ended; one-element tensors are read off the training thread."""
+        """Record metrics of the step that has just ended; one-element tensors are read off the training thread.
+        SetupError for anything but real numbers.
+        """
         self._require_open()
-        kept = {
-            name: value.detach().clone() if isinstance(value, torch.Tensor) else float(value)
-            for name, value in metrics.items()
-        }
-        for name, value in kept.items():
-            if isinstance(value, torch.Tensor) and value.numel() != 1:
-                raise SetupError(f"log: metric {name!r} has {value.numel()} elements: give one number")
-        self._publisher.metrics(self._loop.step(), kept)
+        self._publisher.metrics(self._loop.step(), checked_metrics(metrics))
 
     def tag(self, name: str, step: int | None = None) -> None:
-        """Give a step (default: the one that has just ended) a name that `restore` and `diff` take."""
+        """Give a step (default: the one that has just ended) a name that `restore` and `diff` take. SetupError for what
+        would read as a step.
+        """
         self._require_open()
-        if not name or ":" in name or name.lstrip("-").isdigit() or name in ("latest", "best"):
-            raise SetupError(f"tag {name!r} would read as a step: take a word without ':'")
-        self._run.journal.tag(name, self._loop.step() if step is None else step)
+        self._run.journal.tag(*checked_tag(name, self._loop.step() if step is None else step))
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Return once every snapshot started so far is committed. SnapshotError when one failed, or when the time is
-        over.
+        over. Returns at once when the session is closed: `close` has said what there was to say.
 
         Among several ranks it also waits for the others' parts, at most half a minute without `timeout_s`.
         """
+        if self._closed:
+            return
         deadline = time.monotonic() + (_COMMIT_PATIENCE_S if timeout_s is None else timeout_s)
         self.settled()
         if not self._publisher.wait_below(1, timeout_s=timeout_s):
@@ -201,7 +188,14 @@ class Session:
         self._stall_s += time.perf_counter() - began
         self._updating = True
 
-    def after_step(self, *, applied: bool, metrics: Mapping[str, float | torch.Tensor], settled: bool = True) -> None:
+    def after_step(
+        self,
+        *,
+        applied: bool,
+        metrics: Mapping[str, float | torch.Tensor],
+        moving: frozenset[str] = frozenset(),
+        keep: frozenset[str] = frozenset(),
+    ) -> None:
         began = time.perf_counter()
         self._updating = False
         step = self._loop.step()
@@ -209,30 +203,41 @@ class Session:
         if step % self._every == 0 or self._due:
             self._due = not applied
             if applied:
+                self._moving = moving
                 self._try(step)
-            if settled:
-                self._settle()
+                if not self._source.may_move(moving):
+                    self._settle()
+        if step != self._last:
+            self._remember(step, keep)
         self._stall_s += time.perf_counter() - began
         self._publisher.metrics(step, {**metrics, "applied": float(applied), "stall_s": self._stall_s})
         self._stats.stall_s += self._stall_s
         self._stats.stalls_s.append(self._stall_s)
         self._stall_s = 0.0
 
-    def settled(self, *, moved: bool = True) -> None:
+    def settled(self, *, but: frozenset[str] = frozenset()) -> None:
         if self._unsettled is None:
             return
-        late = _MOVES_WITH_UPDATES if moved else _MOVES_ALWAYS
         try:
-            latest = [item for item in self._source.objects() if item.encoded.name in late]
-        except HistoryError:
-            # What was encoded at the step stands; that it can't be encoded any more is the next snapshot's to say.
-            latest = []
-        self._settle(latest)
+            moved = self._source.latest(self._moving - but)
+        except Exception as error:  # noqa: BLE001 - a provider's failure is the snapshot's, not the training's
+            self._unsettled.fail(error)
+            self._unsettled = None
+            return
+        self._unsettled.settle(moved)
+        self._unsettled = None
 
-    def _settle(self, moved: Sequence[PlacedObject] = ()) -> None:
-        snapshot, self._unsettled = self._unsettled, None
-        if snapshot is not None:
-            snapshot.settle(moved)
+    def _settle(self) -> None:
+        if self._unsettled is not None:
+            self._unsettled.settle(())
+            self._unsettled = None
+
+    def _remember(self, step: int, keep: frozenset[str]) -> None:
+        """Keep of a step that is not captured what will pass, in case it is captured later."""
+        try:
+            self._moment = self._source.moment(step, keep=keep)
+        except Exception:  # noqa: BLE001 - whoever needs it later asks again, and then it is said
+            self._moment = None
 
     def before_access(self, what: str) -> None:
         if threading.get_ident() == self._thread:
@@ -254,6 +259,11 @@ class Session:
         except HistoryError as error:
             warnings.warn(str(error), stacklevel=1)
 
+    def forked(self) -> None:
+        """In a forked child: let its copy of the training alone. Run, threads and files are the parent's."""
+        self._closed = True
+        self._detach()
+
     def _begin_at_once(self) -> None:
         try:
             self._take(self._loop.step())
@@ -265,14 +275,14 @@ class Session:
                 raise SetupError(f"the first step can't be written to {self.history}: {error}") from error
             raise
 
-    def _try(self, step: int) -> None:
+    def _try(self, step: int, *, moment: Moment | None = None) -> None:
         try:
-            self._take(step)
-        except (OSError, HistoryError) as error:
+            self._take(step, moment=moment)
+        except Exception as error:  # noqa: BLE001 - a provider of the user's may raise anything, and no snapshot ends a training
             self._publisher.failed(step, error)
             self._warn_failures()
 
-    def _take(self, step: int) -> None:
+    def _take(self, step: int, *, moment: Moment | None = None) -> None:
         self._release()
         self.settled()
         if self._publisher.pending() >= MAX_PENDING:
@@ -281,11 +291,24 @@ class Session:
                 self._run.journal.event("skipped", step, reason=f"{MAX_PENDING} snapshots were still being written")
                 return
             self._publisher.wait_below(MAX_PENDING)
-        snapshot = Snapshot.start(self._source, self._engine, self._run, step)
+        if moment is not None:
+            self._warn_lost(moment)
+        snapshot = Snapshot.start(self._source, self._engine, self._run, step, check=self._check, moment=moment)
         self._last = step
+        self._moment = None
         self._unreleased.append(snapshot)
         self._unsettled = snapshot
         self._publisher.submit(snapshot)
+
+    def _kept(self, step: int) -> Moment | None:
+        return self._moment if self._moment is not None and self._moment.step == step else None
+
+    def _warn_lost(self, moment: Moment) -> None:
+        lost = self._source.lost(moment)
+        if lost:
+            reason = f"buffers {', '.join(lost[:3])} have changed since the step for the first time"
+            self._run.journal.event("inexact", moment.step, reason=reason)
+            warnings.warn(f"step {moment.step} of run {self.run} is captured late: {reason}", stacklevel=4)
 
     def _release(self) -> None:
         for snapshot in self._unreleased:
@@ -298,8 +321,9 @@ class Session:
         self._closed = True
         try:
             # After an exception inside an update the state is half new: there is no step to capture.
-            if capture_last and not self._updating and self._loop.step() != self._last:
-                self._try(self._loop.step())
+            step = self._loop.step()
+            if capture_last and not self._updating and step != self._last:
+                self._try(step, moment=self._kept(step))
             self.settled()
             self._release()
         finally:
@@ -335,3 +359,11 @@ class Session:
     def _require_open(self) -> None:
         if self._closed:
             raise SetupError(f"the session of run {self.run} is closed: call capture.enable again")
+
+
+def _leave_child_alone() -> None:
+    for session in list(_open):
+        session.forked()
+
+
+os.register_at_fork(after_in_child=_leave_child_alone)

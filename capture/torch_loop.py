@@ -1,9 +1,10 @@
 """A plain torch module with its optimizer as a training loop; a step is one call of `optimizer.step()`.
 
 When is a step over? The weights of step n belong with the scheduler's and the scaler's n-th move, and those follow
-`optimizer.step()`. So a step ends there, and is *settled* when the next forward (or barrier) begins: what can move in
-between, and nothing else, is read then. A scheduler that moves by epochs is an exception: the loop that is resumed at an
-epoch's last step moves it itself, so the step keeps the state from before. It shows by its not moving after some update.
+`optimizer.step()`. So a step ends there, and is *settled* when the next training forward (or the barrier) begins: what
+can move in between, and nothing else, is read then. A scheduler that moves by epochs is an exception: the loop that is
+resumed at an epoch's last step moves it itself, so the step keeps the state from before. It shows by its not moving after
+some update.
 """
 
 import time
@@ -14,40 +15,56 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from capture.foreign import guard_foreign_updates
 from capture.items import StateProvider
 from capture.loop import LoopEvents
-from capture.providers import Buffers, Counters, ModuleParameters, Stateful, TorchOptimizer
+from capture.providers import (
+    Buffers,
+    Counters,
+    ExtraState,
+    ModuleParameters,
+    Stateful,
+    TorchOptimizer,
+    unwrapped,
+)
 from catalog.errors import SetupError, UnsupportedError
 
-__all__ = ["TorchLoop"]
+__all__ = ["Optimizers", "TorchLoop"]
 
 _steps: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
 """Steps of each optimizer: they outlive a session, so that a restore before `enable` sets them too."""
 
 
-class TorchLoop:
-    """The Loop of `module`; without an optimizer it can be restored, not captured."""
+Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
 
-    def __init__(
-        self, module: torch.nn.Module, *, optimizer: torch.optim.Optimizer | None, scheduler: Any, scaler: Any
-    ) -> None:
-        if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
-            raise UnsupportedError(f"optimizer: expected a torch.optim.Optimizer, got a {_qualified(optimizer)}")
+
+class TorchLoop:
+    """The Loop of `module`; without an optimizer it can be restored, not captured. Of several optimizers the last one
+    ends a step.
+    """
+
+    def __init__(self, module: torch.nn.Module, *, optimizer: Optimizers, scheduler: Any, scaler: Any) -> None:
         self._module = module
-        self._optimizer = optimizer
+        self._optimizers = _optimizers(optimizer)
         self._scheduler = scheduler
         self._scaler = scaler
 
     def step(self) -> int:
-        return _steps.get(self._optimizer, 0) if self._optimizer is not None else 0
+        return _steps.get(self._optimizers[-1], 0) if self._optimizers else 0
+
+    def subjects(self) -> Sequence[Any]:
+        return [unwrapped(self._module), *self._optimizers]
 
     def ranks(self) -> tuple[int, int]:
         return (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)
 
     def providers(self) -> Sequence[StateProvider]:
-        found: list[StateProvider] = [ModuleParameters(self._module), Buffers(self._module)]
-        if self._optimizer is not None:
-            found.append(TorchOptimizer(self._optimizer, self._module))
+        found: list[StateProvider] = [ModuleParameters(self._module), Buffers(self._module), ExtraState(self._module)]
+        names = _optimizer_names(self._optimizers)
+        found += [
+            TorchOptimizer(one, self._module, name=name) for one, name in zip(self._optimizers, names, strict=True)
+        ]
+        if self._optimizers:
             found.append(Counters(lambda: {"global_steps": self.step()}, self._set_counters))
         if self._scheduler is not None:
             found.append(Stateful("lr_scheduler", self._scheduler))
@@ -60,42 +77,54 @@ class TorchLoop:
             "engine": "torch",
             "torch": torch.__version__,
             "module": _qualified(self._module),
-            "optimizer": _qualified(self._optimizer),
+            "optimizer": ", ".join(map(_qualified, self._optimizers)) or None,
             "scheduler": None if self._scheduler is None else _qualified(self._scheduler),
             "data_parallel_size": self.ranks()[1],
         }
 
     def attach(self, events: LoopEvents) -> Callable[[], None]:
-        optimizer = self._optimizer
-        if optimizer is None:
+        if not self._optimizers:
             raise SetupError("capturing a plain module needs its optimizer: capture.enable(model, optimizer=optimizer)")
-        clock = _StepClock(optimizer)
+        last = self._optimizers[-1]
+        clock = _StepClock(last)
         pace = _Pace(self._scheduler)
+        rates = frozenset({"lr_scheduler", *_optimizer_names(self._optimizers)})
 
         def updated(*_: Any) -> None:
-            _steps[optimizer] = self.step() + 1
+            _steps[last] = self.step() + 1
+            keep = frozenset() if self._scheduler is None or pace.with_updates else rates
             pace.updated()
-            events.after_step(applied=True, metrics=clock.tick(), settled=False)
+            events.after_step(applied=True, metrics=clock.tick(), moving=rates | {"loss_scaler"}, keep=keep)
+
+        def settle() -> None:
+            events.settled(but=frozenset() if pace.moves_with_updates() else rates)
+
+        def forward_begins(module: torch.nn.Module, _: Any) -> None:
+            # An evaluation between the update and the scheduler's move says nothing about either.
+            if module.training and torch.is_grad_enabled():
+                settle()
 
         def forwarded(module: torch.nn.Module, _: Any, output: Any) -> None:
             if module.training:
                 clock.saw(output)
 
         def before(*_: Any) -> None:
-            events.settled(moved=pace.moves_with_updates())
+            settle()
             events.before_update()
 
         def loading(*_: Any) -> None:
             events.before_access("load_state_dict")
 
         undo = [
-            optimizer.register_step_pre_hook(before).remove,
-            optimizer.register_step_post_hook(updated).remove,
-            optimizer.register_load_state_dict_pre_hook(loading).remove,
-            optimizer.register_load_state_dict_post_hook(lambda *_: events.layout_changed()).remove,
-            self._module.register_forward_pre_hook(lambda *_: events.settled(moved=pace.moves_with_updates())).remove,
+            last.register_step_pre_hook(before).remove,
+            last.register_step_post_hook(updated).remove,
+            guard_foreign_updates(self._module, last, known=self._optimizers, events=events),
+            self._module.register_forward_pre_hook(forward_begins).remove,
+            self._module.register_forward_hook(forwarded).remove,
         ]
-        undo.append(self._module.register_forward_hook(forwarded).remove)
+        for optimizer in self._optimizers:
+            undo.append(optimizer.register_load_state_dict_pre_hook(loading).remove)
+            undo.append(optimizer.register_load_state_dict_post_hook(lambda *_: events.layout_changed()).remove)
         for part in self._module.modules():
             undo.append(part.register_load_state_dict_pre_hook(loading).remove)  # type: ignore[no-untyped-call]
 
@@ -106,8 +135,25 @@ class TorchLoop:
         return detach
 
     def _set_counters(self, counters: Mapping[str, int]) -> None:
-        if self._optimizer is not None:
-            _steps[self._optimizer] = int(counters["global_steps"])
+        if self._optimizers:
+            _steps[self._optimizers[-1]] = int(counters["global_steps"])
+
+
+def _optimizers(given: Any) -> tuple[torch.optim.Optimizer, ...]:
+    """The optimizers in the order of their updates, out of the wrappers that others put around them."""
+    several = () if given is None else given if isinstance(given, (list, tuple)) else (given,)
+    found = []
+    for optimizer in several:
+        while isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+            optimizer = optimizer.optimizer
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise UnsupportedError(f"optimizer: expected a torch.optim.Optimizer, got a {_qualified(optimizer)}")
+        found.append(optimizer)
+    return tuple(found)
+
+
+def _optimizer_names(optimizers: Sequence[torch.optim.Optimizer]) -> list[str]:
+    return [f"optimizer.{i}" if i else "optimizer" for i in range(len(optimizers))]
 
 
 class _Pace:
@@ -116,16 +162,17 @@ class _Pace:
     def __init__(self, scheduler: Any) -> None:
         self._scheduler = scheduler
         self._at_update: Any = None
-        self._always = True
+        self.with_updates = True
 
     def updated(self) -> None:
         self._at_update = self._position()
 
     def moves_with_updates(self) -> bool:
+        """The same, the time since the last update included."""
         if self._at_update is not None:
-            self._always = self._always and self._position() != self._at_update
+            self.with_updates = self.with_updates and self._position() != self._at_update
             self._at_update = None
-        return self._always
+        return self.with_updates
 
     def _position(self) -> Any:
         return getattr(self._scheduler, "last_epoch", None)
@@ -140,8 +187,10 @@ class _StepClock:
         self._losses: list[torch.Tensor] = []
 
     def saw(self, output: Any) -> None:
-        """A forward's output: a scalar that can be differentiated, or something with such a `.loss`, is the loss."""
-        loss = output if isinstance(output, torch.Tensor) else getattr(output, "loss", None)
+        """A forward's output: a 0-dim tensor that can be differentiated, or something with such a `.loss`, is the loss. A
+        prediction of one element is none.
+        """
+        loss = output if isinstance(output, torch.Tensor) and output.dim() == 0 else getattr(output, "loss", None)
         if isinstance(loss, torch.Tensor) and loss.numel() == 1 and loss.requires_grad:
             self._losses.append(loss.detach().clone().reshape(()))
 

@@ -13,6 +13,7 @@ import torch
 
 from capture.dtypes import torch_dtype
 from capture.items import Available, TensorItem
+from capture.optimizer_rule import require_same_rule
 from capture.providers.parameters import first_names, unwrapped
 from capture.zero_groups import (
     class_name,
@@ -71,6 +72,7 @@ class ZeroState:
         self._forget()
         saved = available.objects.get("optimizer")
         if saved is not None:
+            require_same_rule(saved["class"], class_name(self._inner))
             frozen = frozenset(name for name, parameter, _ in self._named() if not parameter.requires_grad)
             match_groups(self._groups, saved, frozen=frozen)
             for flat in self._flats():

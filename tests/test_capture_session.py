@@ -1,5 +1,7 @@
 """A session's life: cadence, hooks that come and go, tags, metrics, exit, and what `enable` refuses."""
 
+import contextlib
+import os
 import subprocess
 import sys
 import textwrap
@@ -11,7 +13,7 @@ from capture_helpers import assert_same, committed_steps, make, one_step, refere
 
 import capture
 import native
-from catalog.errors import MismatchError, NotFoundError, SetupError, UnsupportedError
+from catalog.errors import MismatchError, NotFoundError, SetupError, SnapshotError, UnsupportedError
 from catalog.history import History
 
 
@@ -107,7 +109,7 @@ def test_tags_and_metrics(history):
         loss = one_step(model, optimizer)
         session.log(loss=torch.tensor(loss), accuracy=0.5)
         session.tag("good")
-        with pytest.raises(SetupError, match="elements"):
+        with pytest.raises(SetupError, match="one real number"):
             session.log(bad=torch.zeros(2))
         with pytest.raises(SetupError, match="tag"):
             session.tag("12")
@@ -322,3 +324,94 @@ def test_io_uring_is_chosen_where_it_works(history):
         pass
     expected = "posix" if native.probe_io_uring() else "io_uring"
     assert History.open(history).run_facts(session.run).facts["backend"] == expected
+
+
+@pytest.mark.parametrize(
+    ("metrics", "message"),
+    [
+        ({"z": torch.tensor(1 + 2j)}, "metric 'z' is a torch.complex64"),
+        ({"z": 1 + 2j}, r"metric 'z' is \(1\+2j\)"),
+        ({"z": None}, "metric 'z' is None"),
+        ({"z": torch.ones(3)}, r"shape \(3,\)"),
+        ({"\ud800": 1.0}, "no valid text"),
+    ],
+)
+def test_a_metric_that_is_no_real_number_is_refused_where_it_is_given(history, metrics, message):
+    model, optimizer = make()
+    with capture.enable(model, optimizer=optimizer, every=1, history=history) as session:
+        one_step(model, optimizer)
+        with pytest.raises(SetupError, match=message):
+            session.log(**metrics)
+    assert committed_steps(history, session.run) == [0, 1]
+
+
+@pytest.mark.parametrize(("name", "step"), [(7, None), ("\ud800", None), ("x", "1"), ("x", -1), ("x", True), ("", 1)])
+def test_a_tag_that_can_not_be_one_is_refused(history, name, step):
+    model, optimizer = make()
+    with capture.enable(model, optimizer=optimizer, history=history) as session, pytest.raises(SetupError, match="tag"):
+        session.tag(name, step)
+
+
+def test_a_row_that_can_not_be_written_is_reported_and_the_rest_goes_on(history):
+    """A figure whose conversion fails off the training thread, where nobody could catch it."""
+
+    class Unreadable:
+        def __float__(self) -> float:
+            raise RuntimeError("the device is gone")
+
+    model, optimizer = make()
+    session = capture.enable(model, optimizer=optimizer, every=1, history=history)
+    session._publisher.metrics(0, {"temperature": Unreadable(), "fine": 2.0})
+    one_step(model, optimizer)
+    with pytest.raises(SnapshotError, match=r"metric 'temperature' of step 0.*device is gone"):
+        session.close()
+    assert committed_steps(history, session.run) == [0, 1]
+    rows = History.open(history).query("SELECT value FROM metrics WHERE name = 'fine'").to_pylist()
+    assert [row["value"] for row in rows] == [2.0]
+
+
+class Breaking:
+    """State of the user's that can't be asked for from the `limit`-th time on."""
+
+    def __init__(self, limit: int) -> None:
+        self.left = limit
+
+    def state_dict(self) -> dict:
+        self.left -= 1
+        if self.left < 0:
+            raise RuntimeError("boom")
+        return {}
+
+    def load_state_dict(self, state: dict) -> None: ...
+
+
+@pytest.mark.filterwarnings("ignore:the snapshot")
+@pytest.mark.parametrize("limit", [2, 3, 4, 5, 6])
+def test_a_provider_that_raises_fails_its_snapshots_and_not_the_training(history, limit):
+    model, optimizer = make()
+    providers = [capture.Stateful("mine", Breaking(limit))]
+    session = capture.enable(model, optimizer=optimizer, every=1, history=history, providers=providers)
+    for _ in range(4):
+        one_step(model, optimizer)
+    with pytest.raises(SnapshotError, match="boom"):
+        session.close()
+    assert committed_steps(history, session.run) == list(range(1 + (limit - 2) // 2))
+
+
+def test_a_forked_child_may_train_on(history):
+    """What it does with its copy is no business of the parent's run; the parent goes on as if nothing had been."""
+    model, optimizer = make()
+    with capture.enable(model, optimizer=optimizer, every=1, history=history) as session:
+        one_step(model, optimizer)
+        child = os.fork()
+        if child == 0:
+            status = 1
+            with contextlib.suppress(BaseException):
+                for _ in range(3):
+                    one_step(model, optimizer)
+                session.close()
+                status = 0
+            os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        one_step(model, optimizer)
+    assert committed_steps(history, session.run) == [0, 1, 2]

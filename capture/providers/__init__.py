@@ -2,9 +2,20 @@
 
 from capture.providers.buffers import Buffers
 from capture.providers.counters import Counters
+from capture.providers.extra_state import ExtraState
 from capture.providers.optimizer import TorchOptimizer
-from capture.providers.parameters import ModuleParameters
+from capture.providers.parameters import ModuleParameters, unwrapped
 from capture.providers.rng import RandomState
 from capture.providers.stateful import DataloaderPosition, Stateful
 
-__all__ = ["Buffers", "Counters", "DataloaderPosition", "ModuleParameters", "RandomState", "Stateful", "TorchOptimizer"]
+__all__ = [
+    "Buffers",
+    "Counters",
+    "DataloaderPosition",
+    "ExtraState",
+    "ModuleParameters",
+    "RandomState",
+    "Stateful",
+    "TorchOptimizer",
+    "unwrapped",
+]

@@ -1,6 +1,6 @@
 """The buffers of a module: they change during forward, so they are taken at once, and each rank keeps its own."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +24,11 @@ class Buffers:
     def __init__(self, module: torch.nn.Module) -> None:
         self._module = unwrapped(module)
         self._restoring: Available | None = None
+
+    def live(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every buffer as it is now, under the name that `tensors` gives it."""
+        for name, buffer, _ in first_names(self._module.named_buffers):
+            yield name, buffer
 
     def tensors(self) -> Sequence[TensorItem]:
         restoring, transient = self._restoring, self._non_persistent()

@@ -2,7 +2,7 @@
 
 The object `optimizer`: `class`; `groups`, each the hyperparameters and `params`, the logical names; `kinds`, the state
 kept as tensors shaped like their parameter; `other_kinds`, tensors of another shape, such as a 0-dim `step`; `values`,
-by name, the state that is no tensor.
+by name, the state that is no tensor; `globals`, the state that belongs to no parameter, tensors by value.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,6 +12,7 @@ import torch
 
 from capture.dtypes import torch_dtype
 from capture.items import Available, TensorItem
+from capture.optimizer_rule import require_same_rule
 from capture.providers.parameters import first_names, unwrapped
 from catalog.errors import MismatchError, UnsupportedError
 from catalog.records import Placement
@@ -28,8 +29,10 @@ class TorchOptimizer:
     only once the bytes are there: one that is refused leaves the optimizer as it was.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, module: torch.nn.Module) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, module: torch.nn.Module, *, name: str = "optimizer") -> None:
+        """`name` is that of the object: one optimizer of several has another."""
         self._optimizer = optimizer
+        self._name = name
         self._module = unwrapped(module)
         self._restored: dict[torch.Tensor, dict[str, torch.Tensor]] | None = None
         self._shared: frozenset[str] = frozenset()
@@ -63,20 +66,22 @@ class TorchOptimizer:
             for group in self._optimizer.param_groups
         ]
         content = {
-            "class": f"{type(self._optimizer).__module__}.{type(self._optimizer).__qualname__}",
+            "class": self._class(),
             "groups": groups,
             "kinds": sorted(kinds),
             "other_kinds": sorted(other_kinds - kinds),
             "values": values,
+            "globals": self._globals(),
             "state": {},
         }
-        return {"optimizer": (content, "replicated")}
+        return {self._name: (content, "replicated")}
 
     def prepare(self, available: Available) -> None:
         self._restored, self._shared = None, frozenset()
-        saved = available.objects.get("optimizer")
+        saved = available.objects.get(self._name)
         if saved is None:
             return
+        require_same_rule(saved["class"], self._class())
         self._match_groups(saved["groups"])
         kinds = [*saved["kinds"], *saved.get("other_kinds", ())]
         restored: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
@@ -93,7 +98,7 @@ class TorchOptimizer:
         self._restored, self._shared = restored, frozenset(saved["state"])
 
     def finish(self, available: Available) -> None:
-        saved = available.objects.get("optimizer")
+        saved = available.objects.get(self._name)
         if saved is None or self._restored is None:
             return
         for group, stored in zip(self._optimizer.param_groups, saved["groups"], strict=True):
@@ -109,7 +114,16 @@ class TorchOptimizer:
             self._optimizer.state.pop(parameter, None)
             if state:
                 self._optimizer.state[parameter].update(state)
+        for key in self._globals():
+            del self._optimizer.state[key]
+        self._optimizer.state.update(saved.get("globals", {}))
         self._restored, self._shared = None, frozenset()
+
+    def _class(self) -> str:
+        return f"{type(self._optimizer).__module__}.{type(self._optimizer).__qualname__}"
+
+    def _globals(self) -> dict[Any, Any]:
+        return {key: value for key, value in self._optimizer.state.items() if not isinstance(key, torch.Tensor)}
 
     def _state(self, parameter: torch.Tensor) -> Mapping[str, Any]:
         if self._restored is not None:

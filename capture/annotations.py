@@ -1,0 +1,57 @@
+"""What a user may write down beside a step: metrics and tags, checked where they are given, not where they are written."""
+
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from catalog.errors import SetupError
+
+__all__ = ["checked_metrics", "checked_tag"]
+
+_RESERVED = ("latest", "best")
+
+
+def checked_metrics(metrics: Mapping[str, Any]) -> dict[str, float | torch.Tensor]:
+    """The metrics as they are now, each a real number; tensors of one element are copied and not read. SetupError names
+    what is none.
+    """
+    return {_text(name, "the name of a metric"): _number(name, value) for name, value in metrics.items()}
+
+
+def checked_tag(name: Any, step: Any) -> tuple[str, int]:
+    """A name that can't be taken for a step, and the step it is for. SetupError otherwise."""
+    text = _text(name, "tag")
+    if not text or ":" in text or text.lstrip("-").isdigit() or text in _RESERVED:
+        raise SetupError(f"tag {text!r} would read as a step: take a word without ':'")
+    try:
+        number = operator.index(step)
+    except TypeError:
+        number = -1
+    if isinstance(step, bool) or number < 0:
+        raise SetupError(f"tag {text!r}: the step must be a whole number, 0 or more, not {step!r}")
+    return text, number
+
+
+def _text(value: Any, what: str) -> str:
+    if not isinstance(value, str):
+        raise SetupError(f"{what} must be a string, not {value!r}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise SetupError(f"{what} {value!r} is no valid text: {error.reason}") from error
+    return value
+
+
+def _number(name: str, value: Any) -> float | torch.Tensor:
+    if isinstance(value, torch.Tensor):
+        if value.numel() != 1 or value.is_complex():
+            raise SetupError(
+                f"log: metric {name!r} is a {value.dtype} tensor of shape {tuple(value.shape)}: give one real number"
+            )
+        return value.detach().clone()
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise SetupError(f"log: metric {name!r} is {value!r}: give one real number") from error

@@ -1,0 +1,45 @@
+"""What modules say of themselves beside parameters and buffers: `get_extra_state`, as data."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from capture.items import Available, TensorItem
+from capture.providers.parameters import unwrapped
+from catalog.records import Placement
+
+__all__ = ["ExtraState"]
+
+_OBJECT = "extra_state"
+
+
+class ExtraState:
+    """The extra state of every submodule that has one, by the submodule's name; each rank its own, as with buffers."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = unwrapped(module)
+
+    def tensors(self) -> Sequence[TensorItem]:
+        return ()
+
+    def objects(self) -> Mapping[str, tuple[Any, Placement]]:
+        states = {name: module.get_extra_state() for name, module in self._speakers().items()}
+        return {_OBJECT: (states, "rank_local")} if states else {}
+
+    def prepare(self, available: Available) -> None:
+        """Nothing to make: the modules exist."""
+
+    def finish(self, available: Available) -> None:
+        saved = available.objects.get(_OBJECT, {})
+        for name, module in self._speakers().items():
+            if name in saved:
+                module.set_extra_state(saved[name])
+
+    def _speakers(self) -> dict[str, torch.nn.Module]:
+        silent = torch.nn.Module.get_extra_state
+        return {
+            name.replace("_orig_mod.", ""): module
+            for name, module in self._module.named_modules()
+            if type(module).get_extra_state is not silent
+        }

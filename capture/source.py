@@ -1,0 +1,114 @@
+"""What a rank has to capture: its State Providers asked, and the plan for what they list kept while nothing moves."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from capture.datafile import PlacedObject, object_entries
+from capture.items import StateProvider, TensorItem
+from capture.moment import Moment, Moments
+from capture.objects import encode_object
+from capture.plan import Plan, make_plan, signature_of
+from capture.staging import CUDA, Arrived, Copies, CopyEngine
+from catalog.errors import UnsupportedError
+
+__all__ = ["Source"]
+
+
+class Source:
+    """The providers of one rank. `of_user` are those of them whose objects may move until the next forward."""
+
+    def __init__(
+        self,
+        providers: Sequence[StateProvider],
+        *,
+        of_user: Sequence[StateProvider] = (),
+        rank: int,
+        world_size: int,
+        align: int,
+        copies: CopyEngine = CUDA,
+    ) -> None:
+        self.providers = tuple(providers)
+        self._of_user = tuple(of_user)
+        self._rank = rank
+        self._world_size = world_size
+        self._align = align
+        self._copies = copies
+        self._plan: Plan | None = None
+        self._moments = Moments(self.providers)
+        self._offered: dict[str, StateProvider] = {}
+
+    def objects(self, moment: Moment | None = None) -> list[PlacedObject]:
+        """This rank's objects as they are now, but for what `moment` has kept. UnsupportedError names what can't be stored."""
+        kept = {} if moment is None else {placed.encoded.name: placed for placed in moment.objects}
+        placed = dict(kept)
+        offered = {name: self._offered[name] for name in kept}
+        passing = self._moments.providers if moment is not None else ()
+        for provider in self.providers:
+            if any(provider is one for one in passing):
+                continue
+            for name, found in self._ask(provider):
+                if name in offered and name not in kept:
+                    raise UnsupportedError(
+                        f"two State Providers offer an object {name!r}: give one of them another name"
+                    )
+                offered[name] = provider
+                placed.setdefault(name, found)
+        self._offered = offered
+        return [item for item in placed.values() if item.placement == "rank_local" or self._rank == 0]
+
+    def may_move(self, names: frozenset[str]) -> bool:
+        """Whether any object may still move after a step, when the loop moves those of `names`."""
+        return bool(self._of_user) or any(name in self._offered for name in names)
+
+    def latest(self, names: frozenset[str]) -> list[PlacedObject]:
+        """These objects, and the user's, as they are now."""
+        asked = [*self._of_user, *(provider for name, provider in self._offered.items() if name in names)]
+        return self._all_of(asked)
+
+    def moment(self, step: int, *, keep: frozenset[str]) -> Moment:
+        """What of the step that has just ended won't stay; `keep` names further objects that won't."""
+        asked = [*self._moments.providers, *(provider for name, provider in self._offered.items() if name in keep)]
+        return self._moments.take(step, self._all_of(asked))
+
+    def lost(self, moment: Moment) -> list[str]:
+        """The buffers that are not any more as they were at `moment`, nor kept."""
+        return self._moments.lost(moment)
+
+    def plan(self, objects: Sequence[PlacedObject], moment: Moment | None = None) -> Plan:
+        """The layout of this rank's file for the state as it is now, but for the buffers that `moment` has kept."""
+        items: list[TensorItem] = [item for provider in self.providers for item in provider.tensors()]
+        if moment is not None and moment.buffers:
+            items = [
+                replace(item, tensor=moment.buffers[item.name])
+                if item.kind == "buffer" and item.name in moment.buffers
+                else item
+                for item in items
+            ]
+        signature = signature_of(items)
+        reserve = object_entries(objects)
+        if self._plan is None or self._plan.signature != signature or not self._plan.has_room_for(reserve):
+            self._plan = make_plan(
+                items,
+                rank=self._rank,
+                world_size=self._world_size,
+                align=self._align,
+                reserve=reserve,
+                copies=self._copies,
+            )
+        return self._plan
+
+    def copy_mirrors(self, plan: Plan) -> Copies:
+        """Copy what the writer can't read where it is: host tensors now, device tensors beside the training."""
+        for mirror in plan.mirrors:
+            mirror.host.copy_(mirror.source)
+        return self._copies.copy(plan.device_mirrors) if plan.device_mirrors else Arrived()
+
+    def _all_of(self, providers: Iterable[StateProvider]) -> list[PlacedObject]:
+        once = {id(provider): provider for provider in providers}
+        return [placed for provider in once.values() for _, placed in self._ask(provider)]
+
+    def _ask(self, provider: StateProvider) -> list[tuple[str, PlacedObject]]:
+        return [
+            (name, PlacedObject(encode_object(name, value), placement))
+            for name, (value, placement) in provider.objects().items()
+        ]

@@ -1,0 +1,94 @@
+"""Edits of the state behind the session's back fail that snapshot by name; declared ones, and late ones, do not."""
+
+import pytest
+import torch
+from capture_helpers import MIB, assert_same, committed_steps, faulty_session, make, one_step, reference
+
+import capture
+import native
+from capture.intact import Witness
+from catalog.errors import CorruptError, SetupError, SnapshotError
+
+SLOW = {"delay_us": 40_000}
+
+
+def clamp(model):
+    with torch.no_grad():
+        model.inner.weight.clamp_(-0.001, 0.001)
+
+
+def clamp_data(model):
+    model.inner.weight.data.clamp_(-0.001, 0.001)
+
+
+def slow_session(model, optimizer, history, **options):
+    return faulty_session(model, optimizer, history, faults=native.Faults(**SLOW), budget_bytes=10 * MIB, **options)
+
+
+@pytest.mark.parametrize("edit", [clamp, lambda model: model.inner.weight.untyped_storage().resize_(0)])
+def test_an_edit_while_it_is_read_fails_the_snapshot_by_name(history, edit):
+    model, optimizer = make(1500)
+    session = slow_session(model, optimizer, history)
+    one_step(model, optimizer)
+    edit(model)
+    session.before_access("the end")
+    with pytest.raises(SnapshotError, match=r"step 1.*inner\.weight.*step 1.*session\.modify"):
+        session.wait()
+    session.close()
+    assert committed_steps(history, session.run) == [0]
+
+
+def test_without_the_witness_the_same_edit_is_torn(history, monkeypatch):
+    """The guard of the test above: what it refuses is not the step."""
+    monkeypatch.setattr(Witness, "moved", lambda self: [])
+    model, optimizer = make(1500)
+    session = slow_session(model, optimizer, history)
+    one_step(model, optimizer)
+    expected = reference(model, optimizer)
+    clamp(model)
+    session.close()
+    with pytest.raises((AssertionError, CorruptError), match=r"torn|checksum"):
+        assert_same(capture.restore(f"{session.run}:1", history=history), expected)
+
+
+def test_an_edit_after_all_has_been_read_is_nobodys_business(history):
+    model, optimizer = make()
+    with capture.enable(model, optimizer=optimizer, every=1, history=history) as session:
+        one_step(model, optimizer)
+        expected = reference(model, optimizer)
+        session.wait()
+        clamp(model)
+        one_step(model, optimizer)
+    assert_same(capture.restore(f"{session.run}:1", history=history), expected)
+    assert committed_steps(history, session.run) == [0, 1, 2]
+
+
+def test_version_counters_do_not_see_data_but_hashes_do(history):
+    model, optimizer = make(1500)
+    session = slow_session(model, optimizer, history, check="hash")
+    one_step(model, optimizer)
+    clamp_data(model)
+    session.before_access("the end")
+    with pytest.raises(SnapshotError, match=r"model 'inner\.weight': written to"):
+        session.wait()
+    one_step(model, optimizer)
+    expected = reference(model, optimizer)
+    with session.modify():
+        clamp_data(model)
+    session.close()
+    assert committed_steps(history, session.run) == [0, 2]
+    assert_same(capture.restore(f"{session.run}:2", history=history), expected)
+
+
+def test_a_training_that_edits_nothing_passes_with_hashes(history):
+    model, optimizer = make(300)
+    with capture.enable(model, optimizer=optimizer, every=1, history=history, check="hash") as session:
+        for _ in range(4):
+            one_step(model, optimizer)
+    assert committed_steps(history, session.run) == [0, 1, 2, 3, 4]
+
+
+def test_an_unknown_check_is_refused(history):
+    model, optimizer = make()
+    with pytest.raises(SetupError, match="check='sometimes'"):
+        capture.enable(model, optimizer=optimizer, history=history, check="sometimes")
