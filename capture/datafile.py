@@ -20,6 +20,9 @@ __all__ = ["PlacedObject", "Tail", "data_file_extents", "data_file_header", "mak
 
 Digest = bytes
 
+_HUGE = 1 << 50
+"""No offset has more digits."""
+
 
 @dataclass(frozen=True, slots=True)
 class PlacedObject:
@@ -52,11 +55,14 @@ class Tail:
 
 def object_entries(objects: Sequence[PlacedObject]) -> list[Entry]:
     """Entries as large as the objects' real ones: what the header must reserve."""
-    huge = 1 << 50
-    return [
-        Entry(f"{piece.kind}/{piece.name}", piece.dtype, piece.shape, huge, huge + len(piece.data))
-        for piece in _pieces(objects)
-    ]
+    entries = []
+    for placed in objects:
+        for name, tensor in placed.encoded.tensors.items():
+            dtype = dtype_name(tensor.dtype, what=name)
+            entries.append(Entry(f"object_tensor/{name}", dtype, tuple(tensor.shape), _HUGE, _HUGE))
+        shape = (len(placed.encoded.json),)
+        entries.append(Entry(f"object/{placed.encoded.name}", "U8", shape, _HUGE, _HUGE))
+    return entries
 
 
 def make_tail(objects: Sequence[PlacedObject], plan: Plan, *, file: str) -> Tail:

@@ -24,17 +24,20 @@ class Witness:
     """
 
     def __init__(self, plan: Plan, *, check: Check) -> None:
-        self._parts = [(i, part) for i, part in enumerate(plan.parts) if part.live and part.nbytes]
-        self._versions = [_version(part.item.tensor) for _, part in self._parts]
+        self._parts = plan.live_parts
+        self._marks = [_mark(part.item.tensor) for _, part in self._parts]
         self._check = check
         self._digests: list[bytes] | None = None
 
     def moved(self) -> list[str]:
         """The tensors that were written to, or freed, since the step."""
+        now = [_mark(part.item.tensor) for _, part in self._parts]
+        if now == self._marks:
+            return []
         return [
             _label(part)
-            for (_, part), version in zip(self._parts, self._versions, strict=True)
-            if part.item.tensor.untyped_storage().nbytes() == 0 or _version(part.item.tensor) != version
+            for (_, part), before, mark in zip(self._parts, self._marks, now, strict=True)
+            if mark != before
         ]
 
     def hash_again(self) -> None:
@@ -56,9 +59,9 @@ class Witness:
         return ((i, part) for i, part in self._parts if part.item.tensor.device.type == "cpu")
 
 
-def _version(tensor: torch.Tensor) -> int:
-    # Tensors made in inference mode have no version.
-    return -1 if tensor.is_inference() else tensor._version
+def _mark(tensor: torch.Tensor) -> tuple[int, int]:
+    # Tensors made in inference mode have no version; freed memory has another address.
+    return tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version
 
 
 def _bytes_of(part: Part) -> ctypes.Array[ctypes.c_char]:

@@ -1,6 +1,6 @@
 """The interface types of capture: what state there is, where it lives, how to put it back. Moves no bytes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -8,7 +8,7 @@ import torch
 
 from catalog.records import Placement
 
-__all__ = ["Available", "StateProvider", "TensorItem"]
+__all__ = ["Available", "StateProvider", "Steady", "TensorItem"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,7 +51,7 @@ class StateProvider(Protocol):
     """
 
     def tensors(self) -> Sequence[TensorItem]:
-        """The fragments this rank holds now, as live references. Cached by the session until the layout changes."""
+        """The fragments this rank holds now, as live references."""
 
     def objects(self) -> Mapping[str, tuple[Any, Placement]]:
         """Plain data to encode at the step: None, bool, int, float, str, bytes, list, tuple, dict, tensors and numpy
@@ -68,3 +68,11 @@ class StateProvider(Protocol):
         """After the bytes are in place: put the objects back and refresh what is derived (low-precision copies,
         schedulers).
         """
+
+
+@runtime_checkable
+class Steady(Protocol):
+    """What a State Provider has beside, so that a snapshot of an unchanged layout does not list its tensors again."""
+
+    def layout(self) -> Hashable:
+        """Quickly told, and equal to what it was as long as `tensors` would list the same memory in the same form."""

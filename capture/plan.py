@@ -76,7 +76,6 @@ class Plan:
     align: int
     mirrors: tuple[Mirror, ...]
     device_mirrors: tuple[Mirror, ...]
-    signature: tuple[Any, ...]
     entries: tuple[Entry, ...] = field(repr=False, default=())
 
     @cached_property
@@ -94,7 +93,16 @@ class Plan:
 
     def has_room_for(self, reserve: Sequence[Entry]) -> bool:
         """Whether the header's reserved length holds these entries beside the plan's own."""
-        return header_bytes_needed([*self.entries, *reserve], metadata=_WIDEST_METADATA) <= self.data_start
+        return header_bytes_needed(reserve, metadata={}) <= self._room
+
+    @cached_property
+    def _room(self) -> int:
+        return self.data_start - header_bytes_needed(self.entries, metadata=_WIDEST_METADATA)
+
+    @cached_property
+    def live_parts(self) -> tuple[tuple[int, Part], ...]:
+        """The parts, with their indices, whose memory is read after the step too."""
+        return tuple((i, part) for i, part in enumerate(self.parts) if part.live and part.nbytes)
 
     @property
     def state_bytes(self) -> int:
@@ -133,7 +141,6 @@ def make_plan(
     for too; `copies` says which tensors lie in device memory.
     """
     _check_items(items, copies=copies)
-    signature = signature_of(items)
     sources = _Sources(copies, deferred=any(copies.owns(item.tensor) for item in items))
     parts = list(_shares(items, rank, world_size, sources))
     placer = _Placer(align)
@@ -152,7 +159,6 @@ def make_plan(
         align=align,
         mirrors=tuple(sources.mirrors),
         device_mirrors=tuple(sources.device_mirrors),
-        signature=signature,
         entries=entries,
     )
 

@@ -1,10 +1,10 @@
 """What a rank has to capture: its State Providers asked, and the plan for what they list kept while nothing moves."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 
 from capture.datafile import PlacedObject, object_entries
-from capture.items import StateProvider, TensorItem
+from capture.items import StateProvider, Steady, TensorItem
 from capture.moment import Moment, Moments
 from capture.objects import encode_object
 from capture.plan import Plan, make_plan, signature_of
@@ -34,6 +34,8 @@ class Source:
         self._align = align
         self._copies = copies
         self._plan: Plan | None = None
+        self._layout: Hashable = None
+        self._lists: dict[int, tuple[Hashable, Sequence[TensorItem]]] = {}
         self._moments = Moments(self.providers)
         self._offered: dict[str, StateProvider] = {}
 
@@ -76,17 +78,14 @@ class Source:
 
     def plan(self, objects: Sequence[PlacedObject], moment: Moment | None = None) -> Plan:
         """The layout of this rank's file for the state as it is now, but for the buffers that `moment` has kept."""
-        items: list[TensorItem] = [item for provider in self.providers for item in provider.tensors()]
+        listed = [self._listed(provider) for provider in self.providers]
+        items = [item for _, of_provider in listed for item in of_provider]
+        layout = tuple(layout for layout, _ in listed)
         if moment is not None and moment.buffers:
-            items = [
-                replace(item, tensor=moment.buffers[item.name])
-                if item.kind == "buffer" and item.name in moment.buffers
-                else item
-                for item in items
-            ]
-        signature = signature_of(items)
+            items = [_as_kept(item, moment) for item in items]
+            layout = ()
         reserve = object_entries(objects)
-        if self._plan is None or self._plan.signature != signature or not self._plan.has_room_for(reserve):
+        if self._plan is None or self._layout != layout or not layout or not self._plan.has_room_for(reserve):
             self._plan = make_plan(
                 items,
                 rank=self._rank,
@@ -95,6 +94,7 @@ class Source:
                 reserve=reserve,
                 copies=self._copies,
             )
+            self._layout = layout
         return self._plan
 
     def copy_mirrors(self, plan: Plan) -> Copies:
@@ -102,6 +102,17 @@ class Source:
         for mirror in plan.mirrors:
             mirror.host.copy_(mirror.source)
         return self._copies.copy(plan.device_mirrors) if plan.device_mirrors else Arrived()
+
+    def _listed(self, provider: StateProvider) -> tuple[Hashable, Sequence[TensorItem]]:
+        """What a provider lists, and a sign of it; asked again only where the layout has changed or can't be told."""
+        if not isinstance(provider, Steady):
+            items = provider.tensors()
+            return signature_of(items), items
+        layout = provider.layout()
+        known = self._lists.get(id(provider))
+        if known is None or known[0] != layout:
+            known = self._lists[id(provider)] = layout, provider.tensors()
+        return known
 
     def _all_of(self, providers: Iterable[StateProvider]) -> list[PlacedObject]:
         once = {id(provider): provider for provider in providers}
@@ -112,3 +123,8 @@ class Source:
             (name, PlacedObject(encode_object(name, value), placement))
             for name, (value, placement) in provider.objects().items()
         ]
+
+
+def _as_kept(item: TensorItem, moment: Moment) -> TensorItem:
+    kept = moment.buffers.get(item.name) if item.kind == "buffer" else None
+    return item if kept is None else replace(item, tensor=kept)

@@ -6,7 +6,8 @@ whole partition into one memory run. Values that every element of a flat shares 
 param group in the object `optimizer`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ import torch
 from capture.dtypes import torch_dtype
 from capture.items import Available, TensorItem
 from capture.optimizer_rule import require_same_rule
-from capture.providers.parameters import first_names, unwrapped
+from capture.providers.tree import ModuleTree, tensor_marks
 from capture.zero_groups import (
     class_name,
     is_flat,
@@ -24,7 +25,7 @@ from capture.zero_groups import (
     set_shared,
     write_groups,
 )
-from capture.zero_layout import Flat, flats_of, group_parameters, local_partition
+from capture.zero_layout import Flat, flat_tensors, flats_of, group_parameters, local_partition
 from capture.zero_topology import Topology, merge_groups
 from catalog.errors import MismatchError, RestoreError, SetupError, UnsupportedError
 from catalog.records import Placement
@@ -46,17 +47,14 @@ class ZeroState:
         """`topology` where the ranks hold different parameters; making the provider is then a collective."""
         self._optimizer = optimizer
         self._topology = topology
-        self._module = unwrapped(module)
+        self._tree = ModuleTree(module, of="parameters")
         self._restoring: Available | None = None
         self._created: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
         self._steps: dict[str, torch.Tensor] = {}
         self._groups = self._local_groups() if topology is None else merge_groups(self._local_groups())
 
     def tensors(self) -> Sequence[TensorItem]:
-        if getattr(self._optimizer, "offloaded_states", None):
-            raise SetupError(
-                "the engine's states are offloaded; call engine.reload_states() before a snapshot or a restore"
-            )
+        self._require_here()
         items = [*self._weights(), *self._masters(), *self._states()]
         if self._restoring is None:
             return items if self._topology is None else list(self._topology.own(items))
@@ -64,6 +62,19 @@ class ZeroState:
         derived = self._derived(self._restoring)
         targets = (item for item in items if item.kind in kinds or (item.kind == "model" and item.name not in derived))
         return [*targets, *(TensorItem(name, "step", (), target) for name, target in self._steps.items())]
+
+    def layout(self) -> Hashable:
+        self._require_here()
+        held = [getattr(parameter, "ds_tensor", parameter) for _, parameter, _ in self._tree]
+        states = list(self._inner.state.values())
+        tensors = [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]
+        keys = tuple(map(len, states)), tuple(chain.from_iterable(states))
+        return (
+            self._tree.shape(),
+            id(self._inner),
+            keys,
+            tensor_marks([*held, *flat_tensors(self._optimizer), *tensors]),
+        )
 
     def objects(self) -> Mapping[str, tuple[Any, Placement]]:
         return {"optimizer": (read_groups(self._inner, self._groups, self._flats()), "replicated")}
@@ -96,6 +107,12 @@ class ZeroState:
             self._optimizer.checkpoint_event_epilogue()
         self._forget()
 
+    def _require_here(self) -> None:
+        if getattr(self._optimizer, "offloaded_states", None):
+            raise SetupError(
+                "the engine's states are offloaded; call engine.reload_states() before a snapshot or a restore"
+            )
+
     def _forget(self) -> None:
         self._restoring = None
         self._created = {}
@@ -108,7 +125,7 @@ class ZeroState:
 
     def _named(self) -> Iterator[tuple[str, Any, tuple[str, ...]]]:
         """Every parameter once: its first name, and the further names it is tied to."""
-        for name, parameter, aliases in first_names(self._module.named_parameters):
+        for name, parameter, aliases in self._tree:
             yield self._logical(name), parameter, tuple(self._logical(alias) for alias in aliases)
 
     def _logical(self, name: str) -> str:

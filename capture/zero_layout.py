@@ -16,7 +16,17 @@ import torch.distributed as dist
 from catalog.errors import UnsupportedError
 from catalog.records import Placement
 
-__all__ = ["Flat", "Fragment", "flats_of", "group_parameters", "local_partition"]
+__all__ = ["Flat", "Fragment", "flat_tensors", "flats_of", "group_parameters", "local_partition"]
+
+
+_FLAT_ATTRIBUTES = (
+    "fp32_partitioned_groups_flat",
+    "fp16_partitioned_groups_flat",
+    "single_partition_of_fp32_groups",
+    "fp32_groups_flat_partition",
+    "fp32_groups_flat",
+    "fp32_groups",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +85,15 @@ def flats_of(optimizer: Any, names: Mapping[int, str]) -> tuple[Flat, ...]:
         f"the layout of optimizer {type(optimizer).__qualname__} is not known, so its state can't be captured; "
         "use ZeRO stage 0-3 with a torch or DeepSpeed Adam-like optimizer"
     )
+
+
+def flat_tensors(optimizer: Any) -> list[torch.Tensor]:
+    """The tensors that the flats of `flats_of` lie in, as they are now."""
+    found: list[torch.Tensor] = []
+    for name in _FLAT_ATTRIBUTES:
+        for one in getattr(optimizer, name, ()):
+            found += one if isinstance(one, (list, tuple)) else [one]
+    return [tensor for tensor in found if isinstance(tensor, torch.Tensor)]
 
 
 def group_parameters(optimizer: Any) -> list[list[Any]]:

@@ -264,6 +264,10 @@ def case_other_optimizer_state_is_refused(folder: Path) -> None:
     sgd = {"type": "SGD", "params": {"lr": 1e-2, "momentum": 0.9}}
     other = make_engine(stage=2, optimizer=sgd, zero_allow_untested_optimizer=True)
     train(other, 1)
+    with pytest.raises(MismatchError, match=r"Adam.*SGD.*nothing was changed"):
+        zero_state(other).prepare(available)
+    # The same rule with another state.
+    available.objects["optimizer"]["class"] = "torch.optim.sgd.SGD"
     with pytest.raises(MismatchError, match=r"exp_avg.*momentum_buffer"):
         zero_state(other).prepare(available)
     other.destroy()

@@ -4,9 +4,10 @@ from capture.providers.buffers import Buffers
 from capture.providers.counters import Counters
 from capture.providers.extra_state import ExtraState
 from capture.providers.optimizer import TorchOptimizer
-from capture.providers.parameters import ModuleParameters, unwrapped
+from capture.providers.parameters import ModuleParameters
 from capture.providers.rng import RandomState
 from capture.providers.stateful import DataloaderPosition, Stateful
+from capture.providers.tree import unwrapped
 
 __all__ = [
     "Buffers",

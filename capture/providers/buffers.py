@@ -1,12 +1,12 @@
 """The buffers of a module: they change during forward, so they are taken at once, and each rank keeps its own."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from capture.items import Available, TensorItem
-from capture.providers.parameters import first_names, unwrapped
+from capture.providers.tree import ModuleTree, tensor_marks
 from catalog.records import Placement
 
 __all__ = ["Buffers"]
@@ -22,18 +22,21 @@ class Buffers:
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
-        self._module = unwrapped(module)
+        self._tree = ModuleTree(module, of="buffers")
         self._restoring: Available | None = None
 
     def live(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every buffer as it is now, under the name that `tensors` gives it."""
-        for name, buffer, _ in first_names(self._module.named_buffers):
+        for name, buffer, _ in self._tree:
             yield name, buffer
+
+    def layout(self) -> Hashable:
+        return self._tree.shape(), tensor_marks([buffer for _, buffer, _ in self._tree])
 
     def tensors(self) -> Sequence[TensorItem]:
         restoring, transient = self._restoring, self._non_persistent()
         items = []
-        for name, buffer, aliases in first_names(self._module.named_buffers):
+        for name, buffer, aliases in self._tree:
             shape = tuple(buffer.shape)
             if restoring and name in transient and restoring.tensors.get(("buffer", name), ((-1,), ""))[0] != shape:
                 continue
@@ -53,6 +56,6 @@ class Buffers:
     def _non_persistent(self) -> set[str]:
         return {
             f"{prefix}.{name}" if prefix else name
-            for prefix, module in self._module.named_modules()
+            for prefix, module in self._tree.module.named_modules()
             for name in module._non_persistent_buffers_set
         }

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from capture.items import Available, TensorItem
-from capture.providers.parameters import unwrapped
+from capture.providers.tree import unwrapped
 from catalog.records import Placement
 
 __all__ = ["ExtraState"]

@@ -5,7 +5,8 @@ kept as tensors shaped like their parameter; `other_kinds`, tensors of another s
 by name, the state that is no tensor; `globals`, the state that belongs to no parameter, tensors by value.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ import torch
 from capture.dtypes import torch_dtype
 from capture.items import Available, TensorItem
 from capture.optimizer_rule import require_same_rule
-from capture.providers.parameters import first_names, unwrapped
+from capture.providers.tree import ModuleTree, tensor_marks
 from catalog.errors import MismatchError, UnsupportedError
 from catalog.records import Placement
 
@@ -33,7 +34,7 @@ class TorchOptimizer:
         """`name` is that of the object: one optimizer of several has another."""
         self._optimizer = optimizer
         self._name = name
-        self._module = unwrapped(module)
+        self._tree = ModuleTree(module, of="parameters")
         self._restored: dict[torch.Tensor, dict[str, torch.Tensor]] | None = None
         self._shared: frozenset[str] = frozenset()
 
@@ -46,6 +47,13 @@ class TorchOptimizer:
             for key, value in self._state(parameter).items()
             if isinstance(value, torch.Tensor) and key not in self._shared
         ]
+
+    def layout(self) -> Hashable:
+        parameters = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+        states = [self._optimizer.state.get(parameter) or {} for parameter in parameters]
+        tensors = [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]
+        keys = tuple(map(len, states)), tuple(chain.from_iterable(states))
+        return self._tree.shape(), tuple(map(id, parameters)), keys, tensor_marks(tensors)
 
     def objects(self) -> Mapping[str, tuple[Any, Placement]]:
         names = self._names()
@@ -142,7 +150,7 @@ class TorchOptimizer:
         return _place(torch.zeros(shape, dtype=torch_dtype(dtype)), kind, group, parameter)
 
     def _names(self) -> dict[torch.Tensor, str]:
-        return {parameter: name for name, parameter, _ in first_names(self._module.named_parameters)}
+        return {parameter: name for name, parameter, _ in self._tree}
 
     def _named(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The parameters that the optimizer updates, with their names."""

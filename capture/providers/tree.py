@@ -1,0 +1,76 @@
+"""The named tensors of a module, walked again only when the tree of modules or what hangs in it has changed."""
+
+from collections.abc import Hashable, Iterator
+from itertools import chain
+from typing import Literal
+
+import torch
+
+__all__ = ["ModuleTree", "tensor_marks", "unwrapped"]
+
+_WRAPPERS = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
+
+Named = tuple[str, torch.Tensor, tuple[str, ...]]
+
+
+class ModuleTree:
+    """The parameters, or the buffers, of the module inside `module`, each once: its first name, the tensor, and the names
+    it is tied to.
+    """
+
+    def __init__(self, module: torch.nn.Module, *, of: Literal["parameters", "buffers"]) -> None:
+        self.module = unwrapped(module)
+        self._of = of
+        self._modules: list[torch.nn.Module] = []
+        self._shape: Hashable = None
+        self._named: list[Named] = []
+
+    def __iter__(self) -> Iterator[Named]:
+        self.shape()
+        return iter(self._named)
+
+    def shape(self) -> Hashable:
+        """Equal as long as the same tensors hang at the same names. Costs some 100 ns a tensor."""
+        if self._now() != self._shape or not self._modules:
+            self._modules = list(self.module.modules())
+            self._named = list(self._walk())
+            self._shape = self._now()
+        return self._shape
+
+    def _now(self) -> Hashable:
+        held = [part._parameters if self._of == "parameters" else part._buffers for part in self._modules]
+        return (
+            tuple(map(id, chain.from_iterable(part._modules.values() for part in self._modules))),
+            tuple(chain.from_iterable(held)),
+            tuple(map(id, chain.from_iterable(one.values() for one in held))),
+        )
+
+    def _walk(self) -> Iterator[Named]:
+        names: dict[int, list[str]] = {}
+        tensors: dict[int, torch.Tensor] = {}
+        named = self.module.named_parameters if self._of == "parameters" else self.module.named_buffers
+        for name, tensor in named(remove_duplicate=False):
+            names.setdefault(id(tensor), []).append(name.replace("_orig_mod.", ""))
+            tensors[id(tensor)] = tensor
+        for key, (first, *others) in names.items():
+            yield first, tensors[key], tuple(others)
+
+
+def tensor_marks(tensors: list[torch.Tensor]) -> Hashable:
+    """Equal as long as the same tensor objects lie at the same places in the same form."""
+    return (
+        tuple(map(id, tensors)),
+        tuple([tensor.data_ptr() for tensor in tensors]),
+        tuple([tensor.shape for tensor in tensors]),
+        tuple([tensor.stride() for tensor in tensors]),
+        tuple([tensor.dtype for tensor in tensors]),
+    )
+
+
+def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
+    """The module inside DistributedDataParallel, DataParallel and torch.compile, whose names are the logical ones."""
+    while True:
+        inner = module.module if isinstance(module, _WRAPPERS) else getattr(module, "_orig_mod", None)
+        if not isinstance(inner, torch.nn.Module):
+            return module
+        module = inner

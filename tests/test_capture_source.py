@@ -1,0 +1,167 @@
+"""A plan is kept while nothing moves, and made anew for every way in which the state can move."""
+
+import copy
+
+import pytest
+import torch
+from capture_helpers import Net, assert_same, make, one_step, reference
+
+import capture
+from capture.plan import Plan
+from capture.providers import Buffers, ModuleParameters, TorchOptimizer
+from capture.source import Source
+
+
+def source_of(model: Net, optimizer: torch.optim.Optimizer) -> Source:
+    providers = [ModuleParameters(model), Buffers(model), TorchOptimizer(optimizer, model)]
+    return Source(providers, rank=0, world_size=1, align=4096)
+
+
+def plan_of(source: Source) -> Plan:
+    return source.plan(source.objects())
+
+
+def replace_data(model: Net, optimizer: torch.optim.Optimizer) -> None:
+    model.inner.weight.data = model.inner.weight.data.clone()
+
+
+def transpose_data(model: Net, optimizer: torch.optim.Optimizer) -> None:
+    model.inner.weight.data = model.inner.weight.data.t()
+
+
+def replace_parameter(model: Net, optimizer: torch.optim.Optimizer) -> None:
+    model.extra = torch.nn.Parameter(torch.ones(3))
+
+
+def tie(model: Net, optimizer: torch.optim.Optimizer) -> None:
+    model.extra = model.inner.bias
+
+
+def rename(model: Net, optimizer: torch.optim.Optimizer) -> None:
+    model.inner._parameters["gain"] = model.inner._parameters.pop("weight")
+
+
+def add_module(model: Net, optimizer: torch.optim.Optimizer) -> None:
+    model.inner.add_module("deep", torch.nn.Linear(2, 2))
+
+
+def replace_buffer(model: Net, optimizer: torch.optim.Optimizer) -> None:
+    model.norm.running_mean = model.norm.running_mean.clone()
+
+
+def add_buffer(model: Net, optimizer: torch.optim.Optimizer) -> None:
+    model.norm.register_buffer("table", torch.ones(2))
+
+
+def replace_state(model: Net, optimizer: torch.optim.Optimizer) -> None:
+    state = optimizer.state[model.inner.weight]
+    state["exp_avg"] = state["exp_avg"].clone()
+
+
+def add_state(model: Net, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.state[model.inner.weight]["velocity"] = torch.ones(2)
+
+
+def load_state(model: Net, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+
+
+def cast(model: Net, optimizer: torch.optim.Optimizer) -> None:
+    model.bfloat16()
+
+
+MOVES = [
+    replace_data,
+    transpose_data,
+    replace_parameter,
+    tie,
+    add_module,
+    replace_buffer,
+    add_buffer,
+    replace_state,
+    add_state,
+    load_state,
+    cast,
+]
+
+
+def names_and_places(plan: Plan) -> list[tuple]:
+    return sorted(
+        (
+            part.key,
+            part.item.tensor.data_ptr(),
+            part.dtype,
+            part.item.shape,
+            part.item.tensor.stride(),
+            part.item.aliases,
+        )
+        for part in plan.parts
+    )
+
+
+@pytest.mark.parametrize("move", MOVES)
+def test_what_moves_gets_a_new_plan(move):
+    model, optimizer = make()
+    one_step(model, optimizer)
+    source = source_of(model, optimizer)
+    before = plan_of(source)
+    assert plan_of(source) is before
+    move(model, optimizer)
+    after = plan_of(source)
+    assert after is not before
+    assert names_and_places(after) == names_and_places(plan_of(source_of(model, optimizer)))
+    assert plan_of(source) is after
+
+
+def test_a_renamed_parameter_gets_a_new_plan():
+    model, _ = make()
+    source = Source([ModuleParameters(model)], rank=0, world_size=1, align=4096)
+    before = plan_of(source)
+    rename(model, None)
+    assert "model/inner.gain" in {part.key for part in plan_of(source).parts}
+    assert "model/inner.gain" not in {part.key for part in before.parts}
+
+
+def test_an_unchanged_layout_is_listed_once(monkeypatch):
+    model, optimizer = make()
+    one_step(model, optimizer)
+    listed = []
+    for kind in (ModuleParameters, Buffers, TorchOptimizer):
+        original = kind.tensors
+        monkeypatch.setattr(
+            kind, "tensors", lambda self, original=original: listed.append(type(self)) or original(self)
+        )
+    source = source_of(model, optimizer)
+    for _ in range(3):
+        plan_of(source)
+        one_step(model, optimizer)
+    assert sorted(kind.__name__ for kind in listed) == ["Buffers", "ModuleParameters", "TorchOptimizer"]
+
+
+class Listing:
+    """A provider of the user's that has no `layout`."""
+
+    def __init__(self) -> None:
+        self.tensor = torch.arange(4.0)
+
+    def tensors(self):
+        return [capture.TensorItem("average", "user", (4,), self.tensor, when="eager")]
+
+    def objects(self):
+        return {}
+
+    def prepare(self, available) -> None: ...
+
+    def finish(self, available) -> None: ...
+
+
+def test_a_provider_without_a_layout_is_asked_every_time(history):
+    model, optimizer = make()
+    mine = Listing()
+    with capture.enable(model, optimizer=optimizer, every=1, history=history, providers=[mine]) as session:
+        one_step(model, optimizer)
+        session.wait()
+        mine.tensor = torch.arange(4.0) + 10
+        one_step(model, optimizer)
+        expected = {**reference(model, optimizer), "user": {"average": mine.tensor.clone()}}
+    assert_same(capture.restore(2, history=history), expected)
