@@ -25,6 +25,7 @@ from capture.registry import origin_of, register_session, sessions_of
 from capture.restore import all_providers, restore_live
 from capture.session import Session
 from capture.source import Source
+from capture.writer import Writer, choose_settings, make_writer
 from catalog.collect import collect
 from catalog.errors import NotFoundError, SetupError
 from catalog.history import History
@@ -102,12 +103,12 @@ def enable(
         align=int(file_system["place_align"]),
     )
     layout = ranks.broadcast(ranks.agree("looking at the state", lambda: _layout(source, ranks.world_size)))
-    engine = ranks.agree("making the writer", lambda: _engine(backend, budget_bytes, faults))
-    facts = _facts(loop, engine, file_system, every, on_full)
+    writer = _writer(root, ranks, backend, budget_bytes, faults, file_system)
+    facts = _facts(loop, writer, every, on_full)
     run = ranks.broadcast(
         ranks.agree("making the run", lambda: _make_run(root, ranks, layout, parent, facts)),
     )
-    writer = ranks.agree(
+    run_writer = ranks.agree(
         "taking the run's lock",
         lambda: RunWriter(root, run=run, rank=ranks.rank, world_size=ranks.world_size, layout=layout),
     )
@@ -115,7 +116,7 @@ def enable(
         session = ranks.agree(
             "capturing the first step",
             lambda: undo.enter_context(
-                Session(loop, source, run=writer, engine=engine, every=every, on_full=on_full, check=check)
+                Session(loop, source, run=run_writer, engine=writer.engine, every=every, on_full=on_full, check=check)
             ),
         )
         undo.pop_all()
@@ -152,28 +153,41 @@ def _layout(source: Source, world_size: int) -> str:
     return native.checksum(canonical({"world_size": world_size, "parts": rows})).hex()
 
 
-def _engine(backend: str | None, budget_bytes: int, faults: native.Faults | None) -> native.Engine:
-    chosen = backend
-    if chosen is None:
-        reason = native.probe_io_uring()
-        chosen = "posix" if reason else "io_uring"
-        if reason:
-            warnings.warn(f"writing with POSIX threads, since io_uring is not to be had here: {reason}", stacklevel=4)
-    try:
-        return native.Engine(backend=chosen, budget_bytes=budget_bytes, faults=faults)
-    except (OSError, ValueError) as error:
-        raise SetupError(f"the {chosen} writer with budget_bytes={budget_bytes} can't be made: {error}") from error
+def _writer(
+    root: Path,
+    ranks: Ranks,
+    backend: str | None,
+    budget_bytes: int,
+    faults: native.Faults | None,
+    file_system: dict[str, Any],
+) -> Writer:
+    align = int(file_system["place_align"])
+    settings = ranks.broadcast(
+        ranks.agree(
+            "choosing the writer",
+            lambda: choose_settings(root, backend=backend, align=align) if ranks.rank == 0 else None,
+        )
+    )
+    return ranks.agree(
+        "making the writer",
+        lambda: make_writer(
+            root,
+            backend=backend,
+            budget_bytes=budget_bytes,
+            faults=faults,
+            settings=settings,
+            file_system=file_system,
+            quiet=ranks.rank != 0,
+        ),
+    )
 
 
-def _facts(loop: Loop, engine: native.Engine, file_system: dict[str, Any], every: int, on_full: str) -> dict[str, Any]:
+def _facts(loop: Loop, writer: Writer, every: int, on_full: str) -> dict[str, Any]:
     return {
         **loop.facts(),
+        **writer.facts,
         "every": every,
         "on_full": on_full,
-        "backend": engine.backend,
-        "budget_bytes": engine.budget_bytes,
-        "staging_registered": engine.registered,
-        "file_system": file_system,
         "host": socket.gethostname(),
         "python": platform.python_version(),
     }

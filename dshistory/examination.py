@@ -7,9 +7,10 @@ import resource
 import shutil
 import tempfile
 import time
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,9 @@ from dshistory import current
 from dshistory.report import Report
 from dshistory.table import Table
 from dshistory.units import Format
+
+if TYPE_CHECKING:
+    from capture.tuning import Settings
 
 __all__ = ["doctor"]
 
@@ -50,6 +54,7 @@ def doctor(folder: str | None = None, *, size_mib: int = 256) -> Report:
         size_mib: how much to write and read for the rates
     """
     from capture.enable import DEFAULT_BUDGET_BYTES
+    from capture.tuning import measure_settings
 
     place = _place(folder)
     if size_mib < 1:
@@ -62,6 +67,11 @@ def doctor(folder: str | None = None, *, size_mib: int = 256) -> Report:
         backends, read_bytes_s = _measure(
             Path(folder), align=align, nbytes=size_mib * _MIB, budget_bytes=DEFAULT_BUDGET_BYTES
         )
+    settings = {
+        str(row["backend"]): measure_settings(place, backend=str(row["backend"]), align=align)
+        for row in backends
+        if row["works"]
+    }
     facts = {**_file_system_facts(place, file_system), "read rate (bytes/s)": read_bytes_s, **_machine_facts()}
     packages = {"package": list(_PACKAGES), "version": [_version(name) for name in _PACKAGES]}
     tables = {
@@ -70,6 +80,11 @@ def doctor(folder: str | None = None, *, size_mib: int = 256) -> Report:
             formats={"write_bytes_s": "bytes"},
             note=f"write rate of one file of {size_mib} MiB until durable; registered: whether the kernel let the "
             f"{DEFAULT_BUDGET_BYTES // _MIB} MiB of staging memory that is the default be registered",
+        ),
+        "writer settings": Table(
+            pa.Table.from_pylist(_settings_rows(settings), schema=_SETTINGS_SCHEMA),
+            formats={"block_bytes": "bytes", "bytes_per_s": "bytes"},
+            note="chosen: what runs on this file system use from now on; the default stands unless another is clearly faster",
         ),
         "packages": Table(pa.table(packages)),
     }
@@ -85,6 +100,28 @@ _BACKENDS_SCHEMA: Final = pa.schema(
         ("why_not", pa.string()),
     ]
 )
+
+_SETTINGS_SCHEMA: Final = pa.schema(
+    [
+        ("backend", pa.string()),
+        ("block_bytes", pa.int64()),
+        ("depth", pa.int64()),
+        ("bytes_per_s", pa.float64()),
+        ("chosen", pa.bool_()),
+        ("origin", pa.string()),
+    ]
+)
+
+
+def _settings_rows(settings: dict[str, "Settings"]) -> list[dict[str, object]]:
+    """A row for each setting that was tried, or for the default where nothing could be measured."""
+    rows: list[dict[str, object]] = []
+    for backend, one in settings.items():
+        untried = {"block_bytes": one.block_bytes, "depth": one.depth, "bytes_per_s": None}
+        for trial in map(asdict, one.trials) if one.trials else [untried]:
+            chosen = (trial["block_bytes"], trial["depth"]) == (one.block_bytes, one.depth)
+            rows.append({**trial, "backend": backend, "chosen": chosen, "origin": one.origin if chosen else None})
+    return rows
 
 
 def _place(folder: str | None) -> Path:
@@ -122,6 +159,8 @@ def _machine_facts() -> dict[str, object]:
 
 def _measure(folder: Path, *, align: int, nbytes: int, budget_bytes: int) -> tuple[list[dict[str, object]], float]:
     """A row for each backend, and the bytes a second that the reader gives."""
+    from capture.tuning import time_write
+
     memory = np.full(nbytes + align, 0x5A, np.uint8)
     source = memory[-memory.ctypes.data % align :][:nbytes]
     io_uring = native.probe_io_uring()
@@ -132,34 +171,11 @@ def _measure(folder: Path, *, align: int, nbytes: int, budget_bytes: int) -> tup
             engine = native.Engine(backend=backend, budget_bytes=budget_bytes)
             try:
                 row["registered"] = engine.registered
-                row["write_bytes_s"] = nbytes / _write(engine, folder / backend, source, align=align)
+                row["write_bytes_s"] = nbytes / time_write(engine, folder / backend, source, align=align)
             finally:
                 engine.close()
         rows.append(row)
     return rows, nbytes / _read(folder / "posix", source, offset=align)
-
-
-def _write(engine: native.Engine, path: Path, source: _Bytes, *, align: int) -> float:
-    """Seconds until the bytes are durable."""
-    plan = native.WritePlan(
-        offsets=np.array([align], np.uint64),
-        addresses=np.array([source.ctypes.data], np.uint64),
-        nbytes=np.array([source.nbytes], np.uint64),
-        eager=np.zeros(1, np.uint8),
-        data_start=align,
-        data_end=align + -(-source.nbytes // align) * align,
-        align=align,
-    )
-    began = time.perf_counter()
-    job = engine.start(plan, str(path))
-    try:
-        while not job.wait(timeout_s=0.1):  # returns to Python, so that Ctrl-C is heard
-            pass
-        job.finish(header=bytes(align), tail=b"")
-    except BaseException:
-        job.abort()
-        raise
-    return time.perf_counter() - began
 
 
 def _read(path: Path, target: _Bytes, *, offset: int) -> float:

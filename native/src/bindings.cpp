@@ -209,6 +209,8 @@ void bind_writer(nb::module_ &module) {
              "depth"_a = default_depth, "faults"_a.none() = nb::none())
         .def_prop_ro("backend", &dsh::Engine::backend_name)
         .def_prop_ro("budget_bytes", &dsh::Engine::budget_bytes)
+        .def_prop_ro("block_bytes", &dsh::Engine::block_bytes)
+        .def_prop_ro("depth", &dsh::Engine::depth)
         .def_prop_ro("registered", &dsh::Engine::registered)
         .def("budget_free_bytes", &dsh::Engine::free_bytes)
         .def(

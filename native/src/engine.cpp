@@ -9,7 +9,8 @@
 namespace dsh {
 Engine::Engine(std::string backend, std::uint64_t budget_bytes, std::uint64_t block_bytes, std::size_t depth,
                std::shared_ptr<Faults> faults)
-    : backend_name_(std::move(backend)), budget_bytes_(budget_bytes), faults_(std::move(faults)), owner_(getpid()) {
+    : backend_name_(std::move(backend)), budget_bytes_(budget_bytes), block_bytes_(block_bytes), depth_(depth),
+      faults_(std::move(faults)), owner_(getpid()) {
     if (backend_name_ != "io_uring" && backend_name_ != "posix") {
         throw std::invalid_argument("backend must be \"io_uring\" or \"posix\", not \"" + backend_name_ + "\"");
     }

@@ -41,6 +41,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
     const std::string &backend_name() const { return backend_name_; }
     std::uint64_t budget_bytes() const { return budget_bytes_; }
+    std::uint64_t block_bytes() const { return block_bytes_; }
+    std::size_t depth() const { return depth_; }
     bool registered() const { return registered_; }
 
   private:
@@ -48,6 +50,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
     std::string backend_name_;
     std::uint64_t budget_bytes_;
+    std::uint64_t block_bytes_;
+    std::size_t depth_;
     std::shared_ptr<Faults> faults_;
     pid_t owner_;
     std::mutex closing_;

@@ -1,0 +1,110 @@
+"""Which writer a run uses: chosen before the first snapshot, said once where it is not the best there is, never swapped."""
+
+import resource
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import native
+from capture.tuning import Settings, settings_for
+from catalog.errors import SetupError
+
+__all__ = ["Writer", "choose_settings", "make_writer"]
+
+LEAST_BLOCK_BYTES = 64 << 10
+
+_said: set[str] = set()
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """An engine, and what a run's facts say of it."""
+
+    engine: native.Engine
+    facts: dict[str, Any]
+
+
+def choose_settings(root: Path, *, backend: str | None, align: int) -> dict[str, Any]:
+    """Block size and depth for the file system of `root`, as JSON that all ranks take from rank 0."""
+    chosen = backend or ("posix" if native.probe_io_uring() else "io_uring")
+    settings = settings_for(root, backend=chosen, align=align)
+    return {"block_bytes": settings.block_bytes, "depth": settings.depth, "origin": settings.origin}
+
+
+def make_writer(
+    root: Path,
+    *,
+    backend: str | None,
+    budget_bytes: int,
+    faults: native.Faults | None,
+    settings: dict[str, Any],
+    file_system: dict[str, Any],
+    quiet: bool,
+) -> Writer:
+    """The engine of `backend`, by default io_uring where the host allows it. SetupError when it can't be made. What keeps
+    it from the best way is warned of once in a process, unless `quiet`, and stands in the facts.
+    """
+    notices = []
+    chosen = backend
+    if chosen is None:
+        reason = native.probe_io_uring()
+        chosen = "posix" if reason else "io_uring"
+        if reason:
+            notices.append(f"writing with POSIX threads, since io_uring is not to be had here: {reason}")
+    if not file_system["direct"]:
+        notices.append(
+            f"writing through the page cache, since {root} is on {file_system['type']} without O_DIRECT: {file_system['reason']}"
+        )
+    align = max(int(file_system["place_align"]), LEAST_BLOCK_BYTES)
+    engine = _engine(chosen, budget_bytes, faults, Settings(**settings), least_block_bytes=align)
+    if chosen == "io_uring" and not engine.registered:
+        limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+        notices.append(
+            f"every write pins its memory anew, since the limit of locked memory (RLIMIT_MEMLOCK, {limit} bytes) does not let the "
+            f"{budget_bytes} bytes of staging memory be registered; raise it with ulimit -l"
+        )
+    if not quiet:
+        for notice in notices:
+            _say(notice)
+    facts = {
+        "backend": engine.backend,
+        "budget_bytes": engine.budget_bytes,
+        "block_bytes": engine.block_bytes,
+        "depth": engine.depth,
+        "settings": settings["origin"],
+        "staging_registered": engine.registered,
+        "writer_notices": notices,
+        "file_system": file_system,
+    }
+    return Writer(engine, facts)
+
+
+def _engine(
+    backend: str, budget_bytes: int, faults: native.Faults | None, settings: Settings, *, least_block_bytes: int
+) -> native.Engine:
+    """With blocks as large as the settings say, or as the budget allows."""
+    block_bytes = settings.block_bytes
+    while True:
+        try:
+            return native.Engine(
+                backend=backend,
+                budget_bytes=budget_bytes,
+                block_bytes=block_bytes,
+                depth=settings.depth,
+                faults=faults,
+            )
+        except ValueError as error:
+            if block_bytes // 2 < least_block_bytes:
+                raise SetupError(
+                    f"budget_bytes={budget_bytes} is too little for the {backend} writer: {error}"
+                ) from error
+            block_bytes //= 2
+        except OSError as error:
+            raise SetupError(f"the {backend} writer with budget_bytes={budget_bytes} can't be made: {error}") from error
+
+
+def _say(notice: str) -> None:
+    if notice not in _said:
+        _said.add(notice)
+        warnings.warn(notice, stacklevel=6)
