@@ -19,7 +19,7 @@ import numpy.typing as npt
 import native
 from catalog.publish import publish_bytes
 
-__all__ = ["DEFAULT", "Settings", "Trial", "measure_settings", "settings_for", "time_write"]
+__all__ = ["Settings", "Trial", "measure_settings", "settings_for", "time_write"]
 
 MIB = 1 << 20
 FILE_BYTES = 48 * MIB
@@ -52,9 +52,6 @@ class Settings:
     trials: tuple[Trial, ...] = ()
 
 
-DEFAULT = Settings(*CANDIDATES[0], origin="default")
-
-
 def settings_for(folder: Path, *, backend: str, align: int) -> Settings:
     """What was remembered for the file system of `folder`, else measured there now and remembered. Never fails because of
     the memory: one that can't be read or written is said in `origin`.
@@ -72,16 +69,18 @@ def measure_settings(folder: Path, *, backend: str, align: int) -> Settings:
             trials = _trials(Path(scratch), backend=backend, align=align)
     except OSError as error:
         return Settings(*CANDIDATES[0], origin=f"default: measuring failed: {error}")
-    if not trials:
-        return Settings(*CANDIDATES[0], origin="default: the disk is too slow to measure in passing")
-    best = max(trials, key=lambda trial: trial.bytes_per_s)
-    chosen = best if best.bytes_per_s > CLEARLY * trials[0].bytes_per_s else trials[0]
-    origin = "measured"
+    origin, chosen = "measured", CANDIDATES[0]
+    if trials:
+        best = max(trials, key=lambda trial: trial.bytes_per_s)
+        if best.bytes_per_s > CLEARLY * trials[0].bytes_per_s:
+            chosen = (best.block_bytes, best.depth)
+    else:
+        origin = "default: the disk is too slow to measure in passing"
     try:
         _remember(folder, backend, chosen, trials)
     except OSError as error:
-        origin = f"measured, but it can't be remembered: {error}"
-    return Settings(chosen.block_bytes, chosen.depth, origin, trials)
+        origin += f", and it can't be remembered: {error}"
+    return Settings(*chosen, origin, trials)
 
 
 def time_write(engine: native.Engine, path: Path, source: npt.NDArray[np.uint8], *, align: int) -> float:
@@ -161,14 +160,14 @@ def _load() -> dict[str, Any]:
     return dict(entries)
 
 
-def _remember(folder: Path, backend: str, chosen: Trial, trials: tuple[Trial, ...]) -> None:
+def _remember(folder: Path, backend: str, chosen: tuple[int, int], trials: tuple[Trial, ...]) -> None:
     try:
         entries = _load()
     except (OSError, ValueError, KeyError, TypeError):
         entries = {}
     entries[_key(folder, backend)] = {
-        "block_bytes": chosen.block_bytes,
-        "depth": chosen.depth,
+        "block_bytes": chosen[0],
+        "depth": chosen[1],
         "trials": [asdict(trial) for trial in trials],
     }
     path = _memory()
