@@ -4,21 +4,20 @@ all.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from math import prod
 
+import pyarrow as pa
 import torch
 
 import native
 from capture.dtypes import dtype_name
 from capture.objects import EncodedObject
 from capture.plan import Plan
-from catalog.header import Entry, encode_header
+from catalog.extents import extent_table
+from catalog.header import Entry, encode_header, entries_json
 from catalog.records import Extent, Placement
 
 __all__ = ["PlacedObject", "Tail", "data_file_extents", "data_file_header", "make_tail", "object_entries"]
-
-Digest = bytes
 
 _HUGE = 1 << 50
 """No offset has more digits."""
@@ -105,35 +104,28 @@ def make_tail(objects: Sequence[PlacedObject], plan: Plan, *, file: str) -> Tail
 def data_file_header(plan: Plan, tail: Tail, *, run: str, step: int, rank: int) -> bytes:
     """The header's bytes, exactly as long as the plan reserved."""
     metadata = {"format": "dshistory-1", "run": run, "step": str(step), "rank": str(rank)}
-    return encode_header([*plan.entries, *tail.entries], metadata=metadata, data_start=plan.data_start)
+    return encode_header([plan.header_json, entries_json(tail.entries)], metadata=metadata, data_start=plan.data_start)
 
 
-def data_file_extents(plan: Plan, tail: Tail, checksums: bytes, header: bytes, *, file: str) -> list[Extent]:
+def data_file_extents(plan: Plan, tail: Tail, checksums: bytes, header: bytes, *, file: str) -> pa.Table:
     """One manifest row for every byte of the file, in file order. `checksums` are those of the plan's parts, 16 bytes
     each.
     """
-    rows = [_bytes_row("__header__", "header", file, 0, len(header), native.checksum(header))]
-    for i, (part, offset) in enumerate(zip(plan.parts, plan.offsets, strict=True)):
-        rows.append(
-            Extent(
-                name=part.item.name,
-                kind=part.item.kind,
-                dtype=part.dtype,
-                shape=part.item.shape,
-                start=part.start,
-                numel=part.numel,
-                file=file,
-                offset=offset,
-                nbytes=part.nbytes,
-                checksum=checksums[16 * i : 16 * i + 16],
-                placement=part.item.placement,
-                aliases=part.item.aliases,
-            )
-        )
-    for i, (offset, nbytes) in enumerate(plan.pads):
-        rows.append(_bytes_row(f"__pad__.{i}", "pad", file, offset, nbytes, _checksum_of_zeros(nbytes)))
-    rows.extend(tail.extents)
-    return sorted(rows, key=lambda row: (row.offset, row.nbytes))
+    first = Extent(
+        name="__header__",
+        kind="header",
+        dtype="U8",
+        shape=(len(header),),
+        start=0,
+        numel=len(header),
+        file=file,
+        offset=0,
+        nbytes=len(header),
+        checksum=native.checksum(header),
+        placement="rank_local",
+    )
+    planned = plan.rows.table(checksums, file=file)
+    return pa.concat_tables([extent_table([first]), planned, extent_table(tail.extents)])
 
 
 def _pieces(objects: Sequence[PlacedObject]) -> list[_Piece]:
@@ -158,24 +150,3 @@ def _pieces(objects: Sequence[PlacedObject]) -> list[_Piece]:
 
 def _bytes_of(tensor: torch.Tensor) -> bytes:
     return tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
-
-
-def _bytes_row(name: str, kind: str, file: str, offset: int, nbytes: int, checksum: Digest) -> Extent:
-    return Extent(
-        name=name,
-        kind=kind,
-        dtype="U8",
-        shape=(nbytes,),
-        start=0,
-        numel=nbytes,
-        file=file,
-        offset=offset,
-        nbytes=nbytes,
-        checksum=checksum,
-        placement="rank_local",
-    )
-
-
-@lru_cache(maxsize=4096)
-def _checksum_of_zeros(nbytes: int) -> Digest:
-    return native.checksum(bytes(nbytes))

@@ -17,9 +17,10 @@ import torch
 import native
 from capture.dtypes import dtype_name
 from capture.items import TensorItem
+from capture.rows import PlannedRows
 from capture.staging import CUDA, CopyEngine, Mirror
 from catalog.errors import UnsupportedError
-from catalog.header import Entry, header_bytes_needed
+from catalog.header import Entry, entries_json, header_bytes_needed
 
 __all__ = ["Part", "Plan", "entry_key", "make_plan", "signature_of"]
 
@@ -98,6 +99,33 @@ class Plan:
     @cached_property
     def _room(self) -> int:
         return self.data_start - header_bytes_needed(self.entries, metadata=_WIDEST_METADATA)
+
+    @cached_property
+    def header_json(self) -> bytes:
+        """The plan's entries as a fragment of the header."""
+        return entries_json(self.entries)
+
+    @cached_property
+    def rows(self) -> PlannedRows:
+        """The manifest rows of the parts and the pads."""
+        parts = [
+            {
+                "name": part.item.name,
+                "kind": part.item.kind,
+                "dtype": part.dtype,
+                "shape": part.item.shape,
+                "start": part.start,
+                "numel": part.numel,
+                "offset": offset,
+                "nbytes": part.nbytes,
+                "placement": part.item.placement,
+                "aliases": part.item.aliases,
+                "codec": "raw",
+                "base": None,
+            }
+            for part, offset in zip(self.parts, self.offsets, strict=True)
+        ]
+        return PlannedRows(parts, self.pads)
 
     @cached_property
     def live_parts(self) -> tuple[tuple[int, Part], ...]:

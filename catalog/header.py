@@ -14,7 +14,7 @@ from typing import Any
 from catalog.errors import FormatError
 from catalog.layout import DTYPES, MAX_DIMENSIONS
 
-__all__ = ["Entry", "Header", "encode_header", "header_bytes_needed", "parse_header", "read_header"]
+__all__ = ["Entry", "Header", "encode_header", "entries_json", "header_bytes_needed", "parse_header", "read_header"]
 
 MAX_HEADER_BYTES = 100_000_000
 _LENGTH_BYTES = 8
@@ -40,31 +40,38 @@ class Header:
     data_start: int
 
 
-def _json_bytes(entries: Iterable[Entry], metadata: Mapping[str, str]) -> bytes:
-    tree: dict[str, Any] = {"__metadata__": dict(metadata)}
-    for entry in entries:
-        tree[entry.key] = {
-            "dtype": entry.dtype,
-            "shape": list(entry.shape),
-            "data_offsets": [entry.begin, entry.end],
-        }
-    return json.dumps(tree, separators=(",", ":"), ensure_ascii=False).encode()
+def entries_json(entries: Iterable[Entry]) -> bytes:
+    """The inside of a header's JSON object for these entries; fragments of one header are joined by commas."""
+    tree = {
+        entry.key: {"dtype": entry.dtype, "shape": list(entry.shape), "data_offsets": [entry.begin, entry.end]}
+        for entry in entries
+    }
+    return _dumps(tree)[1:-1]
 
 
 def header_bytes_needed(entries: Iterable[Entry], *, metadata: Mapping[str, str]) -> int:
     """The least `data_start` for these entries."""
-    return _LENGTH_BYTES + len(_json_bytes(entries, metadata))
+    return _LENGTH_BYTES + len(_text([entries_json(entries)], metadata))
 
 
-def encode_header(entries: Iterable[Entry], *, metadata: Mapping[str, str], data_start: int) -> bytes:
-    """Exactly `data_start` bytes: the length, the JSON in the order of `entries`, and spaces. FormatError when they do
-    not fit.
+def encode_header(fragments: Iterable[bytes], *, metadata: Mapping[str, str], data_start: int) -> bytes:
+    """Exactly `data_start` bytes: the length, the JSON of the fragments (`entries_json`) in their order, and spaces.
+    FormatError when they do not fit.
     """
-    text = _json_bytes(entries, metadata)
+    text = _text(fragments, metadata)
     room = data_start - _LENGTH_BYTES
     if len(text) > room:
         raise FormatError(f"the header needs {len(text)} bytes where {room} were reserved")
     return room.to_bytes(_LENGTH_BYTES, "little") + text.ljust(room, b" ")
+
+
+def _text(fragments: Iterable[bytes], metadata: Mapping[str, str]) -> bytes:
+    first = _dumps({"__metadata__": dict(metadata)})[1:-1]
+    return b"{" + b",".join([first, *(fragment for fragment in fragments if fragment)]) + b"}"
+
+
+def _dumps(tree: Mapping[str, Any]) -> bytes:
+    return json.dumps(tree, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def read_header(path: Path) -> Header:

@@ -12,11 +12,12 @@ from typing import Literal
 
 import pyarrow as pa
 
-from catalog.checkpoint import check_data_files, logical_tensors, read_checkpoint
+from catalog.checkpoint import check_data_files, read_checkpoint
 from catalog.errors import NotFoundError
 from catalog.facts import read_history_json, read_run_facts, run_names
 from catalog.layout import HistoryPaths, parse_step_dir
 from catalog.locks import run_is_held
+from catalog.logical import logical_tensors
 from catalog.marker import read_marker
 from catalog.records import CheckpointRef, Extent, Marker, RunFacts
 from catalog.resolve import resolve

@@ -4,47 +4,26 @@ The schema is declared and versioned; nothing is inferred. Reading treats the fi
 before anything is opened because of it. Each byte of the rank's data file belongs to exactly one row.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from math import prod
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from catalog.errors import FormatError
-from catalog.layout import DTYPES, MAX_DIMENSIONS, data_file, parse_data_file
+from catalog.extents import MAX_FIGURE, SCHEMA, element_counts, extent_records
+from catalog.layout import DTYPES, data_file, parse_data_file
 from catalog.records import Extent
 from catalog.sealed import decode_sealed, encode_sealed
 
-__all__ = ["NOT_STATE", "SCHEMA", "Manifest", "decode_manifest", "encode_manifest"]
+__all__ = ["NOT_STATE", "Manifest", "decode_manifest", "encode_manifest"]
 
 NOT_STATE = frozenset({"header", "pad", "object", "object_tensor"})
 """Kinds of extents that are no tensor of the model."""
 
 VERSION = "1"
-MAX_FIGURE = 1 << 56
-"""No offset, size or count is as large; with 8 bytes an element the products still fit 64 bits."""
-
-SCHEMA = pa.schema(
-    [
-        pa.field("name", pa.string(), nullable=False),
-        pa.field("kind", pa.string(), nullable=False),
-        pa.field("dtype", pa.string(), nullable=False),
-        pa.field("shape", pa.list_(pa.field("element", pa.int64(), nullable=False)), nullable=False),
-        pa.field("start", pa.int64(), nullable=False),
-        pa.field("numel", pa.int64(), nullable=False),
-        pa.field("file", pa.string(), nullable=False),
-        pa.field("offset", pa.int64(), nullable=False),
-        pa.field("nbytes", pa.int64(), nullable=False),
-        pa.field("checksum", pa.binary(16), nullable=False),
-        pa.field("placement", pa.string(), nullable=False),
-        pa.field("aliases", pa.list_(pa.field("element", pa.string(), nullable=False)), nullable=False),
-        pa.field("codec", pa.string(), nullable=False),
-        pa.field("base", pa.string(), nullable=True),
-    ]
-)
 _PLACEMENTS = ("partitioned", "rank_local", "replicated")
 _FACTS = frozenset({"dshistory.manifest", "run", "step", "rank", "world_size", "layout", "created", "data_bytes"})
 
@@ -69,43 +48,18 @@ class Manifest:
 
     def extents(self) -> list[Extent]:
         """The rows as records."""
-        columns = [self.table[name].to_pylist() for name in SCHEMA.names]
-        return [
-            Extent(
-                name,
-                kind,
-                dtype,
-                tuple(shape),
-                start,
-                numel,
-                file,
-                offset,
-                nbytes,
-                checksum,
-                placement,
-                tuple(aliases),
-                codec,
-                base,
-            )
-            for name, kind, dtype, shape, start, numel, file, offset, nbytes, checksum, placement, aliases, codec, base in zip(
-                *columns, strict=True
-            )
-        ]
+        return extent_records(self.table)
 
 
 def encode_manifest(
-    extents: Sequence[Extent], *, run: str, step: int, rank: int, world_size: int, layout: str, created: datetime
+    table: pa.Table, *, run: str, step: int, rank: int, world_size: int, layout: str, created: datetime
 ) -> bytes:
-    """The file's bytes. FormatError when a reader would refuse them: nothing is published that can't be read."""
+    """The file's bytes, of extents with the columns of SCHEMA. FormatError when a reader would refuse them: nothing is
+    published that can't be read.
+    """
     file = data_file(run, step, rank)
-    table = pa.table(
-        {
-            name: pa.array([getattr(extent, name) for extent in extents], SCHEMA.field(name).type)
-            for name in SCHEMA.names
-        },
-        schema=SCHEMA,
-    )
-    data_bytes = max((extent.offset + extent.nbytes for extent in extents if extent.file == file), default=0)
+    own = table.filter(pc.equal(table["file"], file))
+    data_bytes = pc.max(pc.add(own["offset"], own["nbytes"])).as_py() or 0
     _check_rows(table, file=file, data_bytes=data_bytes, where=f"manifest of {file}")
     metadata = {
         "dshistory.manifest": VERSION,
@@ -169,12 +123,9 @@ def _check_rows(table: pa.Table, *, file: str, data_bytes: int, where: str) -> N
     _demand(table, pc.is_null(table["base"]), "base", where, "stands beside the codec raw")
     known = pa.array([name for name in pc.unique(table["file"]).to_pylist() if parse_data_file(name)], pa.string())
     _demand(table, pc.is_in(table["file"], known), "file", where, "is no data file inside the history")
-    columns = (table[name].to_pylist() for name in ("shape", "start", "numel"))
-    fits = [
-        len(shape) <= MAX_DIMENSIONS and all(0 <= size < MAX_FIGURE for size in shape) and start + numel <= prod(shape)
-        for shape, start, numel in zip(*columns, strict=True)
-    ]
-    _demand(table, pa.array(fits, pa.bool_()), "shape", where, "does not hold [start, start + numel)")
+    room = pa.array(element_counts(table["shape"]))
+    fits = pc.less_equal(pc.add(table["start"], table["numel"]), room)
+    _demand(table, fits, "shape", where, "does not hold [start, start + numel)")
     _check_cover(table.filter(pc.equal(table["file"], file)), data_bytes=data_bytes, where=where)
 
 
@@ -183,17 +134,23 @@ def _check_cover(own: pa.Table, *, data_bytes: int, where: str) -> None:
     if not own.num_rows:
         raise FormatError(f"{where}: has no extent of its own file, at least its header")
     order = own.sort_by([("offset", "ascending"), ("nbytes", "ascending")])
-    at = 0
-    rows = zip(*(order[name].to_pylist() for name in ("kind", "name", "offset", "nbytes")), strict=True)
-    for index, (kind, name, offset, nbytes) in enumerate(rows):
-        if offset != at:
-            what = "overlaps the extent before it" if offset < at else "leaves bytes before it without an owner"
-            raise FormatError(f"{where}: field offset of {kind}/{name}: {offset} {what} (byte {at})")
-        if (kind == "header") != (index == 0):
-            raise FormatError(f"{where}: field kind of {kind}/{name}: exactly the first extent of a file is its header")
-        at = offset + nbytes
-    if at != data_bytes:
-        raise FormatError(f"{where}: field data_bytes: {data_bytes}, but the extents end at byte {at}")
+    begins = order["offset"].to_numpy()
+    ends = begins + order["nbytes"].to_numpy()
+    expected = np.concatenate([[0], ends[:-1]])
+    wrong = np.flatnonzero(begins != expected)
+    if len(wrong):
+        row, at = order.slice(int(wrong[0]), 1).to_pylist()[0], int(expected[wrong[0]])
+        what = "overlaps the extent before it" if row["offset"] < at else "leaves bytes before it without an owner"
+        raise FormatError(f"{where}: field offset of {row['kind']}/{row['name']}: {row['offset']} {what} (byte {at})")
+    is_header = pc.equal(order["kind"], "header").to_numpy()
+    wrong = np.flatnonzero(is_header != (np.arange(len(is_header)) == 0))
+    if len(wrong):
+        row = order.slice(int(wrong[0]), 1).to_pylist()[0]
+        raise FormatError(
+            f"{where}: field kind of {row['kind']}/{row['name']}: exactly the first extent of a file is its header"
+        )
+    if ends[-1] != data_bytes:
+        raise FormatError(f"{where}: field data_bytes: {data_bytes}, but the extents end at byte {ends[-1]}")
 
 
 def _demand(table: pa.Table, good: pa.ChunkedArray | pa.Array, field: str, where: str, what: str) -> None:

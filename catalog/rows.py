@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from catalog.checkpoint import Checkpoint, logical_tensors, read_checkpoint
+from catalog.checkpoint import Checkpoint, read_checkpoint
 from catalog.errors import FormatError
 from catalog.journal import read_segment
 from catalog.layout import HistoryPaths
+from catalog.logical import logical_tensors
 from catalog.manifest import NOT_STATE
 from catalog.records import RunFacts
 from catalog.schema import TABLES
@@ -68,27 +70,14 @@ def checkpoint_rows(paths: HistoryPaths, run: str, step: int) -> Rows:
     """The rows of a committed checkpoint. FormatError when a file of it can't be trusted."""
     checkpoint = read_checkpoint(paths, run, step)
     logical = logical_tensors(checkpoint, where=str(paths.step_dir(run, step)))
-    tensors = [tensor for tensor in logical if tensor.kind not in NOT_STATE]
-    rows = (
-        {
-            "run": run,
-            "step": step,
-            "name": tensor.name,
-            "kind": tensor.kind,
-            "dtype": tensor.dtype,
-            "shape": tensor.shape,
-            "numel": tensor.numel,
-            "nbytes": tensor.nbytes,
-            "placement": tensor.placement,
-            "fragments": tensor.fragments,
-            "hash": tensor.hash,
-        }
-        for tensor in tensors
-    )
+    state = logical.filter(pc.invert(pc.is_in(logical["kind"], pa.array(sorted(NOT_STATE)))))
     return {
-        "checkpoints": _checkpoint(checkpoint, tensors=len(tensors), nbytes=sum(tensor.nbytes for tensor in logical)),
-        "tensors": _table("tensors", rows),
-        "fragments": _fragments(checkpoint),
+        "checkpoints": _checkpoint(checkpoint, tensors=state.num_rows, nbytes=pc.sum(logical["nbytes"]).as_py() or 0),
+        "tensors": _with_constants("tensors", {"run": run, "step": step}, state),
+        "fragments": pa.concat_tables(
+            _with_constants("fragments", {"run": run, "step": step, "rank": manifest.rank}, manifest.table)
+            for manifest in checkpoint.manifests
+        ),
     }
 
 
@@ -134,20 +123,15 @@ def _checkpoint(checkpoint: Checkpoint, *, tensors: int, nbytes: int) -> pa.Tabl
     return _table("checkpoints", [row])
 
 
-def _fragments(checkpoint: Checkpoint) -> pa.Table:
-    schema = TABLES["fragments"]
-    parts = []
-    for manifest in checkpoint.manifests:
-        count = manifest.table.num_rows
-        constant = {"run": manifest.run, "step": manifest.step, "rank": manifest.rank}
-        columns = {
-            name: pa.array([constant[name]], schema.field(name).type).take(pa.nulls(count, pa.int64()).fill_null(0))
-            if name in constant
-            else manifest.table[name].cast(schema.field(name).type)
-            for name in schema.names
-        }
-        parts.append(pa.table(columns, schema=schema))
-    return pa.concat_tables(parts)
+def _with_constants(name: str, constant: Mapping[str, Any], rows: pa.Table) -> pa.Table:
+    """The columns of a table of the catalog: the same value in every row, or those of `rows`."""
+    columns = {
+        field.name: pa.repeat(pa.scalar(constant[field.name], field.type), rows.num_rows)
+        if field.name in constant
+        else rows[field.name].cast(field.type)
+        for field in TABLES[name]
+    }
+    return pa.table(columns, schema=TABLES[name])
 
 
 def _table(name: str, rows: Any) -> pa.Table:

@@ -12,10 +12,11 @@ while it lives.
 
 import datetime
 import secrets
-from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+import pyarrow as pa
 
 from catalog.errors import MismatchError, SetupError, SnapshotError
 from catalog.facts import encode_history, encode_run_facts, read_history_json
@@ -25,7 +26,7 @@ from catalog.locks import free_lock, take_lock
 from catalog.manifest import encode_manifest
 from catalog.marker import build_marker, encode_marker
 from catalog.publish import is_temporary, make_dirs, publish, publish_bytes, sync_dir, temporary_path
-from catalog.records import Extent, RunFacts
+from catalog.records import RunFacts
 
 __all__ = ["RunWriter", "create_history", "create_run", "new_run_id"]
 
@@ -87,8 +88,8 @@ class RunWriter:
         self.paths.step_dir(self.run, step).mkdir(exist_ok=True)
         return temporary_path(self.paths.data(self.run, step, self.rank))
 
-    def publish_part(self, step: int, *, data_tmp: Path, extents: Sequence[Extent]) -> None:
-        """Publish this rank's data file, then the manifest of its extents, which must say where every byte of it
+    def publish_part(self, step: int, *, data_tmp: Path, extents: pa.Table) -> None:
+        """Publish this rank's data file, then the manifest of its extents (columns of `extents.SCHEMA`), which must say where every byte of it
         belongs: FormatError otherwise, and nothing is published. What the journal has gathered goes out before."""
         manifest = encode_manifest(
             extents,

@@ -11,13 +11,16 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from catalog.checkpoint import Checkpoint, logical_tensors, read_part
+import pyarrow.compute as pc
+
+from catalog.checkpoint import Checkpoint, read_part
 from catalog.datacheck import check_data_file, check_header
 from catalog.errors import HistoryError
 from catalog.facts import read_history_json, read_run_facts
 from catalog.history import History
 from catalog.journal import read_segment, segments
 from catalog.layout import HistoryPaths, is_run_id, parse_step_dir
+from catalog.logical import logical_tensors
 from catalog.manifest import Manifest
 from catalog.marker import read_marker
 from catalog.records import CheckpointRef
@@ -115,10 +118,11 @@ class _Verification:
     def coverage(self, ref: CheckpointRef, checkpoint: Checkpoint) -> None:
         folder = self.paths.step_dir(ref.run, ref.step)
         tensors = self.attempt(folder, "fragments", lambda: logical_tensors(checkpoint, where=str(folder)))
-        for tensor in tensors or ():
-            if tensor.covered != tensor.numel:
-                message = f"the fragments hold {tensor.covered} of {tensor.numel} elements"
-                self.add(folder, f"{tensor.kind}/{tensor.name}", message)
+        if tensors is None:
+            return
+        for row in tensors.filter(pc.not_equal(tensors["covered"], tensors["numel"])).to_pylist():
+            message = f"the fragments hold {row['covered']} of {row['numel']} elements"
+            self.add(folder, f"{row['kind']}/{row['name']}", message)
 
     def data(self, manifest: Manifest) -> None:
         """Nothing outside the history is read, whatever a link says."""

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import native
-from catalog.header import Entry, encode_header, header_bytes_needed
+from catalog.extents import extent_table
+from catalog.header import Entry, encode_header, entries_json, header_bytes_needed
 from catalog.layout import DTYPES, data_file
 from catalog.records import Extent, Placement, RunFacts
 from catalog.run import RunWriter, create_history, create_run
@@ -49,7 +50,7 @@ def data_file_bytes(
         body += piece.data
     metadata = {"format": "dshistory-1", "run": run, "step": str(step), "rank": str(rank)}
     needed = header_bytes_needed(entries, metadata=metadata)
-    header = encode_header(entries, metadata=metadata, data_start=needed + -needed % ALIGN)
+    header = encode_header([entries_json(entries)], metadata=metadata, data_start=needed + -needed % ALIGN)
     top = _extent(Piece("__header__", header, "header", placement="rank_local"), file=file, offset=0)
     rows = [
         _extent(piece, file=file, offset=len(header) + entry.begin)
@@ -116,7 +117,7 @@ class Run:
         content, extents = data_file_bytes(pieces, run=self.run, step=step, rank=rank)
         data_tmp = writer.begin(step)
         data_tmp.write_bytes(content)
-        writer.publish_part(step, data_tmp=data_tmp, extents=extents)
+        writer.publish_part(step, data_tmp=data_tmp, extents=extent_table(extents))
 
     def checkpoint(self, step: int, *ranks: Sequence[Piece], register: bool = True, **metrics: float) -> None:
         """Commit a step with the pieces of every rank."""

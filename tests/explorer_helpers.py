@@ -16,7 +16,8 @@ from traitlets.config import Config
 
 import native
 from capture.dtypes import dtype_name
-from catalog.header import Entry, encode_header
+from catalog.extents import extent_table
+from catalog.header import Entry, encode_header, entries_json
 from catalog.records import Extent, Placement, RunFacts
 from catalog.run import RunWriter, create_history, create_run
 
@@ -79,7 +80,7 @@ class Run:
             file = writer.paths.relative(writer.paths.data(self.run, step, writer.rank))
             content, extents = _data_file(pieces, file)
             data_tmp.write_bytes(content)
-            writer.publish_part(step, data_tmp=data_tmp, extents=extents)
+            writer.publish_part(step, data_tmp=data_tmp, extents=extent_table(extents))
         self.metrics(step, **metrics)
         assert self.writers[0].try_commit(step)
         self.writers[0].register()
@@ -166,7 +167,7 @@ def _data_file(pieces: Sequence[Piece], file: str) -> tuple[bytes, list[Extent]]
     entries.append(Entry("__pad__.0", "U8", (len(pad),), len(data), len(data) + len(pad)))
     extents.append(_bytes_extent("__pad__.0", "pad", pad, file, ALIGN + len(data)))
     data += pad
-    header = encode_header(entries, metadata={"format": "dshistory-1"}, data_start=ALIGN)
+    header = encode_header([entries_json(entries)], metadata={"format": "dshistory-1"}, data_start=ALIGN)
     extents.append(_bytes_extent("header", "header", header, file, 0))
     return header + bytes(data), extents
 

@@ -15,6 +15,7 @@ from capture.items import TensorItem
 from capture.objects import encode_object
 from capture.plan import MIN_RUN_BYTES, Plan, make_plan, signature_of
 from catalog.errors import UnsupportedError
+from catalog.extents import extent_records
 from catalog.header import Entry, read_header
 
 ALIGN = 4096
@@ -103,7 +104,7 @@ def written(plan: Plan, folder: Path, objects: list[PlacedObject]) -> Path:
     assert size == path.stat().st_size
     rows = data_file_extents(plan, tail, job.checksums(), header, file=path.name)
     engine.close()
-    check_rows(rows, path.read_bytes())
+    check_rows(extent_records(rows), path.read_bytes())
     return path
 
 

@@ -11,7 +11,7 @@ from golden_history import BF16, RNG, W, write
 from safetensors import safe_open
 
 import native
-from catalog.header import encode_header, read_header
+from catalog.header import encode_header, entries_json, read_header
 from catalog.history import History
 from catalog.journal import segments
 from catalog.marker import build_marker, encode_marker
@@ -102,7 +102,7 @@ def test_writing_the_same_content_gives_the_same_bytes(golden: History) -> None:
     for rank in range(2):
         path = folder / f"rank-{rank:05d}.safetensors"
         header = read_header(path)
-        encoded = encode_header(header.entries, metadata=header.metadata, data_start=header.data_start)
+        encoded = encode_header([entries_json(header.entries)], metadata=header.metadata, data_start=header.data_start)
         assert encoded == path.read_bytes()[: header.data_start]
     marker = build_marker(golden.paths, run=A, step=50, world_size=2, layout="layout-1")
     assert encode_marker(marker) == (folder / "commit.json").read_bytes()

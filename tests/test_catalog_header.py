@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from catalog.errors import FormatError
-from catalog.header import MAX_HEADER_BYTES, Entry, encode_header, header_bytes_needed, parse_header, read_header
+from catalog.header import (
+    MAX_HEADER_BYTES,
+    Entry,
+    encode_header,
+    entries_json,
+    header_bytes_needed,
+    parse_header,
+    read_header,
+)
 from catalog.layout import DTYPES
 
 PATH = Path("any.safetensors")
@@ -54,7 +62,7 @@ def _one(dtype: Any = "U8", shape: Any = (4,), offsets: Any = (0, 4)) -> dict[st
 @given(entry_lists(), st.integers(0, 300))
 def test_what_is_written_is_read(entries: list[Entry], spare: int) -> None:
     data_start = header_bytes_needed(entries, metadata=METADATA) + spare
-    header = encode_header(entries, metadata=METADATA, data_start=data_start)
+    header = encode_header([entries_json(entries)], metadata=METADATA, data_start=data_start)
     assert len(header) == data_start
     end = entries[-1].end if entries else 0
     parsed = parse_header(header[8:], file_bytes=data_start + end, path=PATH)
@@ -65,7 +73,7 @@ def test_what_is_written_is_read(entries: list[Entry], spare: int) -> None:
 def test_a_changed_byte_is_refused_or_read_otherwise_but_never_crashes(
     entries: list[Entry], data: st.DataObject
 ) -> None:
-    header = bytearray(encode_header(entries, metadata=METADATA, data_start=1 << 14))
+    header = bytearray(encode_header([entries_json(entries)], metadata=METADATA, data_start=1 << 14))
     header[data.draw(st.integers(8, len(header) - 1))] = data.draw(st.integers(0, 255))
     with suppress(FormatError):
         parse_header(bytes(header[8:]), file_bytes=(1 << 14) + (entries[-1].end if entries else 0), path=PATH)
@@ -79,7 +87,7 @@ def test_the_safetensors_library_opens_it(tmp_path: Path) -> None:
         Entry("__pad__.0", "U8", (84,), 12, 96),
     ]
     path = tmp_path / "a.safetensors"
-    path.write_bytes(encode_header(entries, metadata=METADATA, data_start=4096) + bytes(range(96)))
+    path.write_bytes(encode_header([entries_json(entries)], metadata=METADATA, data_start=4096) + bytes(range(96)))
     with safe_open(path, framework="numpy") as file:
         assert set(file.keys()) == {entry.key for entry in entries}
         assert file.metadata() == METADATA
@@ -89,7 +97,7 @@ def test_the_safetensors_library_opens_it(tmp_path: Path) -> None:
 
 def test_a_header_that_does_not_fit_its_reserve_is_refused() -> None:
     with pytest.raises(FormatError, match="reserved"):
-        encode_header([Entry("a" * 100, "U8", (4,), 0, 4)], metadata={}, data_start=64)
+        encode_header([entries_json([Entry("a" * 100, "U8", (4,), 0, 4)])], metadata={}, data_start=64)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from catalog_helpers import ALIGN, LAYOUT, Piece, Run, data_file_bytes, pieces_o
 import native
 from catalog import jsonfile
 from catalog.errors import CorruptError, FormatError, HistoryError, NotFoundError
+from catalog.extents import extent_table
 from catalog.history import History
 from catalog.layout import HistoryPaths, data_file
 from catalog.manifest import encode_manifest
@@ -39,7 +40,7 @@ def _forge(root: Path, rank: int, extents: list[Extent]) -> None:
     path = paths.manifest("run-a", 10, rank)
     created = History.open(root).query("SELECT created FROM checkpoints WHERE step = 10").to_pylist()[0]["created"]
     data = encode_manifest(
-        extents, run="run-a", step=10, rank=rank, world_size=2, layout=LAYOUT, created=created
+        extent_table(extents), run="run-a", step=10, rank=rank, world_size=2, layout=LAYOUT, created=created
     )  # fmt: skip
     path.write_bytes(data)
     _forge_marker(root, **{"manifest_checksum": native.checksum(data).hex()}, rank=rank)

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from catalog import sealed
 from catalog.errors import CorruptError, FormatError
+from catalog.extents import SCHEMA, extent_table
 from catalog.layout import data_file
-from catalog.manifest import SCHEMA, VERSION, Manifest, decode_manifest, encode_manifest
+from catalog.manifest import VERSION, Manifest, decode_manifest, encode_manifest
 from catalog.records import Extent
 from catalog.sealed import decode_sealed, encode_sealed
 
@@ -34,7 +35,7 @@ def _extents(step: int = 7) -> list[Extent]:
 
 def _encode(extents: list[Extent], **changed: Any) -> bytes:
     facts: dict[str, Any] = {"run": "run-a", "step": 7, "rank": 0, "world_size": 2, "layout": "l", "created": CREATED}
-    return encode_manifest(extents, **(facts | changed))
+    return encode_manifest(extent_table(extents), **(facts | changed))
 
 
 def _decode(data: bytes) -> Manifest:

@@ -10,6 +10,7 @@ from catalog_helpers import LAYOUT, Piece, Run, data_file_bytes, pieces_of
 
 from catalog import jsonfile
 from catalog.errors import FormatError, MismatchError, NotFoundError
+from catalog.extents import extent_table
 from catalog.history import History
 from catalog.layout import HistoryPaths
 from catalog.marker import build_marker, encode_marker, read_marker
@@ -73,7 +74,7 @@ def test_a_manifest_of_another_session_is_never_committed(history: Path, other: 
         content, extents = data_file_bytes(PIECES, run=facts["run"], step=facts["step"], rank=facts["rank"])
         tmp = stray.begin(facts["step"])
         tmp.write_bytes(content)
-        stray.publish_part(facts["step"], data_tmp=tmp, extents=extents)
+        stray.publish_part(facts["step"], data_tmp=tmp, extents=extent_table(extents))
         paths = HistoryPaths(history)
         written = paths.manifest(facts["run"], facts["step"], facts["rank"])
         paths.step_dir("run-a", 7).mkdir(exist_ok=True)

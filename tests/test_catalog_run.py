@@ -10,6 +10,7 @@ import pytest
 from catalog_helpers import LAYOUT, Piece, Run, data_file_bytes, pieces_of
 
 from catalog.errors import FormatError, MismatchError, SetupError, SnapshotError
+from catalog.extents import extent_table
 from catalog.history import History
 from catalog.layout import HistoryPaths
 from catalog.records import CheckpointRef, RunFacts
@@ -156,7 +157,9 @@ def test_extents_that_do_not_cover_the_file_publish_nothing(history: Path) -> No
         tmp = writer.begin(0)
         tmp.write_bytes(content)
         with pytest.raises(FormatError, match="without an owner"):
-            writer.publish_part(0, data_tmp=tmp, extents=[extent for extent in extents if extent.name != "a"])
+            writer.publish_part(
+                0, data_tmp=tmp, extents=extent_table([extent for extent in extents if extent.name != "a"])
+            )
         assert list(HistoryPaths(history).step_dir("run-a", 0).glob("rank-*")) == []
 
 
