@@ -206,3 +206,19 @@ def test_a_forked_child_exits_without_hang(tmp_path: Path, backend, written) -> 
         check=True,
     )
     landed(tmp_path / "f", lazy_run(4 * MIB))
+
+
+@each_backend
+def test_closing_gives_the_budget_back_to_the_host(backend: str) -> None:
+    """Also while the closed engine is still referred to."""
+    budget = 256 << 20
+    before = resident_bytes()
+    writer = native.Engine(backend=backend, budget_bytes=budget)
+    assert resident_bytes() - before > budget // 2
+    writer.close()
+    assert resident_bytes() - before < budget // 2
+    assert writer.budget_free_bytes() == 0
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")

@@ -35,6 +35,8 @@ void Engine::close() {
     queue_->stop();
     std::lock_guard lock(closing_);
     backend_.reset();
+    // A session that is closed but still held, by a variable or a traceback, must not hold the budget too.
+    queue_->drop_staging();
 }
 
 void Engine::require_here() const {

@@ -36,7 +36,16 @@ Staging::Staging(std::uint64_t budget_bytes, std::uint64_t block_bytes)
     }
 }
 
-Staging::~Staging() { munmap(data_, budget_bytes_); }
+Staging::~Staging() { drop(); }
+
+void Staging::drop() {
+    if (data_ != nullptr) {
+        munmap(data_, budget_bytes_);
+        data_ = nullptr;
+        large_.clear();
+        small_.clear();
+    }
+}
 
 std::optional<Slot> Staging::take(std::uint64_t nbytes) {
     const bool small = nbytes <= small_bytes && !small_.empty();

@@ -37,6 +37,8 @@ class Staging {
     // small one is free.
     std::optional<Slot> take(std::uint64_t nbytes);
     void give(Slot slot);
+    // Unmap the budget; no slot may be out, and none is to be had any more.
+    void drop();
 
     std::byte *data() const { return data_; }
     std::uint64_t budget_bytes() const { return budget_bytes_; }

@@ -129,6 +129,11 @@ void WriteQueue::stop() {
     changed_.notify_all();
 }
 
+void WriteQueue::drop_staging() {
+    Lock lock(mutex_);
+    staging_.drop();
+}
+
 std::optional<Write> WriteQueue::next(bool wait) {
     Lock lock(mutex_);
     for (;;) {

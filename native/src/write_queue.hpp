@@ -49,6 +49,8 @@ class WriteQueue {
     std::uint64_t free_bytes();
     // No more writes are handed out once the pending ones are done; unblocks workers.
     void stop();
+    // Give the budget back to the host: for a queue that is stopped and has no workers any more.
+    void drop_staging();
 
     // For the backend's threads: the next write, or nothing when there is none (wait = false) or never will be.
     std::optional<Write> next(bool wait);
