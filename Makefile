@@ -18,7 +18,7 @@ export TORCH_EXTENSIONS_DIR := $(CURDIR)/$(VENV)/torch_extensions
 
 .PHONY: help
 help:  ## this list
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
 # Each stamp is written last, so a step that failed half-way is done again from its start.
 $(VENV)/.made: .ci/system-packages
@@ -69,11 +69,19 @@ bench: setup  ## measure against the other ways to save, into benchmarks/results
 	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[bench]'
 	$(BIN)/python -m benchmarks
 
+# Orbax brings JAX and wants other versions than the project, so it has an environment of its own; git sees none of it.
+ORBAX := .venv-orbax
+.PHONY: bench-orbax
+bench-orbax:  ## also measure Orbax from now on (its own environment, 700 MB)
+	$(PYTHON) -m venv --clear $(ORBAX)
+	@echo '*' > $(ORBAX)/.gitignore
+	$(ORBAX)/bin/python -m pip -qq --disable-pip-version-check install -c constraints.txt orbax-checkpoint jax
+
 .PHONY: picture
 picture: setup  ## draw the README's picture from the demo's executed notebook (needs chromium)
 	$(BIN)/python examples/picture.py demo-output/quickstart.ipynb docs/images/quickstart.png
 
 .PHONY: clean
 clean:  ## remove everything that is built or written by these commands
-	rm -rf $(VENV) build dist demo-output benchmarks/scratch
+	rm -rf $(VENV) $(ORBAX) build dist demo-output benchmarks/scratch
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

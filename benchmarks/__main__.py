@@ -11,12 +11,12 @@ from benchmarks import machine, report, save, tensors, training
 FULL = {
     "save": {"state_bytes": 1_100_000_000, "times": 5, "window_s": 1.0},
     "tensors": {"total_bytes": 640 << 20, "counts": (10, 100, 1_000, 10_000), "times": 5},
-    "training": {"state_bytes": 1_000_000_000, "steps": 10, "times": 3, "batch": 2},
+    "training": {"state_bytes": 1_000_000_000, "times": 3, "batch": 4},
 }
 SMOKE = {
     "save": {"state_bytes": 1, "times": 1, "window_s": 0.0},
     "tensors": {"total_bytes": 8 << 20, "counts": (10, 100), "times": 1},
-    "training": {"state_bytes": 1, "steps": 10, "times": 1, "batch": 1},
+    "training": {"state_bytes": 1, "times": 1, "batch": 1},
 }
 SUITES = {"save": save, "tensors": tensors, "training": training}
 
@@ -45,7 +45,9 @@ def measure(name: str, scratch: Path, results: Path, settings: Mapping[str, obje
     facts = machine.facts(scratch)
     print(f"benchmark {name}: {dict(settings)}", flush=True)
     rows, used = suite.run(scratch, **settings)
-    text = report.markdown(f"Benchmark: {name}", suite.__doc__.strip(), rows, suite.COLUMNS, facts)
+    text = report.markdown(
+        f"Benchmark: {name}", suite.__doc__.strip(), rows, suite.COLUMNS, facts, skipped=used.get("skipped", {})
+    )
     report.write(name, results, text, rows, used, facts)
     shutil.rmtree(scratch)
     print(text, flush=True)

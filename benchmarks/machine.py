@@ -6,7 +6,7 @@ import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-PACKAGES = ("torch", "numpy", "duckdb", "pyarrow", "safetensors", "torchsnapshot", "dshistory")
+PACKAGES = ("torch", "numpy", "duckdb", "pyarrow", "deepspeed", "safetensors", "torchsnapshot", "dshistory")
 
 
 def facts(folder: Path) -> dict[str, object]:

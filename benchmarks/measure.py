@@ -29,6 +29,10 @@ class Series:
         return {"median": self.median, "min": min(self.values), "max": max(self.values), "values": self.values}
 
 
+Rows = dict[str, dict[str, Series]]
+"""By contender, then by figure."""
+
+
 @dataclass
 class Clock:
     seconds: float = 0.0

@@ -6,22 +6,25 @@ import capture
 import catalog.index  # noqa: F401  the code of its libraries is no memory of a save
 from benchmarks.training_state import Training
 
+NEVER = 1_000_000_000
+"""As `every`: no step is due by itself."""
+
 
 class Ours:
     """One session for all its saves, as in a training; its barrier is the hook that `enable` puts before the update."""
 
     name = "DSHistory"
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, every: int = NEVER) -> None:
         self.history = root / "history"
+        self.every = every
         self.session: capture.Session | None = None
 
     def ready(self, training: Training) -> None:
-        """A restore closes the session of what it overwrites, so each turn enables anew; no step is due by itself."""
+        """A restore closes the session of what it overwrites, so each turn enables anew."""
         if self.session is None:
-            never = 1_000_000_000
             self.session = capture.enable(
-                training.model, optimizer=training.optimizer, every=never, history=self.history
+                training.model, optimizer=training.optimizer, every=self.every, history=self.history
             )
             self.session.wait()
 
@@ -44,3 +47,9 @@ class Ours:
     def close(self) -> None:
         if self.session is not None:
             self.session.close()
+
+
+class OursEvery(Ours):
+    """Every `every`-th step, by the hooks of `enable` alone."""
+
+    def begin(self, training: Training, folder: Path) -> None: ...

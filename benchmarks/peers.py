@@ -10,12 +10,17 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 from benchmarks.measure import make_durable
 from benchmarks.training_state import Training
 
 ALIGN = 4096
 BLOCK = 8 << 20
+
+
+class UnavailableError(Exception):
+    """This peer can't run here; says why and what to do."""
 
 
 class Saver(Protocol):
@@ -97,6 +102,7 @@ class DistributedAsyncSave:
     """With the settings that make it correct on a CPU: staging in a thread, waited for before the next update."""
 
     name = "DCP async_save"
+    checkpointer = AsyncCheckpointerType.THREAD
 
     def __init__(self) -> None:
         options = StagingOptions(
@@ -111,7 +117,13 @@ class DistributedAsyncSave:
     def begin(self, training: Training, folder: Path) -> None:
         self.durable()  # one at a time: it keeps one staging copy
         self.folder = folder
-        answer = dcp.async_save(training.tensors(), checkpoint_id=folder, async_stager=self.stager, no_dist=True)
+        answer = dcp.async_save(
+            training.tensors(),
+            checkpoint_id=folder,
+            async_stager=self.stager,
+            async_checkpointer_type=self.checkpointer,
+            no_dist=True,
+        )
         self.staged, self.uploaded = answer.staging_completion, answer.upload_completion
 
     def before_update(self) -> None:
@@ -136,8 +148,10 @@ class TorchSnapshot:
     name = "torchsnapshot"
 
     def __init__(self) -> None:
-        import torchsnapshot
-
+        try:
+            import torchsnapshot
+        except ImportError as error:
+            raise UnavailableError("not installed: make bench") from error
         self.library = torchsnapshot
         self.pending: Any = None
 

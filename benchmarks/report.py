@@ -4,19 +4,29 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.measure import Series
+from benchmarks.measure import Rows, Series
 
-Rows = Mapping[str, Mapping[str, Series]]
-UNITS = {"s": 1.0, "x": 1.0, "MB": 1e6, "GB": 1e9, "MB/s": 1e6, "GB/s": 1e9}
+UNITS = {"s": 1.0, "x": 1.0, "%": 0.01, "MB": 1e6, "GB": 1e9, "MB/s": 1e6, "GB/s": 1e9}
 
 
-def markdown(title: str, note: str, rows: Rows, columns: Mapping[str, str], machine: Mapping[str, object]) -> str:
-    """One table: a row per contender, "median (min-max)" per column; columns maps a name to its unit."""
+def markdown(
+    title: str,
+    note: str,
+    rows: Rows,
+    columns: Mapping[str, str],
+    machine: Mapping[str, object],
+    *,
+    skipped: Mapping[str, str],
+) -> str:
+    """One table: a row per contender, "median (min-max)" per column; columns maps a name to its unit. What is `skipped`
+    has a row that says why.
+    """
     lines = [f"# {title}", "", note, "", "| |" + "".join(f" {name} ({unit}) |" for name, unit in columns.items())]
     lines.append("|---|" + "---:|" * len(columns))
     for contender, figures in rows.items():
         cells = [_cell(figures.get(name), UNITS[unit]) for name, unit in columns.items()]
         lines.append(f"| {contender} | " + " | ".join(cells) + " |")
+    lines += [f"| {contender} | {reason} |" + " |" * (len(columns) - 1) for contender, reason in skipped.items()]
     lines += ["", "Median (smallest-largest) over all rotations. Measured on:", ""]
     lines += [f"- {key.replace('_', ' ')}: {_plain(value)}" for key, value in machine.items()]
     return "\n".join(lines) + "\n"

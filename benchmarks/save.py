@@ -4,20 +4,21 @@ Each turn saves twice. First with nothing else going on: durable counts from the
 included; then that checkpoint is put back into the live training from a cold page cache. The second save is followed
 by a wait of `window_s`, as for an accelerator that computes forward and backward, and by an update of every weight:
 blocked is the time inside the save call plus whatever has to wait before that update. Extra memory is the peak during the
-first save plus what its first use left behind.
+first save plus what its first use left behind, in the training's own process (Orbax: in the process of its own that
+it has here for want of a common environment; its arrays are JAX's).
 """
 
 import shutil
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from torch.utils.hooks import RemovableHandle
-
-from benchmarks.measure import PeakMemory, Series, clock, forget, make_durable, resident_bytes, rotations
+from benchmarks.hooks import HookClock
+from benchmarks.measure import PeakMemory, Rows, Series, clock, forget, make_durable, resident_bytes, rotations
 from benchmarks.ours import Ours
+from benchmarks.peer_orbax import Orbax
 from benchmarks.peers import (
     DistributedAsyncSave,
     DistributedSave,
@@ -26,72 +27,70 @@ from benchmarks.peers import (
     Saver,
     TorchSave,
     TorchSnapshot,
+    UnavailableError,
 )
+from benchmarks.peers_grouped import DeepSpeedSave, DistributedProcessSave, end_group
 from benchmarks.training_state import Training, filled, gpt
 
 COLUMNS = {"blocked": "s", "durable": "s", "rate": "GB/s", "cold read": "s", "extra memory": "MB"}
-Rows = dict[str, dict[str, Series]]
-
-
-class BarrierClock:
-    """Time between the first and the last hook that runs before an update: what stands between them waits there."""
-
-    def __init__(self, training: Training) -> None:
-        self.optimizer = training.optimizer
-        self.seconds = 0.0
-        self.sealed: RemovableHandle | None = None
-        self.optimizer.register_step_pre_hook(self._first)
-
-    def seal(self) -> None:
-        """Everything registered so far stands between the two hooks from now on."""
-        if self.sealed is not None:
-            self.sealed.remove()
-        self.sealed = self.optimizer.register_step_pre_hook(self._last)
-
-    def _first(self, *_: object) -> None:
-        self.started = time.perf_counter()
-
-    def _last(self, *_: object) -> None:
-        self.seconds = time.perf_counter() - self.started
+PEERS = (
+    TorchSave,
+    Safetensors,
+    DistributedSave,
+    DistributedAsyncSave,
+    DistributedProcessSave,
+    TorchSnapshot,
+    DeepSpeedSave,
+)
 
 
 def run(scratch: Path, *, state_bytes: int, times: int, window_s: float) -> tuple[Rows, dict[str, object]]:
     """Every way to save, `times` rotations, interleaved."""
     training = filled(gpt(state_bytes))
-    barrier = BarrierClock(training)
-    makers: list[Callable[[], Saver]] = [
-        lambda: Ours(scratch),
-        RawDirect,
-        TorchSave,
-        Safetensors,
-        DistributedSave,
-        DistributedAsyncSave,
-        TorchSnapshot,
-    ]
-    savers, kept = [], {}
-    for make in makers:  # first calls import, allocate and plan: not measured but for the memory that stays
+    hooks = HookClock(training)
+    rows: Rows = {}
+    savers: list[Saver | Orbax] = []
+    kept: dict[str, float] = {}
+    skipped: dict[str, str] = {}
+    for way in (Ours, RawDirect, *PEERS):  # first calls import, allocate and plan: not measured but for what stays
+        try:
+            saver = Ours(scratch) if way is Ours else way()
+        except UnavailableError as error:
+            skipped[way.name] = str(error)
+            continue
         before = resident_bytes()
-        saver = make()
-        with _new_folder(saver, training, barrier, scratch) as folder:
+        with _new_folder(saver, training, hooks, scratch) as folder:
             saver.begin(training, folder)
             saver.durable()
         kept[saver.name] = max(0, resident_bytes() - before)
         savers.append(saver)
-    rows: Rows = {saver.name: defaultdict(Series) for saver in savers}
+    try:
+        savers.append(Orbax(training, scratch))
+    except UnavailableError as error:
+        skipped[Orbax.name] = str(error)
     for saver in rotations(savers, times=times):
-        for name, value in _one(saver, training, barrier, scratch, window_s=window_s).items():
-            rows[saver.name][name].add(value + (kept[saver.name] if name == "extra memory" else 0))
+        row = rows.setdefault(saver.name, defaultdict(Series))
+        for name, value in _figures(saver, training, hooks, scratch, window_s=window_s).items():
+            row[name].add(value + (kept.get(saver.name, 0) if name == "extra memory" else 0))
+        row["rate"].add(training.state_bytes() / row["durable"].values[-1])
     for saver in savers:
         saver.close()
-    facts = {"state_bytes": training.state_bytes(), "tensors": len(training.tensors())}
+    end_group()
+    facts = {"state_bytes": training.state_bytes(), "tensors": len(training.tensors()), "skipped": skipped}
     return rows, facts | {"rotations": times, "window_s": window_s}
 
 
-def _one(
-    saver: Saver, training: Training, barrier: BarrierClock, scratch: Path, *, window_s: float
+def _figures(
+    saver: Saver | Orbax, training: Training, hooks: HookClock, scratch: Path, *, window_s: float
 ) -> dict[str, float]:
+    if isinstance(saver, Orbax):
+        return saver.turn(window_s=window_s)
+    return _one(saver, training, hooks, scratch, window_s=window_s)
+
+
+def _one(saver: Saver, training: Training, hooks: HookClock, scratch: Path, *, window_s: float) -> dict[str, float]:
     memory = PeakMemory()
-    with _new_folder(saver, training, barrier, scratch) as folder:
+    with _new_folder(saver, training, hooks, scratch) as folder:
         memory.start()
         with clock() as durable:
             saver.begin(training, folder)
@@ -100,29 +99,29 @@ def _one(
         forget(saver.history if isinstance(saver, Ours) else folder)
         with clock() as load:
             saver.load(training)
-    with _new_folder(saver, training, barrier, scratch) as folder:
+    with _new_folder(saver, training, hooks, scratch) as folder:
         with clock() as call:
             saver.begin(training, folder)
         time.sleep(max(0.0, window_s - call.seconds))
+        hooks.take()
         with clock() as wait:
             saver.before_update()
         training.update()
-        waited = barrier.seconds if isinstance(saver, Ours) else wait.seconds
+        waited_in_hooks = hooks.take()
         saver.durable()
     return {
-        "blocked": call.seconds + waited,
+        "blocked": call.seconds + wait.seconds + waited_in_hooks,
         "durable": durable.seconds,
-        "rate": training.state_bytes() / durable.seconds,
         "cold read": load.seconds,
         "extra memory": extra,
     }
 
 
 @contextmanager
-def _new_folder(saver: Saver, training: Training, barrier: BarrierClock, scratch: Path) -> Iterator[Path]:
+def _new_folder(saver: Saver, training: Training, hooks: HookClock, scratch: Path) -> Iterator[Path]:
     """A changed state, an empty folder for it, and a disk that owes nothing to the turn before."""
     saver.ready(training)
-    barrier.seal()
+    hooks.seal()
     training.update()
     folder = scratch / "save"
     folder.mkdir()

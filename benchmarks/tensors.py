@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 import capture
-from benchmarks.measure import Series, clock, make_durable, rotations
-from benchmarks.save import Rows
+from benchmarks.measure import Rows, Series, clock, make_durable, rotations
 
 COLUMNS = {"snapshot call": "s", "durable": "s", "rate": "GB/s"}
 

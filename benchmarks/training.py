@@ -1,95 +1,141 @@
-"""A whole training with its state saved at every k-th step: total time, and how much of it the loop stood still.
+"""A training with its state saved at every k-th step: time of a step, and how much of it the loop stood still.
 
 The experiment of the DataStates-LLM papers at a small machine's size: a GPT in fp32 on the CPU, whose forward,
-backward and update compete with the writer for the same cores and memory. Each contender trains the same number of
-steps from the same start.
+backward and update compete with the writer for the same cores and memory bandwidth. Every turn makes one save and one
+step that don't count, then trains a window of steps out of the middle of a long training: the save before the window
+may still be written when it begins, and the last one when it ends. *Step* is the window divided by its steps, saving
+included; *against none* compares it with the training without capture of the same rotation. *Stall* is all the time
+inside the calls and hooks of the one who saves, waits for an earlier save included, per save, and as a part of the
+forward, backward and update of a step. *Write left* is what is still to be written after the window, until durable;
+`torch.save` is not forced to the disk before.
 """
 
 import shutil
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from benchmarks.measure import Series, clock, make_durable, rotations
-from benchmarks.ours import Ours
+from benchmarks.hooks import HookClock
+from benchmarks.measure import Rows, Series, clock, make_durable, rotations
+from benchmarks.ours import OursEvery
 from benchmarks.peers import DistributedAsyncSave, Saver, TorchSave
-from benchmarks.save import BarrierClock, Rows
-from benchmarks.training_state import filled, gpt
+from benchmarks.training_state import Training, filled, gpt
 
-COLUMNS = {"total": "s", "against none": "x", "step": "s", "stall per save": "s"}
-Contender = tuple[str, int, Callable[[Path], Saver] | None]
+COLUMNS = {
+    "step": "s",
+    "against none": "x",
+    "forward+backward": "s",
+    "stall per save": "s",
+    "stall of the step": "%",
+    "write left": "s",
+}
 
-CONTENDERS: list[Contender] = [
-    ("no capture", 0, None),
-    *((f"DSHistory every {every}", every, Ours) for every in (1, 2, 5, 10)),
-    *((f"torch.save every {every}", every, lambda *_: TorchSave()) for every in (1, 10)),
-    *((f"DCP async_save every {every}", every, lambda *_: DistributedAsyncSave()) for every in (1, 10)),
+
+@dataclass(frozen=True)
+class Contender:
+    """`steps` of a window: a multiple of `every`, so that each window holds as many saves as a long training."""
+
+    name: str
+    every: int
+    steps: int
+    make: Callable[[Path], Saver] | None
+
+
+NONE = "no capture"
+CONTENDERS = [
+    Contender(NONE, 1, 6, None),
+    Contender("DSHistory every 1", 1, 6, lambda root: OursEvery(root, every=1)),
+    Contender("DSHistory every 2", 2, 6, lambda root: OursEvery(root, every=2)),
+    Contender("DSHistory every 5", 5, 5, lambda root: OursEvery(root, every=5)),
+    Contender("DSHistory every 10", 10, 10, lambda root: OursEvery(root, every=10)),
+    Contender("torch.save every 1", 1, 4, lambda _: TorchSave()),
+    Contender("DCP async_save every 1", 1, 4, lambda _: DistributedAsyncSave()),
 ]
 
 
-def run(scratch: Path, *, state_bytes: int, steps: int, times: int, batch: int) -> tuple[Rows, dict[str, object]]:
-    """Every contender, `times` rotations; total time is until the last checkpoint is durable."""
-    rows: Rows = {name: defaultdict(Series) for name, _, _ in CONTENDERS}
-    for name, every, make in rotations(CONTENDERS, times=times):
-        figures = _train(scratch, make, every=every, state_bytes=state_bytes, steps=steps, batch=batch)
-        for figure, value in figures.items():
-            rows[name][figure].add(value)
-    base = rows["no capture"]["total"].median
-    for figures in rows.values():
-        figures["against none"] = Series([total / base for total in figures["total"].values])
-    settings = {"state_bytes": state_bytes, "steps": steps, "batch": batch, "rotations": times}
-    return rows, settings
-
-
-def _train(
-    scratch: Path,
-    make: Callable[[Path], Saver] | None,
-    *,
-    every: int,
-    state_bytes: int,
-    steps: int,
-    batch: int,
-) -> dict[str, float]:
+def run(scratch: Path, *, state_bytes: int, times: int, batch: int) -> tuple[Rows, dict[str, object]]:
+    """Every contender, `times` rotations, on one model that trains on throughout."""
     training = filled(gpt(state_bytes))
-    tokens = torch.randint(0, 256, (batch, 129), generator=torch.Generator().manual_seed(1))
-    root = scratch / "training"
-    root.mkdir()
-    make_durable(scratch)
-    barrier = BarrierClock(training)
-    saver = make(root) if make else None
-    if saver is not None:
-        saver.ready(training)
-    barrier.seal()
-    stalled = 0.0
-    with clock() as total:
-        for step in range(1, steps + 1):
-            training.optimizer.zero_grad()
-            training.model(tokens[:, :-1], tokens[:, 1:]).backward()
-            stalled += _before_update(saver)
-            training.update()
-            stalled += barrier.seconds
-            if saver is not None and step % every == 0:
-                folder = root / f"{step}"
-                folder.mkdir()
-                with clock() as call:
-                    saver.begin(training, folder)
-                stalled += call.seconds
+    clock = HookClock(training)
+    rows: Rows = {contender.name: defaultdict(Series) for contender in CONTENDERS}
+    for contender in rotations(CONTENDERS, times=times):
+        for figure, value in _Turn(training, clock, contender, scratch / "training", batch).figures().items():
+            rows[contender.name][figure].add(value)
+    for figures in rows.values():
+        pairs = zip(figures["step"].values, rows[NONE]["step"].values, strict=True)
+        figures["against none"] = Series([step / none for step, none in pairs])
+    settings = {"state_bytes": training.state_bytes(), "tokens": batch * 128, "rotations": times}
+    return rows, settings | {"steps": {contender.name: contender.steps for contender in CONTENDERS}}
+
+
+class _Turn:
+    """One contender's window on the shared model."""
+
+    def __init__(self, training: Training, hooks: HookClock, contender: Contender, root: Path, batch: int) -> None:
+        self.training, self.hooks, self.contender, self.root, self.batch = training, hooks, contender, root, batch
+        self.generator = torch.Generator().manual_seed(0)
+        self.stalled = self.computed = self.updated = 0.0
+
+    def figures(self) -> dict[str, float]:
+        self.root.mkdir()
+        make_durable(self.root)
+        saver = self.contender.make(self.root) if self.contender.make else None
         if saver is not None:
+            saver.ready(self.training)
+            self._begin(saver, "first")
             saver.durable()
-    if saver is not None:
-        saver.close()
-    shutil.rmtree(root)
-    saves = steps // every if every else 0
-    return {"total": total.seconds, "step": total.seconds / steps} | (
-        {"stall per save": stalled / saves} if saves else {}
-    )
+        self.hooks.seal()
+        self._step(saver, 0)
+        self.hooks.take()
+        self.stalled = self.computed = self.updated = 0.0
+        with clock() as window:
+            for number in range(1, self.contender.steps + 1):
+                self._step(saver, number)
+        with clock() as left:
+            if saver is not None:
+                saver.durable()
+        if saver is not None:
+            saver.close()
+        shutil.rmtree(self.root)
+        return self._per_step(window.seconds, left.seconds)
 
+    def _step(self, saver: Saver | None, number: int) -> None:
+        tokens = torch.randint(0, 256, (self.batch, 129), generator=self.generator)
+        with clock() as compute:
+            self.training.optimizer.zero_grad()
+            self.training.model(tokens[:, :-1], tokens[:, 1:]).backward()
+        of_forward = self.hooks.take()
+        self.computed += compute.seconds - of_forward
+        waiting = time.perf_counter()
+        if saver is not None:
+            saver.before_update()
+        waited = time.perf_counter() - waiting
+        with clock() as update:
+            self.training.update()
+        of_update = self.hooks.take()
+        self.updated += update.seconds - of_update
+        with clock() as call:
+            if saver is not None and number % self.contender.every == 0:
+                self._begin(saver, str(number))
+        self.stalled += of_forward + waited + of_update + call.seconds
 
-def _before_update(saver: Saver | None) -> float:
-    started = time.perf_counter()
-    if saver is not None:
-        saver.before_update()
-    return time.perf_counter() - started
+    def _begin(self, saver: Saver, name: str) -> None:
+        folder = self.root / name
+        folder.mkdir()
+        saver.begin(self.training, folder)
+
+    def _per_step(self, window_s: float, left_s: float) -> dict[str, float]:
+        steps, saves = self.contender.steps, self.contender.steps // self.contender.every
+        figures = {"step": window_s / steps, "forward+backward": self.computed / steps}
+        if self.contender.make is None:
+            return figures
+        own = self.computed + self.updated
+        return figures | {
+            "stall per save": self.stalled / saves,
+            "stall of the step": self.stalled / own,
+            "write left": left_s,
+        }

@@ -35,11 +35,17 @@ class Training:
         return flat
 
 
-def gpt(state_bytes: int, *, width: int = 1024, context: int = 128) -> GPT:
-    """A GPT of this width with as many layers as make weights and moments at least `state_bytes`."""
-    per_layer = 12 * width * width * 3 * 4
-    config = GPTConfig(width=width, heads=width // 64, layers=max(1, -(-state_bytes // per_layer)), context=context)
-    return GPT(config)
+def gpt(state_bytes: int, *, context: int = 128) -> GPT:
+    """A GPT of width 1024 with as many layers as make weights and moments at least `state_bytes`; a narrow one when
+    that is less than a single such layer.
+    """
+    width = 1024 if state_bytes >= _layer_bytes(1024) else 128
+    layers = max(1, -(-state_bytes // _layer_bytes(width)))
+    return GPT(GPTConfig(width=width, heads=width // 64, layers=layers, context=context))
+
+
+def _layer_bytes(width: int) -> int:
+    return 12 * width * width * 3 * 4
 
 
 def filled(model: nn.Module) -> Training:
