@@ -1,4 +1,4 @@
-"""Runs the benchmarks and writes their tables: python -m benchmarks [save|tensors|training ...] [--smoke]."""
+"""Runs the benchmarks and writes their tables: python -m benchmarks [NAME ...] [--smoke]."""
 
 import argparse
 import shutil
@@ -6,25 +6,27 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks import machine, report, save, tensors, training
+from benchmarks import machine, report, restore, save, tensors, training
 
 FULL = {
     "save": {"state_bytes": 1_100_000_000, "times": 5, "window_s": 1.0},
+    "restore": {"state_bytes": 1_100_000_000, "times": 5},
     "tensors": {"total_bytes": 640 << 20, "counts": (10, 100, 1_000, 10_000), "times": 5},
     "training": {"state_bytes": 1_000_000_000, "times": 3, "batch": 4},
 }
 SMOKE = {
     "save": {"state_bytes": 1, "times": 1, "window_s": 0.0},
+    "restore": {"state_bytes": 1, "times": 1},
     "tensors": {"total_bytes": 8 << 20, "counts": (10, 100), "times": 1},
     "training": {"state_bytes": 1, "times": 1, "batch": 1},
 }
-SUITES = {"save": save, "tensors": tensors, "training": training}
+SUITES = {"save": save, "restore": restore, "tensors": tensors, "training": training}
 
 
 def main() -> None:
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("suites", nargs="*", default=list(SUITES), help="of save, tensors, training; all by default")
+    parser.add_argument("suites", nargs="*", default=list(SUITES), help=f"of {', '.join(SUITES)}; all by default")
     parser.add_argument("--smoke", action="store_true", help="tiny sizes, to see that everything runs")
     parser.add_argument(
         "--scratch", type=Path, default=Path("benchmarks/scratch"), help="folder on the disk to measure"

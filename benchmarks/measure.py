@@ -77,6 +77,14 @@ def _status_bytes(name: str) -> int:
     raise LookupError(name)
 
 
+def fetched_bytes() -> int:
+    """What this process has had read from disks so far, read-ahead included."""
+    for line in Path("/proc/self/io").read_text().splitlines():
+        if line.startswith("read_bytes:"):
+            return int(line.split()[1])
+    raise LookupError("read_bytes")
+
+
 def files_under(folder: Path) -> list[Path]:
     return [path for path in sorted(folder.rglob("*")) if path.is_file()]
 

@@ -34,6 +34,16 @@ class Training:
             flat |= {f"optimizer/{index}/{key}": value for key, value in state.items()}
         return flat
 
+    def parameter_names(self) -> dict[str, str]:
+        """To each key of `tensors` the name of the parameter that it belongs to."""
+        names = [name for name, _ in self.model.named_parameters()]
+        of_moments = {
+            f"optimizer/{index}/{key}": name
+            for index, (name, state) in enumerate(zip(names, self.optimizer.state.values(), strict=True))
+            for key in state
+        }
+        return {f"model/{name}": name for name in names} | of_moments
+
 
 def gpt(state_bytes: int, *, context: int = 128) -> GPT:
     """A GPT of width 1024 with as many layers as make weights and moments at least `state_bytes`; a narrow one when
