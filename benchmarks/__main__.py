@@ -6,13 +6,14 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks import grid, machine, report, restore, save, tensors, training
+from benchmarks import grid, machine, report, restore, save, scaling, tensors, training
 
 FULL = {
     "save": {"state_bytes": 1_100_000_000, "times": 5, "window_s": 1.0},
     "restore": {"state_bytes": 1_100_000_000, "times": 5},
     "grid": {"total_bytes": 256 << 20, "pieces": (64 << 10, 8 << 20), "times": 3},
     "tensors": {"total_bytes": 640 << 20, "counts": (10, 100, 1_000, 10_000), "times": 5},
+    "scaling": {"sizes": (64_000_000, 256_000_000, 1_024_000_000), "ranks": (1, 2), "tensors": 100, "times": 5},
     "training": {"state_bytes": 1_000_000_000, "times": 3, "batch": 4},
 }
 SMOKE = {
@@ -20,9 +21,10 @@ SMOKE = {
     "restore": {"state_bytes": 1, "times": 1},
     "grid": {"total_bytes": 16 << 20, "pieces": (64 << 10, 8 << 20), "times": 1},
     "tensors": {"total_bytes": 8 << 20, "counts": (10, 100), "times": 1},
+    "scaling": {"sizes": (1_000_000, 4_000_000), "ranks": (1, 2), "tensors": 10, "times": 1},
     "training": {"state_bytes": 1, "times": 1, "batch": 1},
 }
-SUITES = {"save": save, "restore": restore, "grid": grid, "tensors": tensors, "training": training}
+SUITES = {"save": save, "restore": restore, "grid": grid, "tensors": tensors, "scaling": scaling, "training": training}
 
 
 def main() -> None:
