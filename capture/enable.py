@@ -70,8 +70,8 @@ def enable(
     budget_bytes: the staging memory, the only memory taken beyond the training's own.
     on_full: with too many snapshots still being written, "wait" for one or "skip" the step (which is recorded).
     check: how edits of the state between a step and the barrier are found, which fail that snapshot by name: "versions"
-       compares torch's version counters, which do not see writes through `.data`; "hash" also hashes host memory again
-       at the barrier, and the training waits for it. Edits inside `with session.modify():` are fine.
+       compares torch's version counters, which do not see writes through `.data`; "hash" also hashes host memory at
+       the step and again at the barrier, and the training waits for it. Edits inside `with session.modify():` are fine.
     resume: "auto" goes on from the newest complete checkpoint of the history that verifies, or starts fresh.
     backend: the writer's; by default io_uring where the host allows it, else POSIX threads.
     faults: planned input/output faults, for tests.

@@ -128,9 +128,9 @@ class Plan:
         return PlannedRows(parts, self.pads)
 
     @cached_property
-    def live_parts(self) -> tuple[tuple[int, Part], ...]:
-        """The parts, with their indices, whose memory is read after the step too."""
-        return tuple((i, part) for i, part in enumerate(self.parts) if part.live and part.nbytes)
+    def live_parts(self) -> tuple[Part, ...]:
+        """The parts whose memory is read after the step too."""
+        return tuple(part for part in self.parts if part.live and part.nbytes)
 
     @property
     def state_bytes(self) -> int:

@@ -99,16 +99,21 @@ class Publisher:
                 snapshot = self._snapshots[0] if self._snapshots else None
                 closing = self._closing
             if snapshot is not None:
-                self._publish(snapshot)
+                committed = self._publish(snapshot)
                 with self._changed:
                     self._snapshots.popleft()
                     self._changed.notify_all()
+                self._flush(force=True)
+                if committed:
+                    # Whoever waits for the checkpoint does not wait for the index, from which nothing is lost.
+                    self._register()
             elif closing:
                 self._flush(force=True)
                 return
             self._flush()
 
-    def _publish(self, snapshot: Snapshot) -> None:
+    def _publish(self, snapshot: Snapshot) -> bool:
+        """Finish a snapshot, or report why not; whether its checkpoint is committed now."""
         try:
             job = snapshot.job()
             while not (job.wait(FLUSH_INTERVAL_S) and snapshot.settled.wait(FLUSH_INTERVAL_S)):
@@ -118,13 +123,10 @@ class Publisher:
         except Exception as error:  # noqa: BLE001 - whatever fails this snapshot must not end the thread others wait for
             snapshot.abort()
             self.failed(snapshot.step, error)
-            self._flush(force=True)
-            return
+            return False
         with self._changed:
             self._figures.append({"step": snapshot.step, **figures})
-        self._flush(force=True)
-        if committed:
-            self._register()
+        return committed
 
     def _register(self) -> None:
         # Only here, in the background: a training pays for DuckDB's import when the first checkpoint is registered.
