@@ -148,7 +148,8 @@ def _make_history(root: Path, rank: int) -> None:
 
 def _layout(source: Source, world_size: int) -> str:
     """The run's layout hash; on the way everything that can't be captured is refused."""
-    plan = source.plan(source.objects())
+    source.objects()
+    plan = source.plan()
     rows = sorted((part.item.kind, part.item.name, list(part.item.shape), part.dtype) for part in plan.parts)
     return native.checksum(canonical({"world_size": world_size, "parts": rows})).hex()
 

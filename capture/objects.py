@@ -1,7 +1,7 @@
 """Python objects as data: a JSON tree whose tensors are extents of their own. Nothing is ever pickled or unpickled.
 
 JSON's own values stand for themselves; everything else is `{"$": tag, ...}`: tuple, bytes, dict (keys that are no strings, or a key "$"), float (NaN and
-infinities, as hex), tensor and ndarray (by the name of their extent), dtype, device. Anything else is refused by its
+infinities, as hex), tensor and ndarray (by the name of their extent, or with dtype, shape and bytes), dtype, device. Anything else is refused by its
 path in the object.
 """
 
@@ -19,7 +19,7 @@ from capture.dtypes import dtype_name, torch_dtype
 from catalog.errors import FormatError, UnsupportedError
 from catalog.layout import DTYPES
 
-__all__ = ["EncodedObject", "decode_object", "encode_object"]
+__all__ = ["EncodedObject", "decode_object", "encode_object", "inlined"]
 
 _MAX_DEPTH = 200
 
@@ -50,6 +50,29 @@ def decode_object(name: str, data: bytes, *, tensor: Callable[[str], torch.Tenso
     except (ValueError, RecursionError) as error:
         raise FormatError(f"object {name!r}: not readable as JSON: {error}") from error
     return _Decoder(tensor).value(tree, name)
+
+
+def inlined(encoded: EncodedObject) -> EncodedObject:
+    """The same object with its tensors inside its JSON: for a header that has no room for their names."""
+    tree = _with_data(json.loads(encoded.json), encoded.tensors)
+    return EncodedObject(encoded.name, json.dumps(tree, separators=(",", ":"), ensure_ascii=False).encode())
+
+
+def _with_data(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    if isinstance(tree, list):
+        return [_with_data(item, tensors) for item in tree]
+    if not isinstance(tree, dict):
+        return tree
+    if tree.get("$") not in ("tensor", "ndarray"):
+        return {key: _with_data(item, tensors) for key, item in tree.items()}
+    tensor = tensors[tree["entry"]]
+    data = tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+    return {
+        "$": tree["$"],
+        "dtype": dtype_name(tensor.dtype, what=tree["entry"]),
+        "shape": list(tensor.shape),
+        "base64": base64.b64encode(data).decode(),
+    }
 
 
 class _Encoder:
@@ -136,14 +159,26 @@ class _Decoder:
             case "bytes":
                 return base64.b64decode(tree["base64"], validate=True)
             case "tensor":
-                return self._tensor(tree["entry"])
+                return self._held(tree, path)
             case "ndarray":
-                return self._tensor(tree["entry"]).numpy()
+                return self._held(tree, path).numpy()
             case "dtype":
-                if tree["name"] not in DTYPES:
-                    raise FormatError(f"object {path}: dtype {tree['name']!r} is not one of {', '.join(DTYPES)}")
-                return torch_dtype(tree["name"])
+                return _dtype(tree["name"], path)
             case "device":
                 return torch.device(tree["name"])
             case tag:
                 raise FormatError(f"object {path}: the tag {tag!r} is not known to this release")
+
+    def _held(self, tree: dict[str, Any], path: str) -> torch.Tensor:
+        """A tensor that has an extent of its own, or lies in the JSON."""
+        if "entry" in tree:
+            return self._tensor(tree["entry"])
+        dtype, data = _dtype(tree["dtype"], path), bytearray(base64.b64decode(tree["base64"], validate=True))
+        flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
+        return flat.view(tree["shape"])
+
+
+def _dtype(name: Any, path: str) -> torch.dtype:
+    if name not in DTYPES:
+        raise FormatError(f"object {path}: dtype {name!r} is not one of {', '.join(DTYPES)}")
+    return torch_dtype(name)

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import native
-from capture.datafile import PlacedObject, data_file_extents, data_file_header, make_tail
+from capture.datafile import PlacedObject, Tail, data_file_extents, data_file_header, make_tail, object_entries
 from capture.intact import Check, Witness
 from capture.moment import Moment
+from capture.objects import inlined
 from capture.plan import Plan
 from capture.source import Source
 from capture.staging import Copies
@@ -28,17 +29,18 @@ class Snapshot:
 
     step: int
     plan: Plan
-    objects: list[PlacedObject]
     data_tmp: Path
     engine: native.Engine
     copies: Copies
     witness: Witness
+    objects: list[PlacedObject] = field(default_factory=list)
     settled: threading.Event = field(default_factory=threading.Event)
     _beginning: threading.Lock = field(default_factory=threading.Lock)
     _judging: threading.Lock = field(default_factory=threading.Lock)
     _touched: list[str] | None = None
     _job: native.WriteJob | None = None
     _failure: Exception | None = None
+    _ends: tuple[bytes, Tail] | None = None
 
     @classmethod
     def start(
@@ -54,12 +56,35 @@ class Snapshot:
         """Begin to write the state as it is now, but for what `moment` has kept of it. OSError when the file can't be
         made, UnsupportedError by name.
         """
-        objects = source.objects(moment)
-        plan = source.plan(objects, moment)
+        snapshot = cls._begin(source, engine, run, step, check=check, moment=moment)
+        try:
+            # While the first bytes are moving.
+            snapshot.objects = source.objects(moment)
+            if source.fits(snapshot.plan):
+                return snapshot
+        except BaseException:
+            snapshot.abort()
+            raise
+        snapshot.abort()
+        grown = cls._begin(source, engine, run, step, check=check, moment=moment)
+        grown.objects = snapshot.objects
+        return grown
+
+    @classmethod
+    def _begin(
+        cls,
+        source: Source,
+        engine: native.Engine,
+        run: RunWriter,
+        step: int,
+        *,
+        check: Check,
+        moment: Moment | None,
+    ) -> "Snapshot":
+        plan = source.plan(moment)
         data_tmp = run.begin(step)
         data_tmp.unlink(missing_ok=True)
-        witness = Witness(plan, check=check)
-        snapshot = cls(step, plan, objects, data_tmp, engine, source.copy_mirrors(plan), witness)
+        snapshot = cls(step, plan, data_tmp, engine, source.copy_mirrors(plan), Witness(plan, check=check))
         if not plan.device_mirrors:
             snapshot.job()
         return snapshot
@@ -106,17 +131,28 @@ class Snapshot:
         self._failure = error
         self.settled.set()
 
-    def finish(self, run: RunWriter) -> dict[str, Any]:
-        """Write the file's ends and publish this rank's part; the job's data must be written. Returns its figures."""
+    def compose(self, run: RunWriter) -> None:
+        """Make the file's ends, once it is settled; the data may still be moving."""
         if self._failure is not None:
             raise self._failure
+        if not self.plan.has_room_for(object_entries(self.objects)):
+            # Grown between the step and the next forward, when the header's length was fixed.
+            self.objects = [PlacedObject(inlined(placed.encoded), placed.placement) for placed in self.objects]
+        tail = make_tail(self.objects, self.plan, file=run.paths.relative(run.paths.data(run.run, self.step, run.rank)))
+        header = data_file_header(self.plan, tail, run=run.run, step=self.step, rank=run.rank)
+        self._ends = header, tail
+
+    def finish(self, run: RunWriter) -> dict[str, Any]:
+        """Write the file's ends and publish this rank's part; it must be composed, and the job's data written. Returns its
+        figures.
+        """
+        assert self._ends is not None, "compose comes first"
+        header, tail = self._ends
         job = self.job()
         checksums = job.checksums()
         self._require_intact()
-        file = run.paths.relative(run.paths.data(run.run, self.step, run.rank))
-        tail = make_tail(self.objects, self.plan, file=file)
-        header = data_file_header(self.plan, tail, run=run.run, step=self.step, rank=run.rank)
         nbytes = job.finish(header=header, tail=tail.data)
+        file = run.paths.relative(run.paths.data(run.run, self.step, run.rank))
         extents = data_file_extents(self.plan, tail, checksums, header, file=file)
         run.publish_part(self.step, data_tmp=self.data_tmp, extents=extents)
         return {"file_bytes": nbytes, **job.stats}

@@ -10,6 +10,7 @@ from capture.objects import encode_object
 from capture.plan import Plan, make_plan, signature_of
 from capture.staging import CUDA, Arrived, Copies, CopyEngine
 from catalog.errors import UnsupportedError
+from catalog.header import Entry
 
 __all__ = ["Source"]
 
@@ -33,6 +34,7 @@ class Source:
         self._world_size = world_size
         self._align = align
         self._copies = copies
+        self._reserve: list[Entry] = []
         self._plan: Plan | None = None
         self._layout: Hashable = None
         self._lists: dict[int, tuple[Hashable, Sequence[TensorItem]]] = {}
@@ -56,7 +58,9 @@ class Source:
                 offered[name] = provider
                 placed.setdefault(name, found)
         self._offered = offered
-        return [item for item in placed.values() if item.placement == "rank_local" or self._rank == 0]
+        mine = [item for item in placed.values() if item.placement == "rank_local" or self._rank == 0]
+        self._reserve = object_entries(mine)
+        return mine
 
     def may_move(self, names: frozenset[str]) -> bool:
         """Whether any object may still move after a step, when the loop moves those of `names`."""
@@ -76,26 +80,31 @@ class Source:
         """The buffers that are not any more as they were at `moment`, nor kept."""
         return self._moments.lost(moment)
 
-    def plan(self, objects: Sequence[PlacedObject], moment: Moment | None = None) -> Plan:
-        """The layout of this rank's file for the state as it is now, but for the buffers that `moment` has kept."""
+    def plan(self, moment: Moment | None = None) -> Plan:
+        """The layout of this rank's file for the state as it is now, but for the buffers that `moment` has kept; its header
+        has room for the objects as they were last.
+        """
         listed = [self._listed(provider) for provider in self.providers]
         items = [item for _, of_provider in listed for item in of_provider]
         layout = tuple(layout for layout, _ in listed)
         if moment is not None and moment.buffers:
             items = [_as_kept(item, moment) for item in items]
             layout = ()
-        reserve = object_entries(objects)
-        if self._plan is None or self._layout != layout or not layout or not self._plan.has_room_for(reserve):
+        if self._plan is None or self._layout != layout or not layout or not self._plan.has_room_for(self._reserve):
             self._plan = make_plan(
                 items,
                 rank=self._rank,
                 world_size=self._world_size,
                 align=self._align,
-                reserve=reserve,
+                reserve=self._reserve,
                 copies=self._copies,
             )
             self._layout = layout
         return self._plan
+
+    def fits(self, plan: Plan) -> bool:
+        """Whether the header of `plan` has room for the objects as they are by now."""
+        return plan.has_room_for(self._reserve)
 
     def copy_mirrors(self, plan: Plan) -> Copies:
         """Copy what the writer can't read where it is: host tensors now, device tensors beside the training."""

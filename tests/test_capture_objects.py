@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from capture.objects import EncodedObject, decode_object, encode_object
+from capture.objects import EncodedObject, decode_object, encode_object, inlined
 from catalog.errors import FormatError, UnsupportedError
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary()
@@ -127,3 +127,22 @@ def test_mappings_of_other_classes_come_back_as_dicts():
 def test_malformed_trees_are_refused_by_name(text):
     with pytest.raises(FormatError, match="user"):
         decode_object("user", text.encode(), tensor={}.__getitem__)
+
+
+@settings(max_examples=100, deadline=None)
+@given(TREES)
+def test_an_object_with_its_tensors_inside_its_json_is_the_same(tree):
+    encoded = inlined(encode_object("user", tree))
+    assert not encoded.tensors
+    assert same(tree, decoded(encoded))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"dtype": "F3"}, {"shape": [3]}, {"shape": [-1, 7]}, {"base64": "AAA"}, {"base64": "AAAA"}, {"base64": 5}],
+)
+def test_a_malformed_tensor_inside_the_json_is_refused(change):
+    node = {"$": "tensor", "dtype": "F32", "shape": [2], "base64": "AAAAAAAAAAA="}
+    assert decode_object("user", json.dumps(node).encode(), tensor=None).tolist() == [0.0, 0.0]
+    with pytest.raises(FormatError, match="user"):
+        decode_object("user", json.dumps(node | change).encode(), tensor=None)

@@ -18,7 +18,8 @@ def source_of(model: Net, optimizer: torch.optim.Optimizer) -> Source:
 
 
 def plan_of(source: Source) -> Plan:
-    return source.plan(source.objects())
+    source.objects()
+    return source.plan()
 
 
 def replace_data(model: Net, optimizer: torch.optim.Optimizer) -> None:
@@ -165,3 +166,34 @@ def test_a_provider_without_a_layout_is_asked_every_time(history):
         one_step(model, optimizer)
         expected = {**reference(model, optimizer), "user": {"average": mine.tensor.clone()}}
     assert_same(capture.restore(2, history=history), expected)
+
+
+class Growing:
+    """State of the user's with one more tensor at every step, far more than a header has room for."""
+
+    def __init__(self) -> None:
+        self.held: list[torch.Tensor] = []
+
+    def state_dict(self) -> dict:
+        return {"held": list(self.held)}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.held = state["held"]
+
+
+@pytest.mark.parametrize("grow", ["before the update", "before the next forward"])
+def test_objects_may_outgrow_the_header(history, grow):
+    """Known at the step they get another plan; later, when the header's length is fixed, they go into their JSON."""
+    model, optimizer = make()
+    mine = Growing()
+    providers = [capture.Stateful("mine", mine)]
+    with capture.enable(model, optimizer=optimizer, every=1, history=history, providers=providers) as session:
+        for step in range(1, 4):
+            more = [torch.full((2,), float(step)) for _ in range(200)]
+            if grow == "before the update":
+                optimizer.register_step_pre_hook(lambda *_, more=more: mine.held.extend(more) or more.clear())
+            one_step(model, optimizer)
+            mine.held += more
+    for step in range(1, 4):
+        capture.restore(f"{session.run}:{step}", history=history, model=model, optimizer=optimizer, providers=providers)
+        assert [int(tensor[0]) for tensor in mine.held] == [n for n in range(1, step + 1) for _ in range(200)]
