@@ -7,6 +7,7 @@ Everything that can block releases the GIL; the core's own threads never take it
 from native._core import (
     Engine,
     Faults,
+    Feed,
     WriteJob,
     WritePlan,
     checksum,
@@ -18,6 +19,7 @@ from native._core import (
 __all__ = [
     "Engine",
     "Faults",
+    "Feed",
     "WriteJob",
     "WritePlan",
     "checksum",

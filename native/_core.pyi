@@ -27,10 +27,21 @@ class WritePlan:
     overlap, eager ones come first; what lies between them and in [data_start, data_end) is written as zeros. data_start
     and data_end are multiples of `align`. [0, data_start) is left to the header, what follows data_end to the tail.
     eager[i]: the bytes are copied inside `Engine.start`; otherwise they are read, or copied, at any time until
-    `WriteJob.release` returns. The four columns are one-dimensional numpy arrays: uint64, uint64, uint64, uint8.
+    `WriteJob.release` returns. fed[i]: the bytes are no live memory, their address means nothing; whoever holds the job
+    hands them over, by `WriteJob.feed_next`. Fed extents come last, and begin on a page (of `align`) of their own. The
+    columns are one-dimensional numpy arrays: uint64, uint64, uint64, uint8, uint8.
     """
     def __init__(
-        self, *, offsets: Any, addresses: Any, nbytes: Any, eager: Any, data_start: int, data_end: int, align: int
+        self,
+        *,
+        offsets: Any,
+        addresses: Any,
+        nbytes: Any,
+        eager: Any,
+        data_start: int,
+        data_end: int,
+        align: int,
+        fed: Any = None,
     ) -> None: ...
     @property
     def extents(self) -> int: ...
@@ -40,14 +51,39 @@ class WritePlan:
     def direct_bytes(self) -> int:
         """Bytes that can go to the device straight from their source (address congruent to offset modulo align)."""
 
+class Feed:
+    """A block of the file on loan to its feeder, to be filled with the bytes of the fed extents that lie in it.
+
+    The memory is the feeder's alone until `WriteJob.fed`, also when the job fails or the engine closes. A Feed that is
+    let go of unfed fails the job. RuntimeError once it is fed.
+    """
+    @property
+    def address(self) -> int:
+        """Of the slot, a multiple of 4096."""
+    @property
+    def offset(self) -> int:
+        """Of the block in the file."""
+    @property
+    def nbytes(self) -> int: ...
+
 class WriteJob:
     """One file being written. Every call may be made from any thread; none holds the GIL while it blocks."""
+    def feed_next(self) -> Feed | None:
+        """The next block of fed extents in file order. None: all have been handed out, or those that are out hold the
+        slots that could be had. Waits for a slot only while none is out, for a holder that waits would hold up others, and
+        goes behind `Engine.start` and `release`. OSError when the job has failed (ECANCELED: the engine is closed).
+        """
+    def fed(self, feed: Feed) -> None:
+        """The block is filled, but for gaps, which become zeros: hash it and queue its write. The slot of a failed job
+        just goes back. RuntimeError when it is fed already or before one that was handed out earlier, ValueError when it
+        is another job's.
+        """
     def release(self) -> float:
         """The barrier: returns, in seconds waited, once no source byte of the plan is needed any more.
 
         Stops submitting from live memory, copies what was not submitted into the staging budget (as the budget allows,
         else waits for writes to make room), waits for every submitted write from live memory to complete and for every
-        checksum over live bytes. Never raises for an I/O failure: that is `wait`'s to say. Idempotent.
+        checksum over live bytes. Fed extents have no source byte. Never raises for an I/O failure: that is `wait`'s to say. Idempotent.
         """
     def released(self) -> bool: ...
     def wait(self, timeout_s: float = -1.0) -> bool:
@@ -93,6 +129,11 @@ class Engine:
     @property
     def registered(self) -> bool:
         """Whether the staging memory is registered with the kernel (io_uring, where RLIMIT_MEMLOCK allows)."""
+    @property
+    def staging(self) -> tuple[int, int]:
+        """(address, nbytes) of the staging memory, page-aligned: where all slots lie, as long as the engine, a job or a
+        Feed is there.
+        """
     def budget_free_bytes(self) -> int: ...
     def start(self, plan: WritePlan, path: str) -> WriteJob:
         """Create `path` (O_EXCL), preallocate plan.data_end bytes, copy the eager extents, begin writing."""

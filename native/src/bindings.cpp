@@ -3,10 +3,14 @@
 
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -47,6 +51,50 @@ struct PyWriteJob {
     }
 };
 
+// A slot on loan to a feeder. It holds the engine, and with it the slot's memory.
+struct PyFeed {
+    std::shared_ptr<dsh::Engine> engine;
+    std::shared_ptr<dsh::WriteJob> job;
+    std::optional<dsh::Feed> feed; // none once it is fed
+
+    PyFeed(const PyWriteJob &owner, dsh::Feed feed) : engine(owner.engine), job(owner.job), feed(feed) {}
+    PyFeed(PyFeed &&other) noexcept
+        : engine(std::move(other.engine)), job(std::move(other.job)), feed(std::exchange(other.feed, std::nullopt)) {}
+    ~PyFeed() {
+        if (feed) {
+            engine->drop(job, *feed);
+        }
+    }
+
+    const dsh::Feed &held() const {
+        if (!feed) {
+            throw std::logic_error("this block of " + job->path() + " is fed already");
+        }
+        return *feed;
+    }
+};
+
+std::optional<PyFeed> feed_next(const PyWriteJob &self) {
+    const auto feed = self.engine->feed_next(self.job);
+    return feed ? std::optional<PyFeed>(std::in_place, self, *feed) : std::nullopt;
+}
+
+void fed(const PyWriteJob &self, PyFeed &feed) {
+    if (feed.job != self.job) {
+        throw nb::value_error("this block was handed out by another job");
+    }
+    // Emptied with the GIL in hand, so that of two threads one only gives the slot back.
+    const dsh::Feed held = feed.held();
+    feed.feed.reset();
+    try {
+        nb::gil_scoped_release unlocked;
+        self.engine->fed(self.job, held);
+    } catch (...) {
+        feed.feed = held;
+        throw;
+    }
+}
+
 nb::bytes joined(const std::vector<dsh::Digest> &digests) {
     return nb::bytes(reinterpret_cast<const char *>(digests.data()), digests.size() * sizeof(dsh::Digest));
 }
@@ -61,13 +109,16 @@ void require_same_length(std::size_t expected, std::size_t got, const char *name
 
 std::shared_ptr<dsh::WritePlan> make_plan(Column<std::uint64_t> offsets, Column<std::uint64_t> addresses,
                                           Column<std::uint64_t> nbytes, Column<std::uint8_t> eager,
-                                          std::uint64_t data_start, std::uint64_t data_end, std::uint64_t align) {
+                                          std::uint64_t data_start, std::uint64_t data_end, std::uint64_t align,
+                                          std::optional<Column<std::uint8_t>> fed) {
     const std::size_t count = offsets.shape(0);
     require_same_length(count, addresses.shape(0), "addresses");
     require_same_length(count, nbytes.shape(0), "nbytes");
     require_same_length(count, eager.shape(0), "eager");
+    require_same_length(count, fed ? fed->shape(0) : count, "fed");
     std::vector<dsh::Extent> extents(count);
     std::size_t eager_count = 0;
+    std::size_t fed_count = 0;
     for (std::size_t i = 0; i < count; ++i) {
         extents[i] = {offsets.data()[i], addresses.data()[i], nbytes.data()[i]};
         if (eager.data()[i] != 0) {
@@ -78,8 +129,17 @@ std::shared_ptr<dsh::WritePlan> make_plan(Column<std::uint64_t> offsets, Column<
             }
             ++eager_count;
         }
+        if (fed && fed->data()[i] != 0) {
+            if (eager.data()[i] != 0) {
+                throw nb::value_error(("extent " + std::to_string(i) + " is both eager and fed").c_str());
+            }
+            ++fed_count;
+        } else if (fed_count != 0) {
+            throw nb::value_error(
+                ("extent " + std::to_string(i) + " follows a fed one but is not: fed extents come last").c_str());
+        }
     }
-    return std::make_shared<dsh::WritePlan>(std::move(extents), eager_count, data_start, data_end, align);
+    return std::make_shared<dsh::WritePlan>(std::move(extents), eager_count, fed_count, data_start, data_end, align);
 }
 
 nb::bytes read_extents(std::vector<std::string> paths, Column<std::uint32_t> file_index, Column<std::uint64_t> offsets,
@@ -172,12 +232,20 @@ void bind_writer(nb::module_ &module) {
 
     nb::class_<dsh::WritePlan>(module, "WritePlan")
         .def(nb::new_(&make_plan), nb::kw_only(), "offsets"_a, "addresses"_a, "nbytes"_a, "eager"_a, "data_start"_a,
-             "data_end"_a, "align"_a)
+             "data_end"_a, "align"_a, "fed"_a.none() = nb::none())
         .def_prop_ro("extents", [](const dsh::WritePlan &plan) { return plan.extents().size(); })
         .def_prop_ro("total_bytes", &dsh::WritePlan::total_bytes)
         .def_prop_ro("direct_bytes", &dsh::WritePlan::direct_bytes);
 
+    nb::class_<PyFeed>(module, "Feed")
+        .def_prop_ro("address",
+                     [](const PyFeed &self) { return reinterpret_cast<std::uint64_t>(self.held().slot.data); })
+        .def_prop_ro("offset", [](const PyFeed &self) { return self.job->block(self.held().index).offset; })
+        .def_prop_ro("nbytes", [](const PyFeed &self) { return self.job->block(self.held().index).nbytes; });
+
     nb::class_<PyWriteJob>(module, "WriteJob")
+        .def("feed_next", &feed_next, Unlocked())
+        .def("fed", &fed, "feed"_a)
         .def(
             "release", [](PyWriteJob &self) { return self.engine->release(self.job); }, Unlocked())
         .def("released", [](PyWriteJob &self) { return self.engine->released(*self.job); })
@@ -212,6 +280,10 @@ void bind_writer(nb::module_ &module) {
         .def_prop_ro("block_bytes", &dsh::Engine::block_bytes)
         .def_prop_ro("depth", &dsh::Engine::depth)
         .def_prop_ro("registered", &dsh::Engine::registered)
+        .def_prop_ro("staging",
+                     [](const dsh::Engine &self) {
+                         return std::pair(reinterpret_cast<std::uint64_t>(self.staging()), self.budget_bytes());
+                     })
         .def("budget_free_bytes", &dsh::Engine::free_bytes)
         .def(
             "start",

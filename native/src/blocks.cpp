@@ -15,7 +15,7 @@ struct Range {
 };
 
 // The aligned interiors of all memory runs that may go direct, in file order.
-std::vector<Range> direct_ranges(const std::vector<Extent> &extents, const Cutting &how) {
+std::vector<Range> direct_ranges(std::span<const Extent> extents, const Cutting &how) {
     std::vector<Range> ranges;
     std::size_t i = how.gathered_extents;
     while (i < extents.size()) {
@@ -44,7 +44,7 @@ std::vector<Range> direct_ranges(const std::vector<Extent> &extents, const Cutti
 
 class Cutter {
   public:
-    Cutter(const std::vector<Extent> &extents, const Cutting &how) : extents_(extents), how_(how) {}
+    Cutter(std::span<const Extent> extents, const Cutting &how) : extents_(extents), how_(how) {}
 
     void gather(std::uint64_t begin, std::uint64_t end) {
         if (how_.max_gap_bytes == std::numeric_limits<std::uint64_t>::max()) {
@@ -95,7 +95,7 @@ class Cutter {
         return reached_;
     }
 
-    const std::vector<Extent> &extents_;
+    std::span<const Extent> extents_;
     const Cutting &how_;
     std::size_t reached_ = 0;
 };
@@ -109,7 +109,7 @@ void require_memory(std::size_t index, const Extent &extent) {
     }
 }
 
-std::vector<Block> cut(const std::vector<Extent> &extents, std::uint64_t begin, std::uint64_t end, const Cutting &how) {
+std::vector<Block> cut(std::span<const Extent> extents, std::uint64_t begin, std::uint64_t end, const Cutting &how) {
     Cutter cutter(extents, how);
     std::uint64_t at = begin;
     for (const Range &range : direct_ranges(extents, how)) {

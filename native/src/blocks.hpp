@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 namespace dsh {
@@ -43,7 +44,7 @@ struct Cutting {
 
 // Cut [begin, end), both aligned; extents are sorted by offset and lie inside. Bytes of gaps up to max_gap_bytes belong
 // to blocks.
-std::vector<Block> cut(const std::vector<Extent> &extents, std::uint64_t begin, std::uint64_t end, const Cutting &how);
+std::vector<Block> cut(std::span<const Extent> extents, std::uint64_t begin, std::uint64_t end, const Cutting &how);
 
 inline std::uint64_t round_up(std::uint64_t value, std::uint64_t align) { return (value + align - 1) / align * align; }
 inline std::uint64_t round_down(std::uint64_t value, std::uint64_t align) { return value / align * align; }

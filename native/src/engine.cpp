@@ -67,7 +67,7 @@ bool Engine::wait(const WriteJob &job, double timeout_s) {
     return queue_->wait(job, timeout_s);
 }
 
-const std::vector<Digest> &Engine::digests(const WriteJob &job) {
+std::vector<Digest> Engine::digests(const WriteJob &job) {
     require_here();
     queue_->require_written(job);
     return job.digests();
@@ -91,6 +91,22 @@ void Engine::abort(const std::shared_ptr<WriteJob> &job) {
 void Engine::abandon(const std::shared_ptr<WriteJob> &job) noexcept {
     if (owner_ == getpid()) {
         abort(job);
+    }
+}
+
+std::optional<Feed> Engine::feed_next(const std::shared_ptr<WriteJob> &job) {
+    require_here();
+    return queue_->feed_next(job);
+}
+
+void Engine::fed(const std::shared_ptr<WriteJob> &job, const Feed &feed) {
+    require_here();
+    queue_->fed(job, feed);
+}
+
+void Engine::drop(const std::shared_ptr<WriteJob> &job, const Feed &feed) noexcept {
+    if (owner_ == getpid()) {
+        queue_->drop(job, feed);
     }
 }
 

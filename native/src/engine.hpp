@@ -28,12 +28,16 @@ class Engine : public std::enable_shared_from_this<Engine> {
     double release(const std::shared_ptr<WriteJob> &job);
     bool released(const WriteJob &job);
     bool wait(const WriteJob &job, double timeout_s);
-    const std::vector<Digest> &digests(const WriteJob &job);
+    std::vector<Digest> digests(const WriteJob &job);
     std::uint64_t finish(WriteJob &job, std::string_view header, std::string_view tail);
     // Does nothing to a finished job.
     void abort(const std::shared_ptr<WriteJob> &job);
     // As abort, for destructors: in a forked child it leaves the parent's file alone.
     void abandon(const std::shared_ptr<WriteJob> &job) noexcept;
+    std::optional<Feed> feed_next(const std::shared_ptr<WriteJob> &job);
+    void fed(const std::shared_ptr<WriteJob> &job, const Feed &feed);
+    // For destructors: in a forked child it does nothing.
+    void drop(const std::shared_ptr<WriteJob> &job, const Feed &feed) noexcept;
     WriteStats stats(WriteJob &job);
     std::uint64_t free_bytes();
     // Fails what is not prepared yet, waits for what is queued and in flight. Idempotent, from any thread.
@@ -43,6 +47,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
     std::uint64_t budget_bytes() const { return budget_bytes_; }
     std::uint64_t block_bytes() const { return block_bytes_; }
     std::size_t depth() const { return depth_; }
+    // The staging memory, budget_bytes long and mapped as long as the engine is there.
+    const std::byte *staging() const { return queue_->staging().data(); }
     bool registered() const { return registered_; }
 
   private:

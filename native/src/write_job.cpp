@@ -36,19 +36,27 @@ void write_through_bounce(File &file, std::string_view bytes, std::uint64_t offs
     }
 }
 
+std::size_t count_live(const std::vector<Block> &blocks, const WritePlan &plan) {
+    const auto fed = [&](const Block &block) { return block.offset >= plan.fed_start(); };
+    return static_cast<std::size_t>(std::ranges::find_if(blocks, fed) - blocks.begin());
+}
+
 } // namespace
 
 WriteJob::WriteJob(std::shared_ptr<const WritePlan> plan, std::vector<Block> blocks, std::string path,
                    std::shared_ptr<Faults> faults)
-    : plan_(std::move(plan)), blocks_(std::move(blocks)),
-      file_(std::move(path), plan_->data_end(), plan_->align(), std::move(faults)), digests_(plan_->extents().size()) {}
+    : plan_(std::move(plan)), blocks_(std::move(blocks)), live_blocks_(count_live(blocks_, *plan_)),
+      file_(std::move(path), plan_->data_end(), plan_->align(), std::move(faults)),
+      live_digests_(plan_->extents().size() - plan_->fed_extents()), fed_digests_(plan_->fed_extents()) {
+    next_out = next_fed = live_blocks_;
+}
 
 void WriteJob::hash_live() {
     const auto *source = reinterpret_cast<const std::byte *>(block().source);
     each_piece(plan_->extents(), block(),
                [&](std::size_t extent, std::uint64_t position, std::uint64_t at, std::uint64_t nbytes) {
                    require_mapped(extent, source + at, nbytes);
-                   digests_.feed(extent, position, plan_->extents()[extent].nbytes, source + at, nbytes);
+                   live_digests_.feed(extent, position, plan_->extents()[extent].nbytes, source + at, nbytes);
                });
 }
 
@@ -61,10 +69,30 @@ void WriteJob::compose(std::byte *destination) {
                    require_mapped(extent, source, nbytes);
                    std::memset(destination + filled, 0, at - filled);
                    std::memcpy(destination + at, source, nbytes);
-                   digests_.feed(extent, position, extents[extent].nbytes, destination + at, nbytes);
+                   live_digests_.feed(extent, position, extents[extent].nbytes, destination + at, nbytes);
                    filled = at + nbytes;
                });
     std::memset(destination + filled, 0, block().nbytes - filled);
+}
+
+void WriteJob::hash_fed(const Feed &feed) {
+    const std::vector<Extent> &extents = plan_->extents();
+    const std::size_t first_fed = extents.size() - plan_->fed_extents();
+    std::byte *data = feed.slot.data;
+    std::uint64_t filled = 0;
+    each_piece(extents, block(feed.index),
+               [&](std::size_t extent, std::uint64_t position, std::uint64_t at, std::uint64_t nbytes) {
+                   std::memset(data + filled, 0, at - filled);
+                   fed_digests_.feed(extent - first_fed, position, extents[extent].nbytes, data + at, nbytes);
+                   filled = at + nbytes;
+               });
+    std::memset(data + filled, 0, block(feed.index).nbytes - filled);
+}
+
+std::vector<Digest> WriteJob::digests() const {
+    std::vector<Digest> all = live_digests_.values();
+    all.insert(all.end(), fed_digests_.values().begin(), fed_digests_.values().end());
+    return all;
 }
 
 std::uint64_t WriteJob::finish(std::string_view header, std::string_view tail) {

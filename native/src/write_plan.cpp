@@ -1,15 +1,16 @@
 #include "write_plan.hpp"
 
 #include <limits>
+#include <span>
 #include <stdexcept>
 #include <string>
 
 namespace dsh {
 
-WritePlan::WritePlan(std::vector<Extent> extents, std::size_t eager_extents, std::uint64_t data_start,
-                     std::uint64_t data_end, std::uint64_t align)
-    : extents_(std::move(extents)), eager_extents_(eager_extents), data_start_(data_start), data_end_(data_end),
-      align_(align) {
+WritePlan::WritePlan(std::vector<Extent> extents, std::size_t eager_extents, std::size_t fed_extents,
+                     std::uint64_t data_start, std::uint64_t data_end, std::uint64_t align)
+    : extents_(std::move(extents)), eager_extents_(eager_extents), fed_extents_(fed_extents), data_start_(data_start),
+      data_end_(data_end), align_(align), fed_start_(data_end) {
     if (align == 0 || (align & (align - 1)) != 0) {
         throw std::invalid_argument("align must be a power of two, not " + std::to_string(align));
     }
@@ -18,6 +19,7 @@ WritePlan::WritePlan(std::vector<Extent> extents, std::size_t eager_extents, std
                                     std::to_string(data_end) + " must be multiples of " + std::to_string(align) +
                                     ", in order");
     }
+    const std::size_t first_fed = extents_.size() - fed_extents;
     std::uint64_t at = data_start;
     for (std::size_t i = 0; i < extents_.size(); ++i) {
         const Extent &extent = extents_[i];
@@ -26,19 +28,32 @@ WritePlan::WritePlan(std::vector<Extent> extents, std::size_t eager_extents, std
                                         ", " + std::to_string(extent.end()) + "), outside of what is free: [" +
                                         std::to_string(at) + ", " + std::to_string(data_end) + ")");
         }
-        require_memory(i, extent);
+        if (i < first_fed) {
+            require_memory(i, extent);
+        } else if (i == first_fed) {
+            fed_start_ = round_down(extent.offset, align);
+            if (fed_start_ < at) {
+                throw std::invalid_argument("extent " + std::to_string(i) + " is the first fed one, but at " +
+                                            std::to_string(extent.offset) + " it shares a page with one before");
+            }
+        }
         at = extent.end();
         total_bytes_ += extent.nbytes;
     }
 }
 
 std::vector<Block> WritePlan::blocks(std::uint64_t block_bytes) const {
-    return cut(extents_, data_start_, data_end_,
-               {.align = align_,
+    Cutting how{.align = align_,
                 .block_bytes = block_bytes,
                 .min_direct_bytes = min_direct_bytes,
                 .max_gap_bytes = std::numeric_limits<std::uint64_t>::max(),
-                .gathered_extents = eager_extents_});
+                .gathered_extents = eager_extents_};
+    const std::span<const Extent> all(extents_);
+    std::vector<Block> blocks = cut(all.first(all.size() - fed_extents_), data_start_, fed_start_, how);
+    how.gathered_extents = all.size();
+    const std::vector<Block> fed = cut(all, fed_start_, data_end_, how);
+    blocks.insert(blocks.end(), fed.begin(), fed.end());
+    return blocks;
 }
 
 std::uint64_t WritePlan::direct_bytes() const {

@@ -14,18 +14,21 @@ class WritePlan : public std::enable_shared_from_this<WritePlan> {
   public:
     static constexpr std::uint64_t min_direct_bytes = 1 << 20;
 
-    // Throws std::invalid_argument naming the extent when they are unsorted, overlap, leave [data_start, data_end) or
-    // an eager extent follows a lazy one: eager extents come first, so that checksums can be fed in file order although
-    // eager bytes are copied first.
-    WritePlan(std::vector<Extent> extents, std::size_t eager_extents, std::uint64_t data_start, std::uint64_t data_end,
-              std::uint64_t align);
+    // The first `eager_extents` are eager: they come first, so that checksums can be fed in file order although eager
+    // bytes are copied first. The last `fed_extents` are fed: their bytes come from a feeder, their addresses mean
+    // nothing. Throws std::invalid_argument naming the extent when they are unsorted, overlap, leave
+    // [data_start, data_end), or when fed ones don't begin on a page (of `align`) of their own.
+    WritePlan(std::vector<Extent> extents, std::size_t eager_extents, std::size_t fed_extents, std::uint64_t data_start,
+              std::uint64_t data_end, std::uint64_t align);
 
     // Direct blocks are written straight from their source, by O_DIRECT where the file system has it, buffered
-    // otherwise.
+    // otherwise. The blocks from `fed_start` on are a feeder's, and no other holds a byte of a fed extent.
     std::vector<Block> blocks(std::uint64_t block_bytes) const;
 
     const std::vector<Extent> &extents() const { return extents_; }
     std::size_t eager_extents() const { return eager_extents_; }
+    std::size_t fed_extents() const { return fed_extents_; }
+    std::uint64_t fed_start() const { return fed_start_; }
     std::uint64_t data_start() const { return data_start_; }
     std::uint64_t data_end() const { return data_end_; }
     std::uint64_t align() const { return align_; }
@@ -35,9 +38,11 @@ class WritePlan : public std::enable_shared_from_this<WritePlan> {
   private:
     std::vector<Extent> extents_;
     std::size_t eager_extents_;
+    std::size_t fed_extents_;
     std::uint64_t data_start_;
     std::uint64_t data_end_;
     std::uint64_t align_;
+    std::uint64_t fed_start_;
     std::uint64_t total_bytes_ = 0;
 };
 

@@ -45,7 +45,7 @@ std::shared_ptr<WriteJob> WriteQueue::start(std::shared_ptr<const WritePlan> pla
         fail_locked(*job, closed(*job));
     }
     if (!job->prepared() && !job->error) {
-        lazy_.push_back(job);
+        open_.push_back(job);
     }
     changed_.notify_all();
     return job;
@@ -57,7 +57,7 @@ double WriteQueue::release(const std::shared_ptr<WriteJob> &job) {
     job->releasing = true;
     changed_.wait(lock, [&] { return !job->busy; });
     job->busy = true;
-    while (!job->prepared() && stage_next(job, lock)) {
+    while (!job->read() && stage_next(job, lock)) {
     }
     job->busy = false;
     changed_.notify_all();
@@ -70,7 +70,7 @@ double WriteQueue::release(const std::shared_ptr<WriteJob> &job) {
 
 bool WriteQueue::released(const WriteJob &job) {
     Lock lock(mutex_);
-    return !job.busy && job.live_pending == 0 && (job.prepared() || job.error);
+    return !job.busy && job.live_pending == 0 && (job.read() || job.error);
 }
 
 bool WriteQueue::wait(const WriteJob &job, double timeout_s) {
@@ -119,11 +119,16 @@ std::uint64_t WriteQueue::free_bytes() {
     return staging_.free_bytes();
 }
 
+std::size_t WriteQueue::urgent() {
+    Lock lock(mutex_);
+    return urgent_;
+}
+
 void WriteQueue::stop() {
     Lock lock(mutex_);
     stopping_ = true;
     forget_prepared();
-    for (const auto &job : lazy_) {
+    for (const auto &job : open_) {
         fail_locked(*job, closed(*job));
     }
     changed_.notify_all();
@@ -189,9 +194,9 @@ std::optional<Write> WriteQueue::pop_staged() {
 // Prepare the next block of the oldest job that may be read lazily.
 std::optional<Write> WriteQueue::prepare_lazily(Lock &lock) {
     forget_prepared();
-    for (std::size_t i = 0; i < lazy_.size();) {
-        const std::shared_ptr<WriteJob> job = lazy_[i++];
-        if (job->busy || job->releasing) {
+    for (std::size_t i = 0; i < open_.size();) {
+        const std::shared_ptr<WriteJob> job = open_[i++];
+        if (job->busy || job->releasing || job->read()) {
             continue;
         }
         std::optional<Slot> slot;
@@ -219,7 +224,13 @@ std::optional<Write> WriteQueue::prepare_lazily(Lock &lock) {
 // has failed.
 bool WriteQueue::stage_next(const std::shared_ptr<WriteJob> &job, Lock &lock) {
     std::optional<Slot> slot;
-    changed_.wait(lock, [&] { return job->error || (slot = staging_.take(job->block().nbytes)); });
+    const auto taken = [&] { return job->error || (slot = staging_.take(job->block().nbytes)); };
+    if (!taken()) {
+        ++urgent_;
+        changed_.wait(lock, taken);
+        --urgent_;
+        changed_.notify_all();
+    }
     if (job->error) {
         return false;
     }
@@ -272,7 +283,7 @@ void WriteQueue::fail_locked(WriteJob &job, IoError error) {
 }
 
 void WriteQueue::forget_prepared() {
-    std::erase_if(lazy_, [](const auto &job) { return job->prepared() || job->error; });
+    std::erase_if(open_, [](const auto &job) { return job->prepared() || job->error; });
 }
 
 } // namespace dsh

@@ -2,13 +2,17 @@
 //
 // Invariants
 //   1. Blocks of a job are prepared in file order, by one thread at a time (`busy`).
-//   2. A slot is held only while its block is being composed, queued or in flight. Composing needs nothing but memory,
-//   and queued blocks
-//      go out before any new block is prepared; so as long as the device answers, every slot comes back, and a job that
-//      waits for one waits for writes only, its own or another job's. No holder of a slot ever waits for a second one.
-//      Hence no deadlock, with one slot as with a hundred.
-//   3. After `release`, no thread reads, and no request in flight refers to, live memory of that job.
-//   4. A failed job prepares nothing more, and its queued blocks are dropped; what is in flight is still waited for.
+//   2. A slot is held only while its block is being composed, filled by its feeder, queued or in flight. Composing
+//   needs
+//      nothing but memory, a feeder nothing but copies that always end, and queued blocks go out before any new block
+//      is prepared; so as long as the devices answer, every slot comes back, and a job that waits for one waits for
+//      copies and writes only, its own or another job's. No holder of a slot ever waits for a second one: a feeder that
+//      has one is told at once that there is no other. Hence no deadlock, with one slot as with a hundred.
+//   3. After `release`, no thread reads, and no request in flight refers to, live memory of that job. Fed blocks have
+//      none.
+//   4. A failed job prepares nothing more, and its queued blocks are dropped; what is in flight is still waited for. A
+//      slot that its feeder holds is nobody else's until the feeder gives it back, for a copy may still write into it.
+//   5. A feeder takes no slot while `start` or `release` waits for one: those hold up a training.
 #pragma once
 
 #include <condition_variable>
@@ -45,8 +49,18 @@ class WriteQueue {
     void fail(const std::shared_ptr<WriteJob> &job, IoError error);
     // Throws IoError when the job has failed, std::logic_error when its data is not all written.
     void require_written(const WriteJob &job);
+    // The next fed block in file order, with a slot for its bytes. Nothing when all have been handed out; or when none
+    // is free while the feeder holds another: only without one it waits. Throws the job's IoError.
+    std::optional<Feed> feed_next(const std::shared_ptr<WriteJob> &job);
+    // The slot is filled: hash it and queue its write; of a failed job it just comes back. In the order handed out,
+    // else std::logic_error, and the feed is still the feeder's.
+    void fed(const std::shared_ptr<WriteJob> &job, const Feed &feed);
+    // Give the slot back unfilled, which fails the job.
+    void drop(const std::shared_ptr<WriteJob> &job, const Feed &feed);
     WriteStats stats(WriteJob &job);
     std::uint64_t free_bytes();
+    // How many threads in `start` and `release` wait for a slot now.
+    std::size_t urgent();
     // No more writes are handed out once the pending ones are done; unblocks workers.
     void stop();
     // Give the budget back to the host: for a queue that is stopped and has no workers any more.
@@ -68,13 +82,15 @@ class WriteQueue {
     std::optional<Write> prepare(const std::shared_ptr<WriteJob> &job, std::optional<Slot> slot, Lock &lock);
     void fail_locked(WriteJob &job, IoError error);
     void forget_prepared();
+    void give_back(WriteJob &job, const Feed &feed);
 
     Staging staging_;
     std::uint64_t block_bytes_;
     std::mutex mutex_;
     std::condition_variable changed_;
     std::deque<Write> staged_;
-    std::deque<std::shared_ptr<WriteJob>> lazy_; // jobs with blocks to prepare, oldest first
+    std::deque<std::shared_ptr<WriteJob>> open_; // jobs with blocks to prepare, oldest first
+    std::size_t urgent_ = 0;                     // threads in `start` and `release` that wait for a slot
     bool stopping_ = false;
 };
 

@@ -8,13 +8,13 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <thread>
 
 #include "engine.hpp"
 #include "harness.hpp"
+#include "memory_device.hpp"
 
 namespace dsh::test {
 namespace {
@@ -64,52 +64,11 @@ Source source(std::size_t count, std::size_t eager, std::uint64_t run_bytes, boo
     }
     extents.push_back({at, base + at + (congruent ? 0 : 7), run_bytes});
     const std::uint64_t end = round_up(at + run_bytes, page);
-    result.plan = std::make_shared<WritePlan>(std::move(extents), eager, page, end, page);
+    result.plan = std::make_shared<WritePlan>(std::move(extents), eager, 0, page, end, page);
     return result;
 }
 
 std::string file_name(const std::string &name) { return scratch() / name; }
-
-// Threads that copy every write into the image of its job.
-class MemoryDevice {
-  public:
-    MemoryDevice(WriteQueue &queue, std::size_t threads, bool fails) : queue_(queue), fails_(fails) {
-        for (std::size_t i = 0; i < threads; ++i) {
-            threads_.emplace_back([this] { work(); });
-        }
-    }
-    ~MemoryDevice() { queue_.stop(); }
-
-    // What landed of a job that is settled; its address may be another job's next.
-    std::vector<std::byte> take_image(const WriteJob *job) {
-        std::lock_guard lock(mutex_);
-        return std::move(images_.extract(job).mapped());
-    }
-
-  private:
-    void work() {
-        while (auto write = queue_.next(true)) {
-            std::vector<std::byte> copy(write->data, write->data + write->nbytes);
-            std::this_thread::yield();
-            int code = 0;
-            {
-                std::lock_guard lock(mutex_);
-                auto &image = images_[write->job.get()];
-                image.resize(std::max<std::size_t>(image.size(), write->offset + write->nbytes));
-                std::memcpy(image.data() + write->offset, copy.data(), copy.size());
-                code = fails_ && ++turn_ % 9 == 0 ? EIO : 0;
-            }
-            queue_.completed(std::move(*write), code);
-        }
-    }
-
-    WriteQueue &queue_;
-    bool fails_;
-    std::uint64_t turn_ = 0;
-    std::mutex mutex_;
-    std::map<const WriteJob *, std::vector<std::byte>> images_;
-    std::vector<std::jthread> threads_;
-};
 
 // Several trainings write through one queue, overwrite their state at once after the barrier, and look at what landed.
 void train(WriteQueue &queue, MemoryDevice &device, std::uint64_t seed, bool fails) {

@@ -1,0 +1,195 @@
+// Fed blocks under threads: feeders that hold several slots, trainings that start and release, one small budget.
+
+#include <cerrno>
+#include <cstring>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "harness.hpp"
+#include "memory_device.hpp"
+#include "write_queue.hpp"
+
+namespace dsh::test {
+namespace {
+
+constexpr std::uint64_t page = 4096;
+constexpr std::uint64_t block = 128 << 10;
+
+// An eager, a lazy and a fed part, each with a start and an end off the page; the image is what must land.
+struct Mixed {
+    std::vector<std::byte> live;
+    std::vector<std::byte> image;
+    std::vector<Digest> digests;
+    std::shared_ptr<const WritePlan> plan;
+};
+
+Mixed mixed(Random &random) {
+    Mixed result;
+    const std::uint64_t eager = random.between(0, 2 * block);
+    const std::uint64_t lazy = random.between(1, 3 * block);
+    const std::uint64_t first_fed = round_up(page + eager + lazy, page) + random.between(0, page - 1);
+    const std::uint64_t fed = random.between(1, 9 * block);
+    const std::uint64_t second_fed = first_fed + fed + random.between(0, page);
+    const std::uint64_t end = round_up(second_fed + fed, page);
+    result.image.resize(end);
+    for (std::byte &byte : result.image) {
+        byte = static_cast<std::byte>(random.between(1, 255));
+    }
+    const auto zero = [&](std::uint64_t from, std::uint64_t to) { std::memset(&result.image[from], 0, to - from); };
+    zero(0, page);
+    zero(page + eager + lazy, first_fed);
+    zero(first_fed + fed, second_fed);
+    result.live.assign(result.image.begin() + page,
+                       result.image.begin() + static_cast<std::ptrdiff_t>(page + eager + lazy));
+    const auto address = reinterpret_cast<std::uint64_t>(result.live.data());
+    const std::vector<Extent> extents{
+        {page, address, eager}, {page + eager, address + eager, lazy}, {first_fed, 0, fed}, {second_fed, 0, fed}};
+    for (const Extent &extent : extents) {
+        result.digests.push_back(checksum(&result.image[extent.offset], extent.nbytes));
+    }
+    std::fill(result.image.begin() + static_cast<std::ptrdiff_t>(second_fed + fed), result.image.end(), std::byte{});
+    result.plan = std::make_shared<WritePlan>(extents, 1, 2, page, end, page);
+    return result;
+}
+
+// Fill slots from the image, several at once, and read past none.
+void feed_all(WriteQueue &queue, const std::shared_ptr<WriteJob> &job, const std::vector<std::byte> &image,
+              std::size_t most) {
+    std::deque<Feed> out;
+    for (;;) {
+        const auto feed = out.size() < most ? queue.feed_next(job) : std::nullopt;
+        if (feed) {
+            const Block &where = job->block(feed->index);
+            std::memcpy(feed->slot.data, &image[where.offset], where.nbytes);
+            out.push_back(*feed);
+        } else if (!out.empty()) {
+            queue.fed(job, out.front());
+            out.pop_front();
+        } else {
+            return;
+        }
+    }
+}
+
+// A training that overwrites its live state at once after the barrier, while its feeder goes on.
+void train(WriteQueue &queue, MemoryDevice &device, std::uint64_t seed, bool fails) {
+    Random random(seed);
+    for (int turn = 0; turn < 10; ++turn) {
+        Mixed state = mixed(random);
+        const auto job =
+            queue.start(state.plan, scratch() / ("feed" + std::to_string(seed) + "-" + std::to_string(turn)), nullptr);
+        std::jthread feeder([&, most = random.between(1, 4)] {
+            try {
+                feed_all(queue, job, state.image, most);
+            } catch (const IoError &) {
+                // wait says so
+            }
+        });
+        queue.release(job);
+        std::memset(state.live.data(), 0xee, state.live.size());
+        bool failed = false;
+        try {
+            CHECK(queue.wait(*job, -1));
+        } catch (const IoError &) {
+            failed = true;
+        }
+        feeder.join();
+        const auto got = device.take_image(job.get());
+        CHECK(failed ? fails : got == state.image && job->digests() == state.digests);
+        queue.fail(job, IoError("abort", job->path(), 0, ECANCELED));
+        job->discard();
+    }
+}
+
+void several_trainings(bool fails) {
+    WriteQueue queue(Staging::least_bytes(block), block);
+    const std::uint64_t all = queue.free_bytes();
+    std::mutex mutex;
+    std::exception_ptr error;
+    {
+        MemoryDevice device(queue, 3, fails);
+        std::vector<std::jthread> threads;
+        for (std::uint64_t seed : {1, 2, 3}) {
+            threads.emplace_back([&, seed] {
+                try {
+                    train(queue, device, seed, fails);
+                } catch (...) {
+                    std::lock_guard lock(mutex);
+                    error = std::current_exception();
+                }
+            });
+        }
+        threads.clear();
+    }
+    if (error) {
+        std::rethrow_exception(error);
+    }
+    CHECK(queue.free_bytes() == all);
+}
+
+} // namespace
+
+TEST(fed_blocks_land_beside_live_ones) { several_trainings(false); }
+
+TEST(fed_blocks_of_failed_jobs_come_back) { several_trainings(true); }
+
+TEST(a_slot_that_is_out_is_nobody_elses) {
+    WriteQueue queue(Staging::least_bytes(block), block);
+    const std::uint64_t all = queue.free_bytes();
+    const std::vector<Extent> fed{{page, 0, 8 * block}};
+    const auto plan = std::make_shared<WritePlan>(fed, 0, 1, page, page + 8 * block, page);
+    const auto job = queue.start(plan, scratch() / "out", nullptr);
+    const auto held = queue.feed_next(job);
+    CHECK(held);
+    queue.fail(job, IoError("abort", job->path(), 0, ECANCELED));
+    CHECK(queue.free_bytes() == all - block);
+    const auto other = queue.start(plan, scratch() / "other", nullptr);
+    while (const auto feed = queue.feed_next(other)) {
+        CHECK(feed->slot.data != held->slot.data);
+    }
+    const std::uint64_t left = queue.free_bytes();
+    queue.fed(job, *held);
+    CHECK(queue.free_bytes() == left + block);
+}
+
+TEST(a_feeder_goes_behind_who_holds_up_a_training) {
+    WriteQueue queue(Staging::least_bytes(block), block);
+    const std::vector<Extent> fed{{page, 0, 8 * block}};
+    const auto plan = std::make_shared<WritePlan>(fed, 0, 1, page, page + 8 * block, page);
+    const auto job = queue.start(plan, scratch() / "behind", nullptr);
+    const Feed first = *queue.feed_next(job);
+    const Feed second = *queue.feed_next(job);
+    CHECK(!queue.feed_next(job));
+    std::vector<std::byte> live(2 * block);
+    const std::vector<Extent> eager{{page, reinterpret_cast<std::uint64_t>(live.data()), live.size()}};
+    const auto urgent = std::make_shared<WritePlan>(eager, 1, 0, page, page + 2 * block, page);
+    std::jthread training([&] { queue.start(urgent, scratch() / "urgent", nullptr); });
+    while (queue.urgent() == 0) {
+        std::this_thread::yield();
+    }
+    // Both blocks of the training are written before the feeder, which asks all the time, gets a slot.
+    queue.fed(job, first);
+    std::size_t urgent_blocks = 0;
+    bool ahead = false;
+    while (urgent_blocks < 2) {
+        Write write = *queue.next(true);
+        urgent_blocks += write.job == job ? 0 : 1;
+        queue.completed(std::move(write), 0);
+        if (queue.urgent() != 0 && !ahead) {
+            if (const auto feed = queue.feed_next(job)) {
+                ahead = true;
+                queue.drop(job, *feed);
+            }
+        }
+    }
+    training.join();
+    CHECK(!ahead);
+    CHECK(queue.feed_next(job));
+    queue.fed(job, second);
+}
+
+} // namespace dsh::test
