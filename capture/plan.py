@@ -15,10 +15,11 @@ import numpy as np
 import torch
 
 import native
+from capture.device_feed import DevicePart
 from capture.dtypes import dtype_name
 from capture.items import TensorItem
 from capture.rows import PlannedRows
-from capture.staging import CUDA, CopyEngine, Mirror
+from capture.staging import CUDA, GATHERED_BYTES, CopyEngine, Mirror
 from catalog.errors import UnsupportedError
 from catalog.header import Entry, entries_json, header_bytes_needed
 
@@ -33,8 +34,8 @@ _WIDEST_METADATA = {"format": "dshistory-1", "run": "-" * 128, "step": "-" * 20,
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """What this rank writes of one item: `[start, start + numel)` of the logical tensor, from `address`. `live`: the
-    training's own memory is read after the step too, until the barrier.
+    """What this rank writes of one item: `[start, start + numel)` of the logical tensor, from `address`, or fed from
+    `device`. `live`: the training's own memory is read after the step too, until the barrier.
     """
 
     item: TensorItem
@@ -44,6 +45,7 @@ class Part:
     itemsize: int
     dtype: str
     live: bool
+    device: DevicePart | None = None
 
     @property
     def nbytes(self) -> int:
@@ -65,8 +67,8 @@ class Plan:
     """One rank's layout. `parts[i]` lies at absolute `offsets[i]`; `pads` are the gaps as (offset, nbytes); all between
     data_start and data_end.
 
-    `mirrors` are of tensors that are not dense host memory; those of `device_mirrors` are for a copy engine. Both are to
-    be copied anew at every snapshot.
+    `mirrors` are of host tensors that are not dense, to be copied anew at every snapshot. Parts of device tensors come
+    last, from a multiple of `align` on.
     """
 
     parts: tuple[Part, ...]
@@ -76,7 +78,6 @@ class Plan:
     data_end: int
     align: int
     mirrors: tuple[Mirror, ...]
-    device_mirrors: tuple[Mirror, ...]
     entries: tuple[Entry, ...] = field(repr=False, default=())
 
     @cached_property
@@ -86,7 +87,8 @@ class Plan:
             offsets=np.array(self.offsets, dtype=np.uint64),
             addresses=np.array([part.address for part in self.parts], dtype=np.uint64),
             nbytes=np.array([part.nbytes for part in self.parts], dtype=np.uint64),
-            eager=np.array([part.item.when == "eager" for part in self.parts], dtype=np.uint8),
+            eager=np.array([part.item.when == "eager" and part.device is None for part in self.parts], dtype=np.uint8),
+            fed=np.array([part.device is not None for part in self.parts], dtype=np.uint8),
             data_start=self.data_start,
             data_end=self.data_end,
             align=self.align,
@@ -132,6 +134,12 @@ class Plan:
         """The parts whose memory is read after the step too."""
         return tuple(part for part in self.parts if part.live and part.nbytes)
 
+    @cached_property
+    def device_parts(self) -> tuple[tuple[int, DevicePart], ...]:
+        """What is fed, with its offsets, in order."""
+        placed = zip(self.offsets, self.parts, strict=True)
+        return tuple((offset, part.device) for offset, part in placed if part.device is not None)
+
     @property
     def state_bytes(self) -> int:
         """Bytes of state, without padding."""
@@ -169,7 +177,7 @@ def make_plan(
     for too; `copies` says which tensors lie in device memory.
     """
     _check_items(items, copies=copies)
-    sources = _Sources(copies, deferred=any(copies.owns(item.tensor) for item in items))
+    sources = _Sources(copies)
     parts = list(_shares(items, rank, world_size, sources))
     placer = _Placer(align)
     placer.place(parts)
@@ -186,7 +194,6 @@ def make_plan(
         data_end=data_start + data_bytes,
         align=align,
         mirrors=tuple(sources.mirrors),
-        device_mirrors=tuple(sources.device_mirrors),
         entries=entries,
     )
 
@@ -201,24 +208,33 @@ class _Placer:
         self._align = align
 
     def place(self, parts: Sequence[Part]) -> None:
-        eager = [part for part in parts if part.item.when == "eager"]
-        lazy = [part for part in parts if part.item.when == "lazy"]
+        fed = [part for part in parts if part.device is not None]
+        host = [part for part in parts if part.device is None]
+        eager = [part for part in host if part.item.when == "eager"]
+        lazy = [part for part in host if part.item.when == "lazy"]
         runs = _runs(lazy)
         small = [part for run in runs if _run_bytes(run) < MIN_RUN_BYTES for part in run]
         # By falling item size every part is aligned to its own without a pad; what has no bytes goes anywhere.
-        for part in [*sorted(eager, key=_by_itemsize), *sorted(small, key=_by_itemsize)]:
-            self._align_to(part.itemsize if part.nbytes else 1)
-            self._put(part)
+        self._pack([*sorted(eager, key=_by_itemsize), *sorted(small, key=_by_itemsize)])
         for run in runs:
             if _run_bytes(run) >= MIN_RUN_BYTES:
                 self.pad_to(self.at + (run[0].address - self.at) % self._align)
                 for part in run:
                     self._put(part)
+        if fed:
+            # Small ones side by side, so that many of them are one copy.
+            self._align_to(self._align)
+            self._pack(sorted(fed, key=lambda part: (part.nbytes >= GATHERED_BYTES, _by_itemsize(part))))
 
     def pad_to(self, offset: int) -> None:
         if offset > self.at:
             self.pads.append((self.at, offset - self.at))
             self.at = offset
+
+    def _pack(self, parts: Sequence[Part]) -> None:
+        for part in parts:
+            self._align_to(part.itemsize if part.nbytes else 1)
+            self._put(part)
 
     def _align_to(self, size: int) -> None:
         self.pad_to(_round_up(self.at, size))
@@ -275,39 +291,34 @@ def _shares(items: Sequence[TensorItem], rank: int, world_size: int, sources: "_
             at += numel * itemsize
             if begin >= end and not (numel == 0 and rank == 0):
                 continue
-        address, live = sources.place(item, begin, end)
+        address, live, device = sources.place(item, begin, end)
         dtype = dtype_name(item.tensor.dtype, what=f"{item.kind} {item.name!r}")
-        yield Part(item, item.start + begin, end - begin, address, itemsize, dtype, live)
+        yield Part(item, item.start + begin, end - begin, address, itemsize, dtype, live, device)
 
 
 class _Sources:
-    """Where the bytes of items can be read by the writer; makes the mirrors of those that have no such place.
+    """Where the bytes of items are to be read; makes the mirrors of host tensors that are not dense."""
 
-    `deferred`: with device tensors the file is begun only when these have arrived, so what is eager is mirrored as well.
-    """
-
-    def __init__(self, copies: CopyEngine, *, deferred: bool) -> None:
+    def __init__(self, copies: CopyEngine) -> None:
         self.mirrors: list[Mirror] = []
-        self.device_mirrors: list[Mirror] = []
         self._copies = copies
-        self._deferred = deferred
 
-    def place(self, item: TensorItem, begin: int, end: int) -> tuple[int, bool]:
-        """Where elements [begin, end) of the item's tensor are to be read, and whether the training's memory is read
-        after the step for it.
+    def place(self, item: TensorItem, begin: int, end: int) -> tuple[int, bool, DevicePart | None]:
+        """For elements [begin, end) of the item's tensor: the address of host memory, whether the training's own memory is
+        read after the step, and what a device has to feed.
         """
         tensor, eager = item.tensor, item.when == "eager"
-        dense, of_device = tensor.is_contiguous(), self._copies.owns(tensor)
-        if not of_device and dense and not (eager and self._deferred):
-            return tensor.data_ptr() + begin * tensor.element_size(), not eager
-        part = tensor.view(-1)[begin:end] if dense else tensor
-        if of_device:
-            mirror = Mirror(self._copies.host_like(part), part, eager)
-            self.device_mirrors.append(mirror)
-        else:
-            mirror = Mirror(torch.empty(part.shape, dtype=part.dtype), part, eager)
-            self.mirrors.append(mirror)
-        return mirror.host.data_ptr() + (0 if dense else begin * tensor.element_size()), of_device and not eager
+        dense, itemsize = tensor.is_contiguous(), tensor.element_size()
+        if self._copies.owns(tensor):
+            if begin == end:
+                return 0, False, None
+            keep = eager or not dense
+            return 0, not keep, DevicePart(tensor, begin * itemsize, (end - begin) * itemsize, keep)
+        if dense:
+            return tensor.data_ptr() + begin * itemsize, not eager, None
+        mirror = Mirror(torch.empty(tensor.shape, dtype=tensor.dtype), tensor)
+        self.mirrors.append(mirror)
+        return mirror.host.data_ptr() + begin * itemsize, False, None
 
 
 def _check_items(items: Sequence[TensorItem], *, copies: CopyEngine) -> None:

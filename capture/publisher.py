@@ -115,11 +115,10 @@ class Publisher:
     def _publish(self, snapshot: Snapshot) -> bool:
         """Finish a snapshot, or report why not; whether its checkpoint is committed now."""
         try:
-            job = snapshot.job()
             while not snapshot.settled.wait(FLUSH_INTERVAL_S):
                 self._flush()
             snapshot.compose(self._run)
-            while not job.wait(FLUSH_INTERVAL_S):
+            while not snapshot.written(FLUSH_INTERVAL_S):
                 self._flush()
             figures = snapshot.finish(self._run)
             committed = self._run.try_commit(snapshot.step)

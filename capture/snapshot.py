@@ -1,6 +1,5 @@
 """One step on its way to the disk: started on the training thread, released at the barrier, finished in the background."""
 
-import contextlib
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,12 +8,12 @@ from typing import Any
 
 import native
 from capture.datafile import PlacedObject, Tail, data_file_extents, data_file_header, make_tail, object_entries
+from capture.device_feed import Copies, NoCopies
 from capture.intact import Check, Witness
 from capture.moment import Moment
 from capture.objects import inlined
 from capture.plan import Plan
 from capture.source import Source
-from capture.staging import Copies
 from catalog.errors import SnapshotError
 from catalog.run import RunWriter
 
@@ -30,15 +29,13 @@ class Snapshot:
     step: int
     plan: Plan
     data_tmp: Path
-    engine: native.Engine
+    job: native.WriteJob
     copies: Copies
     witness: Witness
     objects: list[PlacedObject] = field(default_factory=list)
     settled: threading.Event = field(default_factory=threading.Event)
-    _beginning: threading.Lock = field(default_factory=threading.Lock)
     _judging: threading.Lock = field(default_factory=threading.Lock)
     _touched: list[str] | None = None
-    _job: native.WriteJob | None = None
     _failure: Exception | None = None
     _ends: tuple[bytes, Tail] | None = None
 
@@ -84,38 +81,33 @@ class Snapshot:
         plan = source.plan(moment)
         data_tmp = run.begin(step)
         data_tmp.unlink(missing_ok=True)
-        snapshot = cls(step, plan, data_tmp, engine, source.copy_mirrors(plan), Witness(plan, check=check))
-        if not plan.device_mirrors:
-            snapshot.job()
-        return snapshot
+        witness = Witness(plan, check=check)
+        taken = source.take(plan, engine)
+        job = engine.start(plan.write, str(data_tmp))
+        copies = NoCopies() if taken is None else taken.feed(job)
+        return cls(step, plan, data_tmp, job, copies, witness)
 
-    def job(self) -> native.WriteJob:
-        """The file being written; begun here when the copies of device tensors had to arrive first. From any thread.
-        OSError, for every caller, when the file can't be made.
-        """
-        self.copies.wait()
-        with self._beginning:
-            if self._job is None:
-                if self._failure is not None:
-                    raise self._failure
-                try:
-                    self._job = self.engine.start(self.plan.write, str(self.data_tmp))
-                except OSError as error:
-                    self._failure = error
-                    raise
-            return self._job
+    def written(self, timeout_s: float) -> bool:
+        """Whether all data is written; False on timeout. OSError when writing failed, SnapshotError when the copies did."""
+        try:
+            return self.job.wait(timeout_s)
+        except OSError:
+            if self.copies.failure is None:
+                raise
+            raise SnapshotError(
+                f"the device tensors of step {self.step} can't be copied: {self.copies.failure}"
+            ) from self.copies.failure
 
     def abort(self) -> None:
         """Stop, and remove the file. Idempotent."""
-        if self._job is not None:
-            self._job.abort()
+        self.job.abort()
 
     def release(self) -> None:
-        """The barrier: return once no live byte is needed any more. A file that can't be made, or memory that was
-        touched since the step, fails the snapshot in the background.
+        """The barrier: return once no live byte is needed any more. Memory that was touched since the step fails the
+        snapshot in the background.
         """
-        with contextlib.suppress(OSError):
-            self.job().release()
+        self.copies.wait()
+        self.job.release()
         with self._judging:
             if self._touched is None:
                 self._touched = self.witness.moved()
@@ -148,14 +140,13 @@ class Snapshot:
         """
         assert self._ends is not None, "compose comes first"
         header, tail = self._ends
-        job = self.job()
-        checksums = job.checksums()
+        checksums = self.job.checksums()
         self._require_intact()
-        nbytes = job.finish(header=header, tail=tail.data)
+        nbytes = self.job.finish(header=header, tail=tail.data)
         file = run.paths.relative(run.paths.data(run.run, self.step, run.rank))
         extents = data_file_extents(self.plan, tail, checksums, header, file=file)
         run.publish_part(self.step, data_tmp=self.data_tmp, extents=extents)
-        return {"file_bytes": nbytes, **job.stats}
+        return {"file_bytes": nbytes, **self.job.stats}
 
     def _require_intact(self) -> None:
         # Before the barrier all has been read by now: what is as it was at the step was so all the time. At the barrier

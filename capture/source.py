@@ -3,12 +3,14 @@
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 
+import native
 from capture.datafile import PlacedObject, object_entries
+from capture.device_feed import DeviceTake
 from capture.items import StateProvider, Steady, TensorItem
 from capture.moment import Moment, Moments
 from capture.objects import encode_object
 from capture.plan import Plan, make_plan, signature_of
-from capture.staging import CUDA, Arrived, Copies, CopyEngine
+from capture.staging import CUDA, CopyEngine
 from catalog.errors import UnsupportedError
 from catalog.header import Entry
 
@@ -106,11 +108,16 @@ class Source:
         """Whether the header of `plan` has room for the objects as they are by now."""
         return plan.has_room_for(self._reserve)
 
-    def copy_mirrors(self, plan: Plan) -> Copies:
-        """Copy what the writer can't read where it is: host tensors now, device tensors beside the training."""
+    def take(self, plan: Plan, engine: native.Engine) -> DeviceTake | None:
+        """Take at the step what the writer can't read where it is: host tensors are copied now, what a device has is to
+        be fed. SetupError when the staging memory can't be pinned.
+        """
         for mirror in plan.mirrors:
             mirror.host.copy_(mirror.source)
-        return self._copies.copy(plan.device_mirrors) if plan.device_mirrors else Arrived()
+        if not plan.device_parts:
+            return None
+        offsets, parts = zip(*plan.device_parts, strict=True)
+        return DeviceTake(parts, offsets, end=plan.data_end, engine=engine, copies=self._copies)
 
     def _listed(self, provider: StateProvider) -> tuple[Hashable, Sequence[TensorItem]]:
         """What a provider lists, and a sign of it; asked again only where the layout has changed or can't be told."""

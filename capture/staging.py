@@ -1,36 +1,53 @@
 """From device memory to host memory: copies that run beside the training, ordered with it by events.
 
-Host tensors need none of this, they are written from where they are. A device tensor is copied into a pinned host mirror that belongs to the plan:
-  1. At the step, the copy stream is made to wait for what the training stream has been given so far, and gets the copies: `CopyEngine.copy`.
-     Eager tensors, which the next forward changes, are copied on the training stream itself, so ahead of that forward.
-  2. The file is begun when the copies have arrived, in the background, or at the barrier when that comes first.
-  3. The barrier waits for the copies before the next update may be given to the device.
-A mirror is used again only after the barrier of the snapshot before, when the writer needs no byte of it any more.
+Host tensors need none of this, they are written from where they are. The bytes of device tensors go into slots of the
+writer's own staging budget, block by block, in the background (`device_feed`):
+  1. At the step, on the training thread, what the next forward changes is cloned on the device; then `CopyEngine.begin`.
+  2. In the background, `CopyEngine.copy` into slot after slot; what comes after `begin` on the training's stream may run
+     beside it.
+  3. The barrier waits until the last copy has ended, before the next update may be given to the device.
 """
 
-from collections.abc import Sequence
+import contextlib
+import weakref
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-__all__ = ["CUDA", "Arrived", "Copies", "CopyEngine", "CudaCopyEngine", "Mirror"]
+import native
+from catalog.errors import SetupError
+
+__all__ = ["CUDA", "CopyEngine", "CudaCopyEngine", "Mirror", "Piece", "Transfer", "coalesced"]
+
+GATHERED_BYTES = 64 << 10
+"""Smaller pieces are gathered on the device first: a copy of its own costs more than its bytes."""
+
+_FOR_EVERY_DEVICE = 1  # cudaHostRegisterPortable
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mirror:
-    """A contiguous host copy of `source`, to be made anew at every snapshot."""
+    """A contiguous host copy of `source`, a host tensor that is not dense, to be made anew at every snapshot."""
 
     host: torch.Tensor
     source: torch.Tensor
-    eager: bool
 
 
-class Copies(Protocol):
-    """Copies on their way."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """Bytes (a dense uint8 vector) of a device tensor, and where in the slot they go."""
+
+    source: torch.Tensor
+    position: int
+
+
+class Transfer(Protocol):
+    """The copies into one slot."""
 
     def wait(self) -> None:
-        """Return once all have arrived: the hosts may be read, the sources may be overwritten. Idempotent, from any thread."""
+        """Return once they have ended: the slot is filled, the sources may be overwritten."""
 
 
 class CopyEngine(Protocol):
@@ -39,59 +56,90 @@ class CopyEngine(Protocol):
     def owns(self, tensor: torch.Tensor) -> bool:
         """Whether `tensor` must be copied by this engine, for nobody else can read its memory."""
 
-    def host_like(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Contiguous host memory of the same shape and dtype, fit to be a mirror."""
+    def pin(self, engine: native.Engine) -> None:
+        """Make the staging memory of `engine` fit for copies, until the engine is gone. Idempotent. SetupError when the
+        device refuses.
+        """
 
-    def copy(self, mirrors: Sequence[Mirror]) -> Copies:
-        """Begin to copy the sources as all work given to the device so far leaves them; returns at once. Eager sources are
-        taken before any work that is given to the device later; the others at any time until `Copies.wait` returns.
+    def begin(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Every `copy` from now on finds these as all work given to the device so far leaves them. For the training's
+        thread; returns at once.
+        """
+
+    def copy(self, pieces: Sequence[Piece], slot: torch.Tensor) -> Transfer:
+        """Begin to copy into `slot`, uint8 host memory of the engine that was pinned. From any thread; returns at once. After
+        an error nothing writes into the slot any more.
         """
 
 
-class Arrived:
-    """No copies, or none that are left to wait for."""
-
-    def wait(self) -> None:
-        """Nothing to wait for."""
+def coalesced(pieces: Iterable[Piece]) -> list[Piece]:
+    """The same bytes in fewer pieces: neighbours in the slot that are small are gathered, where they are, into one."""
+    runs: list[list[Piece]] = []
+    end = -1
+    for piece in pieces:
+        small = piece.source.numel() < GATHERED_BYTES
+        if small and piece.position == end:
+            runs[-1].append(piece)
+        else:
+            runs.append([piece])
+        end = piece.position + piece.source.numel() if small else -1
+    return [
+        run[0] if len(run) == 1 else Piece(torch.cat([piece.source for piece in run]), run[0].position) for run in runs
+    ]
 
 
 class CudaCopyEngine:
-    """The CopyEngine of CUDA devices: one copy stream for each, pinned memory."""
+    """The CopyEngine of CUDA devices: one copy stream for each, into registered host memory."""
 
     def __init__(self) -> None:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
+        self._pinned: weakref.WeakSet[native.Engine] = weakref.WeakSet()
 
     def owns(self, tensor: torch.Tensor) -> bool:
         return tensor.device.type == "cuda"
 
-    def host_like(self, tensor: torch.Tensor) -> torch.Tensor:
-        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    def pin(self, engine: native.Engine) -> None:
+        if engine in self._pinned:
+            return
+        address, nbytes = engine.staging
+        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        code = int(runtime.cudaHostRegister(address, nbytes, _FOR_EVERY_DEVICE))
+        if code != 0:
+            raise SetupError(
+                f"the {nbytes} bytes of staging memory can't be pinned (CUDA error {code}): give a smaller budget_bytes"
+            )
+        # Whoever copies holds the engine: no copy is left when it is gone, and its memory is unmapped later.
+        weakref.finalize(engine, runtime.cudaHostUnregister, address)
+        self._pinned.add(engine)
 
-    def copy(self, mirrors: Sequence[Mirror]) -> Copies:
-        by_device: dict[torch.device, list[Mirror]] = {}
-        for mirror in mirrors:
-            by_device.setdefault(mirror.source.device, []).append(mirror)
-        return _Events([event for device, group in by_device.items() for event in self._on(device, group)])
+    def begin(self, tensors: Iterable[torch.Tensor]) -> None:
+        for device in {tensor.device for tensor in tensors}:
+            if device not in self._streams:
+                self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self._streams[device].wait_stream(torch.cuda.current_stream(device))
 
-    def _on(self, device: torch.device, mirrors: Sequence[Mirror]) -> list[torch.cuda.Event]:
-        if device not in self._streams:
-            self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        stream = self._streams[device]
-        training = torch.cuda.current_stream(device)
-        stream.wait_stream(training)
-        with torch.cuda.device(device):
-            for mirror in mirrors:
-                if mirror.eager:
-                    mirror.host.copy_(mirror.source, non_blocking=True)
-            events = [training.record_event()]
-            with torch.cuda.stream(stream):
-                for mirror in mirrors:
-                    if not mirror.eager:
-                        mirror.host.copy_(mirror.source, non_blocking=True)
-                        # Memory that the training gives up meanwhile is not handed out again before this stream is past it.
-                        mirror.source.record_stream(stream)
-                events.append(stream.record_event())
-        return events
+    def copy(self, pieces: Sequence[Piece], slot: torch.Tensor) -> Transfer:
+        by_device: dict[torch.device, list[Piece]] = {}
+        for piece in pieces:
+            by_device.setdefault(piece.source.device, []).append(piece)
+        with contextlib.ExitStack() as stack:
+            events = []
+            for device, group in by_device.items():
+                stack.callback(self._streams[device].synchronize)
+                events.append(self._on(self._streams[device], group, slot))
+            stack.pop_all()
+        return _Events(events)
+
+    def _on(self, stream: torch.cuda.Stream, pieces: Sequence[Piece], slot: torch.Tensor) -> torch.cuda.Event:
+        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(stream):
+            for piece in coalesced(pieces):
+                slot[piece.position : piece.position + piece.source.numel()].copy_(piece.source, non_blocking=True)
+            for piece in pieces:
+                # Memory that the training gives up meanwhile is not handed out again before this stream is past it.
+                piece.source.record_stream(stream)
+            event.record(stream)
+        return event
 
 
 CUDA = CudaCopyEngine()

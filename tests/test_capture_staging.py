@@ -1,95 +1,23 @@
-"""Device tensors are copied beside the training, in whatever order and however late, and no checkpoint is torn.
+"""Device tensors are copied beside the training, in whatever order and however late, and no checkpoint is torn."""
 
-There is no device here: a deterministic one stands in that copies as late as the protocol allows, last tensor first.
-"""
-
-import datetime
+import errno
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
-from capture_helpers import MIB, assert_same, committed_steps, make, one_step, reference
+from capture_helpers import MIB, assert_same, bits, committed_steps, make, one_step, reference
+from late_device import LateDevice, late_until_the_barrier, session_on, small_engine
 
 import capture
 import native
+from capture.device_feed import DeviceTake
 from capture.intact import Witness
 from capture.items import TensorItem
-from capture.loops import loop_for
-from capture.plan import make_plan
-from capture.providers import RandomState
+from capture.plan import Plan, make_plan
 from capture.session import Session
-from capture.source import Source
-from capture.staging import Copies, Mirror
+from capture.staging import Piece, coalesced
 from catalog.errors import CorruptError, SnapshotError, UnsupportedError
-from catalog.records import RunFacts
-from catalog.run import RunWriter, create_history, create_run, new_run_id
-
-
-class LateCopies:
-    """Done when the training waits for them, not before; everybody else waits for that."""
-
-    def __init__(self, mirrors: Sequence[Mirror], training: int) -> None:
-        self._mirrors = mirrors
-        self._training = training
-        self._arrived = threading.Event()
-
-    def wait(self) -> None:
-        if threading.get_ident() == self._training and not self._arrived.is_set():
-            for mirror in reversed(self._mirrors):
-                mirror.host.copy_(mirror.source)
-            self._arrived.set()
-        self._arrived.wait()
-
-
-class LateDevice:
-    """A device that holds every tensor for which `held` is true."""
-
-    def __init__(self, held=lambda tensor: True) -> None:
-        self._held = held
-        self._training = threading.get_ident()
-        self.copied: list[Mirror] = []
-
-    def owns(self, tensor: torch.Tensor) -> bool:
-        return bool(self._held(tensor))
-
-    def host_like(self, tensor: torch.Tensor) -> torch.Tensor:
-        return torch.full_like(tensor, 113, memory_format=torch.contiguous_format)
-
-    def copy(self, mirrors: Sequence[Mirror]) -> Copies:
-        self.copied += mirrors
-        for mirror in mirrors:
-            if mirror.eager:
-                mirror.host.copy_(mirror.source)
-        return LateCopies([mirror for mirror in mirrors if not mirror.eager], self._training)
-
-
-def session_on(device: LateDevice, model, optimizer, root: Path, *, faults: native.Faults | None = None) -> Session:
-    create_history(root)
-    facts = RunFacts(new_run_id(), datetime.datetime.now(datetime.UTC).isoformat(), 1, None, None, "layout", {})
-    create_run(root, facts)
-    loop = loop_for(model, optimizer=optimizer)
-    source = Source([*loop.providers(), RandomState()], rank=0, world_size=1, align=4096, copies=device)
-    run = RunWriter(root, run=facts.run, rank=0, world_size=1, layout="layout")
-    engine = native.Engine(backend="posix", budget_bytes=16 * MIB, faults=faults)
-    return Session(loop, source, run=run, engine=engine, every=1, on_full="wait")
-
-
-def train_and_compare(device: LateDevice, root: Path) -> None:
-    model, optimizer = make(300)
-    model.inner.weight.data = torch.randn(300, 300).t()
-    session = session_on(device, model, optimizer, root)
-    expected = {0: reference(model, optimizer)}
-    for step in range(1, 5):
-        one_step(model, optimizer)
-        expected[step] = reference(model, optimizer)
-    session.close()
-    assert device.copied
-    assert committed_steps(root, session.run) == sorted(expected)
-    for step, state in expected.items():
-        assert_same(capture.restore(f"{session.run}:{step}", history=root), state)
-
 
 HELD = {
     "all": lambda tensor: True,
@@ -99,70 +27,210 @@ HELD = {
 }
 
 
+def train_and_compare(device: LateDevice, root: Path, *, engine: native.Engine) -> None:
+    """With a matrix (640 KB) that is larger than the least budget, and one that is not dense."""
+    model, optimizer = make(400)
+    model.inner.weight.data = torch.randn(400, 400).t()
+    session = session_on(device, model, optimizer, root, engine=engine)
+    expected = {0: reference(model, optimizer)}
+    for step in range(1, 5):
+        one_step(model, optimizer)
+        expected[step] = reference(model, optimizer)
+    session.close()
+    assert device.copies
+    assert committed_steps(root, session.run) == sorted(expected)
+    for step, state in expected.items():
+        assert_same(capture.restore(f"{session.run}:{step}", history=root), state)
+
+
 @pytest.mark.parametrize("held", HELD.values(), ids=HELD.keys())
-def test_late_copies_in_any_order_are_those_of_the_step(history, held):
-    train_and_compare(LateDevice(held), history)
+@pytest.mark.parametrize("budget", ["least", "large"])
+def test_late_copies_in_any_order_are_those_of_the_step(history, monkeypatch, held, budget):
+    device = LateDevice(held)
+    late_until_the_barrier(device, monkeypatch)
+    train_and_compare(
+        device, history, engine=small_engine() if budget == "least" else small_engine(budget_bytes=16 * MIB)
+    )
+    assert device.most_in_flight > 1 or held is HELD["scalars"] or held is HELD["vectors"]
+
+
+def test_snapshots_pile_up_behind_a_slow_disk_and_stay_apart(history, monkeypatch):
+    device = LateDevice()
+    late_until_the_barrier(device, monkeypatch)
+    train_and_compare(device, history, engine=small_engine(budget_bytes=8 * MIB, delay_us=400, reorder=True))
 
 
 def test_without_the_barrier_the_same_training_is_torn(history, monkeypatch):
+    device = LateDevice()
+    late_until_the_barrier(device, monkeypatch)
     monkeypatch.setattr(Session, "before_update", lambda self: None)
     monkeypatch.setattr(Witness, "moved", lambda self: [])
     with pytest.raises((AssertionError, CorruptError), match=r"torn|checksum"):
-        train_and_compare(LateDevice(), history)
+        train_and_compare(device, history, engine=small_engine())
 
 
 @pytest.mark.filterwarnings("ignore:the snapshot")
-def test_a_file_that_can_not_be_begun_late_fails_its_snapshot_only(history):
-    """The step's folder is gone by the time the copies have arrived."""
-    model, optimizer = make()
-    session = session_on(LateDevice(), model, optimizer, history)
-    one_step(model, optimizer)
-    one_step(model, optimizer)
-    (history / "runs" / session.run / "steps" / f"{2:012d}").rename(history / "away")
-    one_step(model, optimizer)
-    session.before_access("the end")
-    with pytest.raises(SnapshotError, match="step 2"):
-        session.wait()
-    session.close()
-    assert committed_steps(history, session.run) == [0, 1, 3]
+def test_a_disk_that_fails_midway_fails_the_snapshot_and_not_the_training(history, monkeypatch):
+    device = LateDevice()
+    late_until_the_barrier(device, monkeypatch)
+    engine = small_engine(fail_after=12, errno=errno.ENOSPC)
+    free = engine.budget_free_bytes()
+    model, optimizer = make(400)
+    session = session_on(device, model, optimizer, history, engine=engine)
+    for _ in range(3):
+        one_step(model, optimizer)
+    with pytest.raises(SnapshotError, match="No space left"):
+        session.close()
+    assert committed_steps(history, session.run) == []
+    assert engine.budget_free_bytes() == free
 
 
-def test_only_a_ranks_share_of_a_device_tensor_is_mirrored():
+@pytest.mark.filterwarnings("ignore:the snapshot")
+@pytest.mark.parametrize("when", ["fails_to_begin", "fails_to_end"])
+def test_a_device_that_fails_fails_the_snapshot_by_its_own_words(history, monkeypatch, when):
+    device = LateDevice(**{when: (3, RuntimeError("no memory to gather in"))})
+    late_until_the_barrier(device, monkeypatch)
+    model, optimizer = make(400)
+    engine = small_engine()
+    free = engine.budget_free_bytes()
+    session = session_on(device, model, optimizer, history, engine=engine)
+    for _ in range(3):
+        one_step(model, optimizer)
+    with pytest.raises(SnapshotError, match="device tensors of step 0 can't be copied: no memory to gather in"):
+        session.close()
+    assert committed_steps(history, session.run) == [1, 2, 3]
+    assert engine.budget_free_bytes() == free
+
+
+def items_of_all_sorts() -> list[TensorItem]:
+    torch.manual_seed(3)
+    tensors = {
+        "matrix": torch.randn(300, 400),
+        "turned": torch.randn(70, 90).t(),
+        "half": torch.randn(33_333).bfloat16(),
+        "flags": torch.randn(777) > 0,
+        "counts": torch.arange(501),
+        "scalar": torch.tensor(3.5),
+        "none": torch.zeros(0, 4),
+        **{f"small{i}": torch.randn(i % 37 + 1) for i in range(200)},
+    }
+    return [
+        TensorItem(name, "model", tuple(tensor.shape), tensor, when="eager" if i % 5 == 0 else "lazy")
+        for i, (name, tensor) in enumerate(tensors.items())
+    ]
+
+
+def take(plan: Plan, engine: native.Engine, device: LateDevice) -> DeviceTake:
+    offsets, parts = zip(*plan.device_parts, strict=True)
+    return DeviceTake(parts, offsets, end=plan.data_end, engine=engine, copies=device)
+
+
+@pytest.mark.parametrize("rank", range(3))
+@pytest.mark.parametrize("held", ["all", "some"])
+def test_every_share_of_every_sort_of_tensor_lands(tmp_path, rank, held):
+    items = items_of_all_sorts()
+    device = LateDevice(lambda tensor: held == "all" or tensor.numel() % 2 == 0)
+    plan = make_plan(items, rank=rank, world_size=3, align=4096, reserve=(), copies=device)
+    engine = small_engine(reorder=True)
+    taken = take(plan, engine, device)
+    expected = [bits(part.item.tensor) for part in plan.parts]
+    for mirror in plan.mirrors:
+        mirror.host.copy_(mirror.source)
+    job = engine.start(plan.write, str(tmp_path / "f"))
+    for item in items:
+        if item.when == "eager":
+            item.tensor.zero_()
+    copies = taken.feed(job)
+    device.gate.set()
+    copies.wait()
+    job.release()
+    for item in items:
+        item.tensor.zero_()
+    assert job.wait()
+    job.finish(header=bytes(plan.data_start), tail=b"")
+    landed = (tmp_path / "f").read_bytes()
+    for part, offset, whole in zip(plan.parts, plan.offsets, expected, strict=True):
+        begin = (part.start - part.item.start) * part.itemsize
+        assert landed[offset : offset + part.nbytes] == whole[begin : begin + part.nbytes], part.key
+
+
+@pytest.mark.parametrize("how", ["abort", "close"])
+def test_the_barrier_ends_when_the_snapshot_does(tmp_path, how):
+    """Copies that are on their way end first: their slots are nobody else's until then."""
+    device = LateDevice()
+    items = [TensorItem("w", "model", (MIB,), torch.zeros(MIB))]
+    plan = make_plan(items, rank=0, world_size=1, align=4096, reserve=(), copies=device)
+    engine = small_engine()
+    free = engine.budget_free_bytes()
+    job = engine.start(plan.write, str(tmp_path / "f"))
+    copies = take(plan, engine, device).feed(job)
+    while device.most_in_flight < 2:
+        pass
+    end = threading.Thread(target=job.abort if how == "abort" else engine.close)
+    end.start()
+    end.join()
+    assert engine.budget_free_bytes() <= free - 2 * (64 << 10)
+    device.gate.set()
+    copies.wait()
+    assert copies.failure is None
+    assert engine.budget_free_bytes() == free
+
+
+def test_many_small_tensors_are_few_copies(tmp_path):
+    device = LateDevice()
+    items = [TensorItem(f"t{i}", "model", (100,), torch.full((100,), float(i))) for i in range(2000)]
+    plan = make_plan(items, rank=0, world_size=1, align=4096, reserve=(), copies=device)
+    engine = small_engine()
+    job = engine.start(plan.write, str(tmp_path / "f"))
+    device.gate.set()
+    take(plan, engine, device).feed(job).wait()
+    assert job.wait()
+    assert device.copies == -(-2000 * 400 // (64 << 10))
+
+
+def test_only_neighbours_that_are_small_are_gathered():
+    small, large = torch.arange(100, dtype=torch.uint8), torch.zeros(64 << 10, dtype=torch.uint8)
+    pieces = [Piece(small, 0), Piece(small, 100), Piece(small, 201), Piece(large, 301), Piece(small, 301 + (64 << 10))]
+    gathered = coalesced(pieces)
+    assert [(piece.position, piece.source.numel()) for piece in gathered] == [
+        (0, 200),
+        (201, 100),
+        (301, 64 << 10),
+        (301 + (64 << 10), 100),
+    ]
+    assert torch.equal(gathered[0].source, torch.cat([small, small]))
+    assert gathered[2].source is large
+
+
+def test_only_a_ranks_share_of_a_device_tensor_is_fed():
     items = [TensorItem(name, "model", (1000,), torch.zeros(1000)) for name in "ab"]
     device = LateDevice()
     for rank in range(4):
         plan = make_plan(items, rank=rank, world_size=4, align=4096, reserve=(), copies=device)
-        assert [mirror.host.numel() for mirror in plan.device_mirrors] == [500]
+        assert [(part.begin, part.nbytes) for _, part in plan.device_parts] == [(2000 * (rank % 2), 2000)]
         assert plan.mirrors == ()
 
 
-def test_without_device_tensors_nothing_is_mirrored():
+def test_device_tensors_come_last_on_a_page_of_their_own():
+    items = items_of_all_sorts()
+    device = LateDevice(lambda tensor: tensor.numel() % 2 == 0)
+    plan = make_plan(items, rank=0, world_size=1, align=4096, reserve=(), copies=device)
+    fed = [part.device is not None for part in plan.parts]
+    assert fed == sorted(fed)
+    assert plan.offsets[fed.index(True)] % 4096 == 0
+    assert {mirror.source.is_contiguous() for mirror in plan.mirrors} <= {False}
+
+
+def test_without_device_tensors_nothing_is_copied_or_fed():
     items = [
         TensorItem("w", "model", (10,), torch.zeros(10)),
         TensorItem("b", "buffer", (3,), torch.zeros(3), when="eager"),
     ]
     plan = make_plan(items, rank=0, world_size=1, align=4096, reserve=())
-    assert plan.mirrors == plan.device_mirrors == ()
+    assert plan.mirrors == plan.device_parts == ()
 
 
 def test_a_device_that_nobody_can_copy_from_is_refused_by_name():
     items = [TensorItem("w", "model", (10,), torch.zeros(10, device="meta"))]
     with pytest.raises(UnsupportedError, match="'w'"):
         make_plan(items, rank=0, world_size=1, align=4096, reserve=())
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_training_on_a_real_device(history):
-    model, optimizer = make(300)
-    model.cuda()
-    with capture.enable(model, optimizer=optimizer, every=1, history=history) as session:
-        expected = {}
-        for step in range(1, 6):
-            model(torch.randn(8, 300, device="cuda")).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            state = reference(model, optimizer)
-            expected[step] = {k: {n: t.cpu() for n, t in tensors.items()} for k, tensors in state.items()}
-    for step, state in expected.items():
-        assert_same(capture.restore(f"{session.run}:{step}", history=history), state)

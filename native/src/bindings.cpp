@@ -266,7 +266,7 @@ void bind_writer(nb::module_ &module) {
             "abort", [](PyWriteJob &self) { self.engine->abort(self.job); }, Unlocked())
         .def_prop_ro("stats", [](PyWriteJob &self) { return stats_dict(self.engine->stats(*self.job)); });
 
-    nb::class_<dsh::Engine>(module, "Engine")
+    nb::class_<dsh::Engine>(module, "Engine", nb::is_weak_referenceable())
         .def(nb::new_([](std::string backend, std::uint64_t budget_bytes, std::uint64_t block_bytes, std::size_t depth,
                          std::shared_ptr<dsh::Faults> faults) {
                  nb::gil_scoped_release unlocked;

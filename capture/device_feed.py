@@ -1,0 +1,163 @@
+"""Feeds the writer with the bytes of device tensors, one snapshot's, in a thread of its own.
+
+Several blocks are on their way at once, so that copies overlap with hashing and writing. A slot goes back to the writer
+only when its copy has ended, whatever happened meanwhile.
+"""
+
+import contextlib
+import ctypes
+import threading
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+import native
+from capture.staging import CopyEngine, Piece, Transfer
+
+__all__ = ["Copies", "DevicePart", "DeviceTake", "NoCopies"]
+
+BLOCKS_IN_FLIGHT = 4
+"""Blocks being copied by one feeder at once: one in the copy, one behind it, and some for the time a hash takes."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DevicePart:
+    """Bytes `[begin, begin + nbytes)` of the dense form of `tensor`. `keep`: it must be cloned at the step, because the
+    next forward changes it or because it is not dense.
+    """
+
+    tensor: torch.Tensor
+    begin: int
+    nbytes: int
+    keep: bool
+
+
+class Copies(Protocol):
+    """The copies of one snapshot's device tensors."""
+
+    @property
+    def failure(self) -> Exception | None:
+        """What the device, not the writer, has failed with."""
+
+    def wait(self) -> None:
+        """Return once no copy is left: the tensors may be overwritten. Idempotent, from any thread; never raises."""
+
+
+class NoCopies:
+    """Of a state without device tensors."""
+
+    failure: Exception | None = None
+
+    def wait(self) -> None:
+        """Nothing to wait for."""
+
+
+class DeviceTake:
+    """The device tensors of a plan as they are at the step: `parts` at these file `offsets`, in order, in blocks up to
+    `end`. Made on the training's thread, before anything else is given to the device. SetupError when the staging memory
+    can't be pinned.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[DevicePart],
+        offsets: Sequence[int],
+        *,
+        end: int,
+        engine: native.Engine,
+        copies: CopyEngine,
+    ) -> None:
+        copies.pin(engine)
+        self._sources = [
+            part.tensor.detach().clone(memory_format=torch.contiguous_format) if part.keep else part.tensor.detach()
+            for part in parts
+        ]
+        copies.begin(self._sources)
+        self._parts = parts
+        self._offsets = offsets
+        self._end = end
+        self._engine = engine
+        self._copies = copies
+
+    def feed(self, job: native.WriteJob) -> Copies:
+        """Feed `job`, a file of `engine` with this layout, in the background."""
+        return _Feeder(self, job, engine=self._engine, end=self._end)
+
+    def copy(self, feed: native.Feed) -> Transfer:
+        """Begin to copy what lies in this block into its slot."""
+        slot = torch.frombuffer((ctypes.c_ubyte * feed.nbytes).from_address(feed.address), dtype=torch.uint8)
+        pieces = []
+        for i in range(max(0, bisect_right(self._offsets, feed.offset) - 1), len(self._parts)):
+            offset, part = self._offsets[i], self._parts[i]
+            begin = max(offset, feed.offset)
+            end = min(offset + part.nbytes, feed.offset + feed.nbytes)
+            if offset >= feed.offset + feed.nbytes:
+                break
+            if begin < end:
+                bytes_ = self._sources[i].view(-1).view(torch.uint8)
+                skip = part.begin - offset
+                pieces.append(Piece(bytes_[skip + begin : skip + end], begin - feed.offset))
+        return self._copies.copy(pieces, slot)
+
+
+class _Feeder:
+    """Copies. A failure of the device fails the job; one of the job ends the feeding."""
+
+    def __init__(self, take: DeviceTake, job: native.WriteJob, *, engine: native.Engine, end: int) -> None:
+        self.failure: Exception | None = None
+        # Its memory is unpinned when it is gone: not while somebody copies into it.
+        self._engine = engine
+        self._end = end
+        self._left = threading.Event()
+        threading.Thread(target=self._run, args=(take, job), name="dshistory-feed", daemon=True).start()
+
+    def wait(self) -> None:
+        self._left.wait()
+
+    def _run(self, take: DeviceTake, job: native.WriteJob) -> None:
+        try:
+            self._feed(take, job)
+        except Exception as error:  # noqa: BLE001 - whatever it is, those who wait for the job or the barrier are told
+            if not isinstance(error, OSError):
+                self.failure = self.failure or error
+            job.abort()
+        finally:
+            self._left.set()
+
+    def _feed(self, take: DeviceTake, job: native.WriteJob) -> None:
+        flying: deque[tuple[native.Feed, Transfer]] = deque()
+        try:
+            while True:
+                feed = job.feed_next() if len(flying) < BLOCKS_IN_FLIGHT else None
+                if feed is not None:
+                    with self._failing(job, feed):
+                        flying.append((feed, take.copy(feed)))
+                elif flying:
+                    self._land(job, *flying.popleft())
+                else:
+                    return
+        finally:
+            while flying:
+                self._land(job, *flying.popleft())
+
+    def _land(self, job: native.WriteJob, feed: native.Feed, transfer: Transfer) -> None:
+        with self._failing(job, feed):
+            transfer.wait()
+        if feed.offset + feed.nbytes == self._end:
+            self._left.set()
+        job.fed(feed)
+
+    @contextlib.contextmanager
+    def _failing(self, job: native.WriteJob, feed: native.Feed) -> Iterator[None]:
+        """Fail the job with whatever the device raises, and give the slot back."""
+        try:
+            yield
+        except Exception as error:
+            self.failure = self.failure or error
+            job.abort()
+            job.fed(feed)
+            raise

@@ -1,0 +1,137 @@
+"""A device that is none: it copies as late as the protocol allows, newest transfer and last piece first."""
+
+import datetime
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import native
+from capture.loops import loop_for
+from capture.providers import RandomState
+from capture.session import Session
+from capture.snapshot import Snapshot
+from capture.source import Source
+from capture.staging import Piece, coalesced
+from catalog.records import RunFacts
+from catalog.run import RunWriter, create_history, create_run, new_run_id
+
+BLOCK = 64 << 10
+LEAST_BUDGET = 2 * BLOCK + 4 * (64 << 10)
+
+
+class LateTransfer:
+    def __init__(
+        self, device: "LateDevice", pieces: Sequence[Piece], slot: torch.Tensor, *, fails: Exception | None
+    ) -> None:
+        self._fails = fails
+        self._device = device
+        self._pieces: list[Piece] = list(pieces)
+        self._slot = slot
+
+    def wait(self) -> None:
+        self._device.gate.wait()
+        if self._fails:
+            raise self._fails
+        self._device.land()
+
+    def land(self) -> None:
+        for piece in reversed(coalesced(self._pieces)):
+            self._slot[piece.position : piece.position + piece.source.numel()] = piece.source
+            self._device.copies += 1
+        self._pieces.clear()
+
+
+class LateDevice:
+    """Holds every tensor for which `held` is true; copies nothing before `gate` is open and somebody waits. Fails with an
+    exception at the transfer of that number.
+    """
+
+    def __init__(
+        self,
+        held: Callable[[torch.Tensor], bool] = lambda tensor: True,
+        *,
+        fails_to_begin: tuple[int, Exception] | None = None,
+        fails_to_end: tuple[int, Exception] | None = None,
+    ) -> None:
+        self.gate = threading.Event()
+        self.copies = 0
+        self.most_in_flight = 0
+        self.pinned: set[tuple[int, int]] = set()
+        self._held = held
+        self._fails_to_begin = fails_to_begin
+        self._fails_to_end = fails_to_end
+        self._lock = threading.Lock()
+        self._flying: list[LateTransfer] = []
+        self._transfers = 0
+
+    def owns(self, tensor: torch.Tensor) -> bool:
+        return bool(self._held(tensor))
+
+    def pin(self, engine: native.Engine) -> None:
+        self.pinned.add(engine.staging)
+
+    def begin(self, tensors: Sequence[torch.Tensor]) -> None:
+        """What is copied is what is there when it is copied."""
+
+    def copy(self, pieces: Sequence[Piece], slot: torch.Tensor) -> LateTransfer:
+        address, nbytes = next(iter(self.pinned))
+        assert address <= slot.data_ptr() <= slot.data_ptr() + slot.numel() <= address + nbytes
+        slot.fill_(113)
+        with self._lock:
+            self._transfers += 1
+            if self._fails_to_begin is not None and self._transfers == self._fails_to_begin[0]:
+                raise self._fails_to_begin[1]
+            ends = self._fails_to_end is None or self._transfers != self._fails_to_end[0]
+            transfer = LateTransfer(self, pieces, slot, fails=None if ends else self._fails_to_end[1])
+            self._flying.append(transfer)
+            self.most_in_flight = max(self.most_in_flight, len(self._flying))
+        return transfer
+
+    def land(self) -> None:
+        with self._lock:
+            while self._flying:
+                self._flying.pop().land()
+
+
+def late_until_the_barrier(device: LateDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is copied before a training is at its barrier, and nothing after."""
+    release = Snapshot.release
+
+    def opened(snapshot: Snapshot) -> None:
+        device.gate.set()
+        release(snapshot)
+        device.gate.clear()
+
+    monkeypatch.setattr(Snapshot, "release", opened)
+
+
+def session_on(
+    device: LateDevice,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    root: Path,
+    *,
+    engine: native.Engine,
+) -> Session:
+    """A session at every step of a training whose state lies on `device`."""
+    create_history(root)
+    facts = RunFacts(new_run_id(), datetime.datetime.now(datetime.UTC).isoformat(), 1, None, None, "layout", {})
+    create_run(root, facts)
+    loop = loop_for(model, optimizer=optimizer)
+    source = Source([*loop.providers(), RandomState()], rank=0, world_size=1, align=4096, copies=device)
+    run = RunWriter(root, run=facts.run, rank=0, world_size=1, layout="layout")
+    return Session(loop, source, run=run, engine=engine, every=1, on_full="wait")
+
+
+def small_engine(*, budget_bytes: int = LEAST_BUDGET, **faults: Any) -> native.Engine:
+    """With slots for two blocks of 64 KiB, and four that are as small."""
+    return native.Engine(
+        backend="posix",
+        budget_bytes=budget_bytes,
+        block_bytes=BLOCK,
+        faults=native.Faults(**faults) if faults else None,
+    )
