@@ -58,6 +58,7 @@ class LateDevice:
         fails_to_end: tuple[int, Exception] | None = None,
     ) -> None:
         self.gate = threading.Event()
+        self.ending = False
         self.copies = 0
         self.most_in_flight = 0
         self.pinned: set[tuple[int, int]] = set()
@@ -98,13 +99,14 @@ class LateDevice:
 
 
 def late_until_the_barrier(device: LateDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is copied before a training is at its barrier, and nothing after."""
+    """Nothing is copied before a training is at its barrier, and nothing after, until it is `ending`."""
     release = Snapshot.release
 
     def opened(snapshot: Snapshot) -> None:
         device.gate.set()
         release(snapshot)
-        device.gate.clear()
+        if not device.ending:
+            device.gate.clear()
 
     monkeypatch.setattr(Snapshot, "release", opened)
 

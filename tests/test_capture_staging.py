@@ -15,7 +15,7 @@ from capture.device_feed import DeviceTake
 from capture.intact import Witness
 from capture.items import TensorItem
 from capture.plan import Plan, make_plan
-from capture.session import Session
+from capture.session import MAX_PENDING, Session
 from capture.staging import Piece, coalesced
 from catalog.errors import CorruptError, SnapshotError, UnsupportedError
 
@@ -33,9 +33,11 @@ def train_and_compare(device: LateDevice, root: Path, *, engine: native.Engine) 
     model.inner.weight.data = torch.randn(400, 400).t()
     session = session_on(device, model, optimizer, root, engine=engine)
     expected = {0: reference(model, optimizer)}
-    for step in range(1, 5):
+    # No more than may be pending: were the barrier broken, the training would go on, not hang.
+    for step in range(1, MAX_PENDING):
         one_step(model, optimizer)
         expected[step] = reference(model, optimizer)
+    device.ending = True
     session.close()
     assert device.copies
     assert committed_steps(root, session.run) == sorted(expected)
@@ -79,6 +81,7 @@ def test_a_disk_that_fails_midway_fails_the_snapshot_and_not_the_training(histor
     session = session_on(device, model, optimizer, history, engine=engine)
     for _ in range(3):
         one_step(model, optimizer)
+    device.ending = True
     with pytest.raises(SnapshotError, match="No space left"):
         session.close()
     assert committed_steps(history, session.run) == []
@@ -96,6 +99,7 @@ def test_a_device_that_fails_fails_the_snapshot_by_its_own_words(history, monkey
     session = session_on(device, model, optimizer, history, engine=engine)
     for _ in range(3):
         one_step(model, optimizer)
+    device.ending = True
     with pytest.raises(SnapshotError, match="device tensors of step 0 can't be copied: no memory to gather in"):
         session.close()
     assert committed_steps(history, session.run) == [1, 2, 3]

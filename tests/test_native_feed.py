@@ -5,6 +5,7 @@ import errno
 import itertools
 import os
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -274,6 +275,15 @@ def test_the_staging_memory_holds_every_slot(tmp_path: Path) -> None:
     assert all(address <= feed.address <= feed.address + feed.nbytes <= address + nbytes for feed in held)
     del job, writer
     slot_of(held[0])[:] = 1  # still mapped
+
+
+def test_who_pins_the_staging_memory_is_told_before_it_is_unmapped() -> None:
+    writer = engine("posix")
+    address, _ = writer.staging
+    told: list[int] = []
+    weakref.finalize(writer, lambda: told.append(ctypes.c_char.from_address(address).value[0]))
+    del writer
+    assert told == [0]
 
 
 def test_fed_extents_are_checked_by_name() -> None:

@@ -1,0 +1,113 @@
+"""A real CUDA device: what lands is the state of the step, whatever its streams do meanwhile."""
+
+import ctypes
+import gc
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from capture_helpers import MIB, assert_same, make, reference
+
+import capture
+import native
+from capture.device_feed import DeviceTake
+from capture.items import TensorItem
+from capture.plan import Plan, make_plan
+from capture.staging import CUDA
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+BLOCK = MIB
+BUDGET = 2 * BLOCK + 4 * (64 << 10)
+LONG = 100_000_000
+"""Cycles that a stream is kept busy: tens of milliseconds."""
+
+
+def small_engine() -> native.Engine:
+    return native.Engine(backend="posix", budget_bytes=BUDGET, block_bytes=BLOCK)
+
+
+def plan_of(tensors: list[torch.Tensor], **when: str) -> Plan:
+    items = [TensorItem(f"t{i}", "model", tuple(tensor.shape), tensor, **when) for i, tensor in enumerate(tensors)]
+    return make_plan(items, rank=0, world_size=1, align=4096, reserve=())
+
+
+def take(plan: Plan, engine: native.Engine) -> DeviceTake:
+    offsets, parts = zip(*plan.device_parts, strict=True)
+    return DeviceTake(parts, offsets, end=plan.data_end, engine=engine, copies=CUDA)
+
+
+def landed(job: native.WriteJob, plan: Plan, path: Path) -> dict[str, bytes]:
+    assert job.wait()
+    job.finish(header=bytes(plan.data_start), tail=b"")
+    content = path.read_bytes()
+    return {
+        part.item.name: content[offset : offset + part.nbytes]
+        for part, offset in zip(plan.parts, plan.offsets, strict=True)
+    }
+
+
+def test_a_training_whose_state_is_larger_than_the_budget(history):
+    model, optimizer = make(1500)
+    model.cuda()
+    expected = {}
+    with capture.enable(model, optimizer=optimizer, every=1, history=history, budget_bytes=40 * MIB) as session:
+        for step in range(1, 6):
+            model(torch.randn(8, 1500, device="cuda")).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            state = reference(model, optimizer)
+            expected[step] = {k: {n: t.cpu() for n, t in tensors.items()} for k, tensors in state.items()}
+    for step, state in expected.items():
+        assert_same(capture.restore(f"{session.run}:{step}", history=history), state)
+
+
+@pytest.mark.parametrize("when", ["lazy", "eager"])
+def test_copies_are_behind_the_step_and_before_the_next_update(tmp_path, when):
+    """The training's stream is still busy with the step when it is taken, and writes again right after the barrier."""
+    tensor = torch.zeros(4 * BUDGET // 4, device="cuda")
+    engine = small_engine()
+    plan = plan_of([tensor], when=when)
+    torch.cuda._sleep(LONG)
+    tensor.fill_(1)
+    taken = take(plan, engine)
+    if when == "eager":
+        tensor.fill_(2)
+    job = engine.start(plan.write, str(tmp_path / "f"))
+    copies = taken.feed(job)
+    copies.wait()
+    tensor.fill_(2)
+    assert copies.failure is None
+    found = np.frombuffer(landed(job, plan, tmp_path / "f")["t0"], dtype=np.float32)
+    assert (found == 1).all()
+
+
+def test_ten_thousand_small_tensors_of_every_dtype(tmp_path):
+    dtypes = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool, torch.uint8]
+    tensors = [torch.randint(0, 2, (i % 300 + 1,), device="cuda").to(dtypes[i % 6]) for i in range(10_000)]
+    tensors.append(torch.randn(200, 300, device="cuda").t())
+    expected = [t.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes() for t in tensors]
+    engine = small_engine()
+    plan = plan_of(tensors)
+    job = engine.start(plan.write, str(tmp_path / "f"))
+    take(plan, engine).feed(job).wait()
+    found = landed(job, plan, tmp_path / "f")
+    assert [found[f"t{i}"] for i in range(len(tensors))] == expected
+
+
+def test_the_staging_memory_is_pinned_as_long_as_its_engine():
+    engine = small_engine()
+    address, nbytes = engine.staging
+    memory = torch.frombuffer((ctypes.c_ubyte * nbytes).from_address(address), dtype=torch.uint8)
+    assert not memory.is_pinned()
+    CUDA.pin(engine)
+    CUDA.pin(engine)
+    assert memory.is_pinned()
+    del memory, engine
+    gc.collect()
+    again = small_engine()
+    CUDA.pin(again)
