@@ -334,6 +334,7 @@ class Session:
     def _end(self) -> None:
         self._closed = True
         self._publisher.close()
+        self._source.end(self._engine)
         self._engine.close()
         # A journal that can't be written is among the publisher's failures already; the lock is let go either way.
         with contextlib.suppress(OSError):

@@ -99,8 +99,9 @@ class Snapshot:
             ) from self.copies.failure
 
     def abort(self) -> None:
-        """Stop, and remove the file. Idempotent."""
+        """Stop, and remove the file; no copy is left. Idempotent."""
         self.job.abort()
+        self.copies.wait()
 
     def release(self) -> None:
         """The barrier: return once no live byte is needed any more. Memory that was touched since the step fails the

@@ -119,6 +119,10 @@ class Source:
         offsets, parts = zip(*plan.device_parts, strict=True)
         return DeviceTake(parts, offsets, end=plan.data_end, engine=engine, copies=self._copies)
 
+    def end(self, engine: native.Engine) -> None:
+        """Let the engine's staging memory go, before it is closed; every snapshot is finished or aborted."""
+        self._copies.unpin(engine)
+
     def _listed(self, provider: StateProvider) -> tuple[Hashable, Sequence[TensorItem]]:
         """What a provider lists, and a sign of it; asked again only where the layout has changed or can't be told."""
         if not isinstance(provider, Steady):

@@ -10,7 +10,7 @@ writer's own staging budget, block by block, in the background (`device_feed`):
 
 import contextlib
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -57,9 +57,10 @@ class CopyEngine(Protocol):
         """Whether `tensor` must be copied by this engine, for nobody else can read its memory."""
 
     def pin(self, engine: native.Engine) -> None:
-        """Make the staging memory of `engine` fit for copies, until the engine is gone. Idempotent. SetupError when the
-        device refuses.
-        """
+        """Make the staging memory of `engine` fit for copies. Idempotent. SetupError when the device refuses."""
+
+    def unpin(self, engine: native.Engine) -> None:
+        """Undo that, before the engine is closed; no copy may be on its way. Idempotent."""
 
     def begin(self, tensors: Iterable[torch.Tensor]) -> None:
         """Every `copy` from now on finds these as all work given to the device so far leaves them. For the training's
@@ -93,13 +94,13 @@ class CudaCopyEngine:
 
     def __init__(self) -> None:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
-        self._pinned: weakref.WeakSet[native.Engine] = weakref.WeakSet()
+        self._unpin: weakref.WeakKeyDictionary[native.Engine, Callable[[], object]] = weakref.WeakKeyDictionary()
 
     def owns(self, tensor: torch.Tensor) -> bool:
         return tensor.device.type == "cuda"
 
     def pin(self, engine: native.Engine) -> None:
-        if engine in self._pinned:
+        if engine in self._unpin:
             return
         address, nbytes = engine.staging
         runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
@@ -108,9 +109,12 @@ class CudaCopyEngine:
             raise SetupError(
                 f"the {nbytes} bytes of staging memory can't be pinned (CUDA error {code}): give a smaller budget_bytes"
             )
-        # Whoever copies holds the engine: no copy is left when it is gone, and its memory is unmapped later.
-        weakref.finalize(engine, runtime.cudaHostUnregister, address)
-        self._pinned.add(engine)
+        # Of an engine that nobody has closed too, before its memory is unmapped: whoever copies holds the engine.
+        self._unpin[engine] = weakref.finalize(engine, runtime.cudaHostUnregister, address)
+
+    def unpin(self, engine: native.Engine) -> None:
+        if engine in self._unpin:
+            self._unpin.pop(engine)()
 
     def begin(self, tensors: Iterable[torch.Tensor]) -> None:
         for device in {tensor.device for tensor in tensors}:

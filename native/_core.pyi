@@ -131,8 +131,8 @@ class Engine:
         """Whether the staging memory is registered with the kernel (io_uring, where RLIMIT_MEMLOCK allows)."""
     @property
     def staging(self) -> tuple[int, int]:
-        """(address, nbytes) of the staging memory, page-aligned: where all slots lie, as long as the engine, a job or a
-        Feed is there.
+        """(address, nbytes) of the staging memory, page-aligned: where all slots lie. Mapped until the engine is closed and
+        the last Feed is back; then the address is 0.
         """
     def budget_free_bytes(self) -> int: ...
     def start(self, plan: WritePlan, path: str) -> WriteJob:

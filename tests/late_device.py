@@ -75,6 +75,10 @@ class LateDevice:
     def pin(self, engine: native.Engine) -> None:
         self.pinned.add(engine.staging)
 
+    def unpin(self, engine: native.Engine) -> None:
+        assert not self._flying
+        self.pinned.discard(engine.staging)
+
     def begin(self, tensors: Sequence[torch.Tensor]) -> None:
         """What is copied is what is there when it is copied."""
 

@@ -76,7 +76,6 @@ def test_a_disk_that_fails_midway_fails_the_snapshot_and_not_the_training(histor
     device = LateDevice()
     late_until_the_barrier(device, monkeypatch)
     engine = small_engine(fail_after=12, errno=errno.ENOSPC)
-    free = engine.budget_free_bytes()
     model, optimizer = make(400)
     session = session_on(device, model, optimizer, history, engine=engine)
     for _ in range(3):
@@ -85,7 +84,8 @@ def test_a_disk_that_fails_midway_fails_the_snapshot_and_not_the_training(histor
     with pytest.raises(SnapshotError, match="No space left"):
         session.close()
     assert committed_steps(history, session.run) == []
-    assert engine.budget_free_bytes() == free
+    assert engine.staging[0] == 0, "a slot is still out"
+    assert device.pinned == set()
 
 
 @pytest.mark.filterwarnings("ignore:the snapshot")
@@ -95,7 +95,6 @@ def test_a_device_that_fails_fails_the_snapshot_by_its_own_words(history, monkey
     late_until_the_barrier(device, monkeypatch)
     model, optimizer = make(400)
     engine = small_engine()
-    free = engine.budget_free_bytes()
     session = session_on(device, model, optimizer, history, engine=engine)
     for _ in range(3):
         one_step(model, optimizer)
@@ -103,7 +102,8 @@ def test_a_device_that_fails_fails_the_snapshot_by_its_own_words(history, monkey
     with pytest.raises(SnapshotError, match="device tensors of step 0 can't be copied: no memory to gather in"):
         session.close()
     assert committed_steps(history, session.run) == [1, 2, 3]
-    assert engine.budget_free_bytes() == free
+    assert engine.staging[0] == 0, "a slot is still out"
+    assert device.pinned == set()
 
 
 def items_of_all_sorts() -> list[TensorItem]:
@@ -173,11 +173,13 @@ def test_the_barrier_ends_when_the_snapshot_does(tmp_path, how):
     end = threading.Thread(target=job.abort if how == "abort" else engine.close)
     end.start()
     end.join()
+    assert engine.staging[0] != 0
     assert engine.budget_free_bytes() <= free - 2 * (64 << 10)
     device.gate.set()
     copies.wait()
     assert copies.failure is None
-    assert engine.budget_free_bytes() == free
+    assert engine.budget_free_bytes() == (free if how == "abort" else 0)
+    assert (engine.staging[0] == 0) == (how == "close")
 
 
 def test_many_small_tensors_are_few_copies(tmp_path):

@@ -233,13 +233,15 @@ def test_a_failure_wakes_the_feeder_and_leaves_it_its_slot(tmp_path: Path, how) 
         if how != "drop":
             assert writer.budget_free_bytes() < free
             slot_of(feed)[:] = 1  # a copy that was on its way
+            assert writer.staging[0] != 0
             job.fed(feed)
     with pytest.raises(OSError, match=r"f'$") as failure:
         job.feed_next()
     assert failure.value.errno == (errno.ENOSPC if how == "disk" else errno.ECANCELED)
     with pytest.raises(OSError, match=r"f'$"):
         job.wait()
-    assert writer.budget_free_bytes() == free
+    assert writer.budget_free_bytes() == (0 if how == "close" else free)
+    assert (writer.staging[0] == 0) == (how == "close")
 
 
 @pytest.mark.parametrize("how", ["abort", "close"])

@@ -36,14 +36,19 @@ Staging::Staging(std::uint64_t budget_bytes, std::uint64_t block_bytes)
     }
 }
 
-Staging::~Staging() { drop(); }
-
-void Staging::drop() {
+Staging::~Staging() {
     if (data_ != nullptr) {
         munmap(data_, budget_bytes_);
+    }
+}
+
+void Staging::drop() {
+    dropped_ = true;
+    large_.clear();
+    small_.clear();
+    if (lent_ == 0 && data_ != nullptr) {
+        munmap(data_, budget_bytes_);
         data_ = nullptr;
-        large_.clear();
-        small_.clear();
     }
 }
 
@@ -55,9 +60,16 @@ std::optional<Slot> Staging::take(std::uint64_t nbytes) {
     }
     std::byte *data = pool.back();
     pool.pop_back();
+    ++lent_;
     return Slot{data, small};
 }
 
-void Staging::give(Slot slot) { (slot.small ? small_ : large_).push_back(slot.data); }
+void Staging::give(Slot slot) {
+    --lent_;
+    (slot.small ? small_ : large_).push_back(slot.data);
+    if (dropped_) {
+        drop();
+    }
+}
 
 } // namespace dsh

@@ -1,6 +1,6 @@
 // The staging budget: one aligned mapping, touched once, cut into slots that are lent and given back whole.
 //
-// Guarantee: a slot is lent to one holder at a time and its memory stays mapped until the last job is gone, so a region
+// Guarantee: a slot is lent to one holder at a time and its memory stays mapped until it is given back, so a region
 // still in flight can never be handed out again. Two sizes, so that the edge pages of many runs do not each take a
 // block's worth of memory. Not thread-safe: the write queue calls it under its own mutex.
 #pragma once
@@ -37,9 +37,10 @@ class Staging {
     // small one is free.
     std::optional<Slot> take(std::uint64_t nbytes);
     void give(Slot slot);
-    // Unmap the budget; no slot may be out, and none is to be had any more.
+    // Lend nothing more, and unmap the budget when no slot is out any more.
     void drop();
 
+    // Null when it is unmapped.
     std::byte *data() const { return data_; }
     std::uint64_t budget_bytes() const { return budget_bytes_; }
     std::uint64_t free_bytes() const { return large_.size() * block_bytes_ + small_.size() * small_bytes; }
@@ -50,6 +51,8 @@ class Staging {
     std::byte *data_;
     std::vector<std::byte *> large_;
     std::vector<std::byte *> small_;
+    std::size_t lent_ = 0;
+    bool dropped_ = false;
 };
 
 } // namespace dsh

@@ -107,7 +107,12 @@ def test_the_staging_memory_is_pinned_as_long_as_its_engine():
     CUDA.pin(engine)
     CUDA.pin(engine)
     assert memory.is_pinned()
+    CUDA.unpin(engine)
+    CUDA.unpin(engine)
+    assert not memory.is_pinned()
+    CUDA.pin(engine)
     del memory, engine
     gc.collect()
     again = small_engine()
     CUDA.pin(again)
+    CUDA.unpin(again)
