@@ -73,7 +73,7 @@ class DeviceTake:
     ) -> None:
         copies.pin(engine)
         self._sources = [
-            part.tensor.detach().clone(memory_format=torch.contiguous_format) if part.keep else part.tensor.detach()
+            part.tensor.detach().clone(memory_format=torch.contiguous_format) if part.keep else part.tensor
             for part in parts
         ]
         copies.begin(self._sources)
@@ -98,7 +98,7 @@ class DeviceTake:
             if offset >= feed.offset + feed.nbytes:
                 break
             if begin < end:
-                bytes_ = self._sources[i].view(-1).view(torch.uint8)
+                bytes_ = self._sources[i].detach().view(-1).view(torch.uint8)
                 skip = part.begin - offset
                 pieces.append(Piece(bytes_[skip + begin : skip + end], begin - feed.offset))
         return self._copies.copy(pieces, slot)

@@ -18,6 +18,7 @@ import native
 from capture.device_feed import DevicePart
 from capture.dtypes import dtype_name
 from capture.items import TensorItem
+from capture.origins import Origins
 from capture.rows import PlannedRows
 from capture.staging import CUDA, GATHERED_BYTES, CopyEngine, Mirror
 from catalog.errors import UnsupportedError
@@ -177,7 +178,7 @@ def make_plan(
     for too; `copies` says which tensors lie in device memory.
     """
     _check_items(items, copies=copies)
-    sources = _Sources(copies)
+    sources = Origins(copies)
     parts = list(_shares(items, rank, world_size, sources))
     placer = _Placer(align)
     placer.place(parts)
@@ -276,7 +277,7 @@ def _entries(placer: _Placer) -> tuple[Entry, ...]:
     return tuple(sorted(entries, key=lambda entry: (entry.begin, entry.end)))
 
 
-def _shares(items: Sequence[TensorItem], rank: int, world_size: int, sources: "_Sources") -> Iterable[Part]:
+def _shares(items: Sequence[TensorItem], rank: int, world_size: int, sources: Origins) -> Iterable[Part]:
     """This rank's part of every item. Replicated items are one long row of bytes, cut into equal shares."""
     total = sum(_tensor_bytes(item) for item in items if item.placement == "replicated")
     lower, upper = total * rank // world_size, total * (rank + 1) // world_size
@@ -294,31 +295,6 @@ def _shares(items: Sequence[TensorItem], rank: int, world_size: int, sources: "_
         address, live, device = sources.place(item, begin, end)
         dtype = dtype_name(item.tensor.dtype, what=f"{item.kind} {item.name!r}")
         yield Part(item, item.start + begin, end - begin, address, itemsize, dtype, live, device)
-
-
-class _Sources:
-    """Where the bytes of items are to be read; makes the mirrors of host tensors that are not dense."""
-
-    def __init__(self, copies: CopyEngine) -> None:
-        self.mirrors: list[Mirror] = []
-        self._copies = copies
-
-    def place(self, item: TensorItem, begin: int, end: int) -> tuple[int, bool, DevicePart | None]:
-        """For elements [begin, end) of the item's tensor: the address of host memory, whether the training's own memory is
-        read after the step, and what a device has to feed.
-        """
-        tensor, eager = item.tensor, item.when == "eager"
-        dense, itemsize = tensor.is_contiguous(), tensor.element_size()
-        if self._copies.owns(tensor):
-            if begin == end:
-                return 0, False, None
-            keep = eager or not dense
-            return 0, not keep, DevicePart(tensor, begin * itemsize, (end - begin) * itemsize, keep)
-        if dense:
-            return tensor.data_ptr() + begin * itemsize, not eager, None
-        mirror = Mirror(torch.empty(tensor.shape, dtype=tensor.dtype), tensor)
-        self.mirrors.append(mirror)
-        return mirror.host.data_ptr() + begin * itemsize, False, None
 
 
 def _check_items(items: Sequence[TensorItem], *, copies: CopyEngine) -> None:

@@ -6,6 +6,7 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -56,12 +57,18 @@ Mixed mixed(Random &random) {
     return result;
 }
 
-// Fill slots from the image, several at once, and read past none.
+// Fill slots from the image, several at once; of a failed job they all go back.
 void feed_all(WriteQueue &queue, const std::shared_ptr<WriteJob> &job, const std::vector<std::byte> &image,
               std::size_t most) {
     std::deque<Feed> out;
+    bool failed = false;
     for (;;) {
-        const auto feed = out.size() < most ? queue.feed_next(job) : std::nullopt;
+        std::optional<Feed> feed;
+        try {
+            feed = out.size() < most && !failed ? queue.feed_next(job) : std::nullopt;
+        } catch (const IoError &) {
+            failed = true; // wait says why
+        }
         if (feed) {
             const Block &where = job->block(feed->index);
             std::memcpy(feed->slot.data, &image[where.offset], where.nbytes);
@@ -82,13 +89,7 @@ void train(WriteQueue &queue, MemoryDevice &device, std::uint64_t seed, bool fai
         Mixed state = mixed(random);
         const auto job =
             queue.start(state.plan, scratch() / ("feed" + std::to_string(seed) + "-" + std::to_string(turn)), nullptr);
-        std::jthread feeder([&, most = random.between(1, 4)] {
-            try {
-                feed_all(queue, job, state.image, most);
-            } catch (const IoError &) {
-                // wait says so
-            }
-        });
+        std::jthread feeder([&, most = random.between(1, 4)] { feed_all(queue, job, state.image, most); });
         queue.release(job);
         std::memset(state.live.data(), 0xee, state.live.size());
         bool failed = false;
