@@ -92,19 +92,29 @@ def files_under(folder: Path) -> list[Path]:
 def make_durable(folder: Path) -> None:
     """fsync of every file below, and of every folder: what a checkpoint needs to survive a power cut."""
     for path in [*files_under(folder), *(p for p in folder.rglob("*") if p.is_dir()), folder, folder.parent]:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        with _if_there(path) as descriptor:
+            if descriptor is not None:
+                os.fsync(descriptor)
 
 
 def forget(folder: Path) -> None:
     """Take the files below out of the page cache, so that the next read comes from the disk."""
     for path in files_under(folder):
+        with _if_there(path) as descriptor:
+            if descriptor is not None:
+                os.fsync(descriptor)
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+@contextmanager
+def _if_there(path: Path) -> Iterator[int | None]:
+    """The open file, or None when it has gone: journal and index are still written when a checkpoint is durable."""
+    try:
         descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(descriptor)
+    except FileNotFoundError:
+        yield None
+        return
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
