@@ -5,12 +5,14 @@ through `.data` it does not count, those only a hash at the step and another one
 """
 
 import ctypes
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
 
 import native
-from capture.plan import Part, Plan
+from capture.items import TensorItem
+from capture.plan import Part
 
 __all__ = ["Check", "Witness"]
 
@@ -18,26 +20,24 @@ Check = Literal["versions", "hash"]
 
 
 class Witness:
-    """What the live memory of `plan` looked like at the step. With check="hash" that is a pass over all of it that the host
-    can read, and `moved` is another one.
+    """What tensors looked like when it was made, from outside. `hashed` are parts whose bytes are hashed as well, which is a
+    pass over all of them that the host can read; `moved` is another one.
     """
 
-    def __init__(self, plan: Plan, *, check: Check) -> None:
-        self._parts = plan.live_parts
-        self._marks = [_mark(part.item.tensor) for part in self._parts]
-        self._digests = [_digest(part) for part in self._parts] if check == "hash" else None
+    def __init__(self, items: Sequence[TensorItem], *, hashed: Sequence[Part] = ()) -> None:
+        self._items = items
+        self._marks = [_mark(item.tensor) for item in items]
+        self._hashed = hashed
+        self._digests = [_digest(part) for part in hashed]
 
     def moved(self) -> list[str]:
-        """The tensors that were written to, or freed, since the step."""
-        now = [_mark(part.item.tensor) for part in self._parts]
+        """The tensors that were written to, or freed, since."""
+        now = [_mark(item.tensor) for item in self._items]
         if now != self._marks:
-            pairs = zip(self._parts, self._marks, now, strict=True)
-            return [_label(part) for part, before, mark in pairs if mark != before]
-        if self._digests is None:
-            return []
-        return [
-            _label(part) for part, digest in zip(self._parts, self._digests, strict=True) if _digest(part) != digest
-        ]
+            triples = zip(self._items, self._marks, now, strict=True)
+            return [_label(item) for item, before, mark in triples if mark != before]
+        pairs = zip(self._hashed, self._digests, strict=True)
+        return [_label(part.item) for part, digest in pairs if _digest(part) != digest]
 
 
 def _mark(tensor: torch.Tensor) -> tuple[int, int]:
@@ -51,5 +51,5 @@ def _digest(part: Part) -> bytes:
     return native.checksum((ctypes.c_char * part.nbytes).from_address(part.address))
 
 
-def _label(part: Part) -> str:
-    return f"{part.item.kind} {part.item.name!r}"
+def _label(item: TensorItem) -> str:
+    return f"{item.kind} {item.name!r}"

@@ -21,18 +21,17 @@ class LoopEvents(Protocol):
         *,
         applied: bool,
         metrics: Mapping[str, float | torch.Tensor],
-        moving: frozenset[str] = frozenset(),
+        moving: Callable[[], frozenset[str]] | None = None,
         keep: frozenset[str] = frozenset(),
     ) -> None:
         """An optimizer step is over: counters have moved. `applied` False: nothing may be captured here, a snapshot
-        that is due waits for the next step. Tensors in `metrics` must not change any more. `moving`: objects that may
-        still move and then belong to this step; `keep`: objects that may move, yet belong to this step as they are.
+        that is due waits for the next step. Tensors in `metrics` must not change any more. `moving` tells, when it is
+        asked later, which objects have moved since and belong to this step as they are then; `keep`: objects that may
+        move, yet belong to this step as they are now.
         """
 
-    def settled(self, *, but: frozenset[str] = frozenset()) -> None:
-        """What moves after the update has moved: the next forward begins. Of the objects in `but` the step's own state is
-        the one from right after the update.
-        """
+    def settled(self) -> None:
+        """What moves after the update has moved: the next forward begins."""
 
     def before_access(self, what: str) -> None:
         """The barrier for any other way to the state: loading, offloading, destroying. `what` names it."""

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import torch
 
 from capture.datafile import PlacedObject
+from capture.intact import Witness
 from capture.items import StateProvider
-from capture.providers import Buffers, DataloaderPosition, RandomState
+from capture.providers import Buffers, DataloaderPosition, ExtraState, RandomState
 
 __all__ = ["Moment", "Moments"]
 
-_SMALL_BYTES = 64 << 10
+_SMALL_BYTES = 512 << 10
 """Smaller buffers are always kept: a batch norm writes its statistics without telling the version counter."""
 
 _Mark = tuple[int, int]
@@ -21,9 +22,12 @@ _Mark = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """The passing part of the state right after `step`. `buffers` are copies of those that may change."""
+    """The passing part of the state right after `step`. `buffers` are copies of those that may change; `weights` tells
+    whether what was to stay until the next update has stayed.
+    """
 
     step: int
+    weights: Witness
     objects: Sequence[PlacedObject]
     buffers: Mapping[str, torch.Tensor]
     marks: Mapping[str, _Mark]
@@ -34,12 +38,12 @@ class Moments:
 
     def __init__(self, providers: Iterable[StateProvider]) -> None:
         found = list(providers)
-        self.providers = tuple(one for one in found if isinstance(one, (DataloaderPosition, RandomState)))
+        self.providers = tuple(one for one in found if isinstance(one, (DataloaderPosition, ExtraState, RandomState)))
         self._buffers = [one for one in found if isinstance(one, Buffers)]
         self._marks: dict[str, _Mark] = {}
         self._changing: set[str] = set()
 
-    def take(self, step: int, objects: Sequence[PlacedObject]) -> Moment:
+    def take(self, step: int, weights: Witness, objects: Sequence[PlacedObject]) -> Moment:
         """The moment of `step`, whose passing objects are `objects`."""
         marks = self._look()
         self._changing |= {name for name, mark in marks.items() if self._marks.get(name, mark) != mark}
@@ -50,7 +54,7 @@ class Moments:
             for name, buffer in provider.live()
             if buffer.nbytes <= _SMALL_BYTES or name in self._changing
         }
-        return Moment(step, objects, kept, marks)
+        return Moment(step, weights, objects, kept, marks)
 
     def lost(self, moment: Moment) -> list[str]:
         """The buffers that have changed since `moment` for the first time, so that nobody had kept a copy."""

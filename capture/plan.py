@@ -136,6 +136,11 @@ class Plan:
         return tuple(part for part in self.parts if part.live and part.nbytes)
 
     @cached_property
+    def live_items(self) -> tuple[TensorItem, ...]:
+        """The items of these parts, each once for each part."""
+        return tuple(part.item for part in self.live_parts)
+
+    @cached_property
     def device_parts(self) -> tuple[tuple[int, DevicePart], ...]:
         """What is fed, with its offsets, in order."""
         placed = zip(self.offsets, self.parts, strict=True)

@@ -1,5 +1,6 @@
 """Back to a step: into a live engine or model bit for bit, or as a plain state dict. Nothing on this path unpickles."""
 
+import difflib
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -40,8 +41,8 @@ def restore(
     scaler: Any = None,
     dataloader: Any = None,
     providers: Sequence[StateProvider] = (),
-    names: Sequence[str] | None = None,
-    kinds: Sequence[str] | None = None,
+    names: str | Sequence[str] | None = None,
+    kinds: str | Sequence[str] | None = None,
 ) -> CheckpointRef | StateDict:
     """Put a live engine or model back to a step, bit for bit; without either, return that step's tensors.
 
@@ -67,6 +68,8 @@ def restore(
         raise SetupError("restore: pass engine= or model=, not both")
     if names is not None or kinds is not None:
         raise SetupError("restore: names= and kinds= choose from a state dict; a live target is restored whole")
+    if isinstance(engine, torch.nn.Module) and not hasattr(engine, "global_steps"):
+        raise SetupError("restore: engine= is for a DeepSpeed engine; pass a plain module as model=")
     loop = loop_for(target, optimizer=optimizer, scheduler=scheduler, scaler=scaler)
     for session in sessions_of(loop.subjects()):
         session.close()
@@ -118,12 +121,13 @@ def state_dict_of(
     history: History,
     ref: CheckpointRef,
     *,
-    names: Sequence[str] | None = None,
-    kinds: Sequence[str] | None = None,
+    names: str | Sequence[str] | None = None,
+    kinds: str | Sequence[str] | None = None,
 ) -> StateDict:
     """The tensors of a checkpoint, `{kind: {name: tensor}}`; tied names share one tensor. NotFoundError when a pattern
     chooses nothing.
     """
+    names, kinds = _patterns(names), _patterns(kinds)
     extents = [extent for extent in history.extents(ref) if extent.kind not in _NOT_TENSORS]
     chosen = choose(extents, rank=0)
     wanted = {
@@ -132,8 +136,7 @@ def state_dict_of(
         if _selected(key[0], kinds) and any(_selected(name, names) for name in (key[1], *members[0].aliases))
     }
     if not wanted:
-        have = ", ".join(sorted({kind for kind, _ in chosen.by_key})) or "nothing"
-        raise NotFoundError(f"checkpoint {ref} has no tensor with names={names}, kinds={kinds}; its kinds are {have}")
+        raise NotFoundError(_nothing_chosen(ref, chosen, names, kinds))
     state: StateDict = {}
     assignments: list[Assignment] = []
     for (kind, name), members in sorted(wanted.items()):
@@ -221,6 +224,20 @@ def _check_cover(ref: CheckpointRef, members: Sequence[Extent], numel: int) -> N
         raise CorruptError(
             f"checkpoint {ref}: {members[0].kind} {members[0].name!r}: {at} of {numel} elements are stored"
         )
+
+
+def _patterns(given: str | Sequence[str] | None) -> Sequence[str] | None:
+    return [given] if isinstance(given, str) else given
+
+
+def _nothing_chosen(
+    ref: CheckpointRef, chosen: Chosen, names: Sequence[str] | None, kinds: Sequence[str] | None
+) -> str:
+    have = sorted({kind for kind, _ in chosen.by_key})
+    known = sorted({name for _, name in chosen.by_key})
+    close = [near for name in names or () for near in difflib.get_close_matches(name, known, n=3)]
+    hint = f"; close names are {', '.join(dict.fromkeys(close))}" if close else ""
+    return f"checkpoint {ref} has no tensor with names={names}, kinds={kinds}; its kinds are {', '.join(have) or 'nothing'}{hint}"
 
 
 def _selected(value: str, patterns: Sequence[str] | None) -> bool:

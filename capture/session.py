@@ -22,6 +22,7 @@ import torch
 import native
 from capture.annotations import checked_metrics, checked_tag
 from capture.intact import Check
+from capture.late import LateCapture
 from capture.loop import Loop
 from capture.moment import Moment
 from capture.publisher import Publisher
@@ -70,8 +71,8 @@ class Session:
         self._publisher = Publisher(run)
         self._unreleased: list[Snapshot] = []
         self._unsettled: Snapshot | None = None
-        self._moving: frozenset[str] = frozenset()
-        self._moment: Moment | None = None
+        self._moving: Callable[[], frozenset[str]] | None = None
+        self._late = LateCapture(source, run)
         self._last: int | None = None
         self._due = False
         self._stall_s = 0.0
@@ -111,7 +112,7 @@ class Session:
         self._require_open()
         step = self._loop.step()
         if step != self._last:
-            self._take(step, moment=self._kept(step))
+            self._take(step, moment=self._late.of(step))
             self._settle()
         return step
 
@@ -131,7 +132,8 @@ class Session:
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Return once every snapshot started so far is committed. SnapshotError when one failed, or when the time is
-        over. Returns at once when the session is closed: `close` has said what there was to say.
+        over. Returns at once when the session is closed: `close` has said what there was to say. To be called when all
+        that belongs to the step has moved, the scheduler too.
 
         Among several ranks it also waits for the others' parts, at most half a minute without `timeout_s`.
         """
@@ -193,33 +195,34 @@ class Session:
         *,
         applied: bool,
         metrics: Mapping[str, float | torch.Tensor],
-        moving: frozenset[str] = frozenset(),
+        moving: Callable[[], frozenset[str]] | None = None,
         keep: frozenset[str] = frozenset(),
     ) -> None:
         began = time.perf_counter()
         self._updating = False
         step = self._loop.step()
         self._warn_failures()
+        self._moving = moving
         if step % self._every == 0 or self._due:
             self._due = not applied
             if applied:
-                self._moving = moving
                 self._try(step)
-                if not self._source.may_move(moving):
+                if moving is None and not self._source.of_user:
                     self._settle()
         if step != self._last:
-            self._remember(step, keep)
+            self._late.remember(step, keep=keep, moving=moving)
         self._stall_s += time.perf_counter() - began
         self._publisher.metrics(step, {**metrics, "applied": float(applied), "stall_s": self._stall_s})
         self._stats.stall_s += self._stall_s
         self._stats.stalls_s.append(self._stall_s)
         self._stall_s = 0.0
 
-    def settled(self, *, but: frozenset[str] = frozenset()) -> None:
+    def settled(self) -> None:
         if self._unsettled is None:
+            self._late.freeze()
             return
         try:
-            moved = self._source.latest(self._moving - but)
+            moved = self._source.latest(frozenset() if self._moving is None else self._moving())
         except Exception as error:  # noqa: BLE001 - a provider's failure is the snapshot's, not the training's
             self._unsettled.fail(error)
             self._unsettled = None
@@ -232,20 +235,13 @@ class Session:
             self._unsettled.settle(())
             self._unsettled = None
 
-    def _remember(self, step: int, keep: frozenset[str]) -> None:
-        """Keep of a step that is not captured what will pass, in case it is captured later."""
-        try:
-            self._moment = self._source.moment(step, keep=keep)
-        except Exception:  # noqa: BLE001 - whoever needs it later asks again, and then it is said
-            self._moment = None
-
     def before_access(self, what: str) -> None:
         if threading.get_ident() == self._thread:
             self.settled()
         self._release()
 
     def layout_changed(self) -> None:
-        """Every snapshot compares addresses anyway; nothing is cached that could go stale."""
+        self._source.forget()
 
     def closing(self) -> None:
         self.close()
@@ -257,7 +253,7 @@ class Session:
         try:
             self._close(capture_last=not hasattr(sys, "last_value"))
         except HistoryError as error:
-            warnings.warn(str(error), stacklevel=1)
+            warnings.warn("\n".join([str(error), *getattr(error, "__notes__", ())]), stacklevel=1)
 
     def forked(self) -> None:
         """In a forked child: let its copy of the training alone. Run, threads and files are the parent's."""
@@ -292,23 +288,13 @@ class Session:
                 return
             self._publisher.wait_below(MAX_PENDING)
         if moment is not None:
-            self._warn_lost(moment)
+            self._late.require_still(moment)
         snapshot = Snapshot.start(self._source, self._engine, self._run, step, check=self._check, moment=moment)
         self._last = step
-        self._moment = None
+        self._late.forget()
         self._unreleased.append(snapshot)
         self._unsettled = snapshot
         self._publisher.submit(snapshot)
-
-    def _kept(self, step: int) -> Moment | None:
-        return self._moment if self._moment is not None and self._moment.step == step else None
-
-    def _warn_lost(self, moment: Moment) -> None:
-        lost = self._source.lost(moment)
-        if lost:
-            reason = f"buffers {', '.join(lost[:3])} have changed since the step for the first time"
-            self._run.journal.event("inexact", moment.step, reason=reason)
-            warnings.warn(f"step {moment.step} of run {self.run} is captured late: {reason}", stacklevel=4)
 
     def _release(self) -> None:
         for snapshot in self._unreleased:
@@ -319,17 +305,30 @@ class Session:
         if self._closed:
             return
         self._closed = True
+        # What was warned of already must not end a script whose training is over.
+        self._warned = []
         try:
             # After an exception inside an update the state is half new: there is no step to capture.
-            step = self._loop.step()
-            if capture_last and not self._updating and step != self._last:
-                self._try(step, moment=self._kept(step))
+            if capture_last and not self._updating:
+                self._capture_last()
             self.settled()
             self._release()
         finally:
             self._detach()
             self._end()
         self._raise_failures()
+
+    def _capture_last(self) -> None:
+        step = self._loop.step()
+        if step == self._last:
+            return
+        moment = self._late.of(step)
+        if moment is not None and moment.weights.moved():
+            # Weights that were loaded for an evaluation, or half an update: no step at all, and no failure either.
+            self._late.say_not_captured(moment)
+            return
+        self._try(step, moment=moment)
+        self._settle()
 
     def _end(self) -> None:
         self._closed = True

@@ -1,5 +1,6 @@
 """One step on its way to the disk: started on the training thread, released at the barrier, finished in the background."""
 
+import errno
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -81,7 +82,7 @@ class Snapshot:
         plan = source.plan(moment)
         data_tmp = run.begin(step)
         data_tmp.unlink(missing_ok=True)
-        witness = Witness(plan, check=check)
+        witness = Witness(plan.live_items, hashed=plan.live_parts if check == "hash" else ())
         taken = source.take(plan, engine)
         job = engine.start(plan.write, str(data_tmp))
         copies = NoCopies() if taken is None else taken.feed(job)
@@ -91,7 +92,10 @@ class Snapshot:
         """Whether all data is written; False on timeout. OSError when writing failed, SnapshotError when the copies did."""
         try:
             return self.job.wait(timeout_s)
-        except OSError:
+        except OSError as error:
+            if error.errno == errno.EFAULT:
+                # The writer knows an address; whose memory it was stands in the plan.
+                self._require_intact()
             if self.copies.failure is None:
                 raise
             raise SnapshotError(

@@ -6,6 +6,7 @@ from dataclasses import replace
 import native
 from capture.datafile import PlacedObject, object_entries
 from capture.device_feed import DeviceTake
+from capture.intact import Witness
 from capture.items import StateProvider, Steady, TensorItem
 from capture.moment import Moment, Moments
 from capture.objects import encode_object
@@ -31,7 +32,7 @@ class Source:
         copies: CopyEngine = CUDA,
     ) -> None:
         self.providers = tuple(providers)
-        self._of_user = tuple(of_user)
+        self.of_user = tuple(of_user)
         self._rank = rank
         self._world_size = world_size
         self._align = align
@@ -64,19 +65,32 @@ class Source:
         self._reserve = object_entries(mine)
         return mine
 
-    def may_move(self, names: frozenset[str]) -> bool:
-        """Whether any object may still move after a step, when the loop moves those of `names`."""
-        return bool(self._of_user) or any(name in self._offered for name in names)
-
     def latest(self, names: frozenset[str]) -> list[PlacedObject]:
         """These objects, and the user's, as they are now."""
-        asked = [*self._of_user, *(provider for name, provider in self._offered.items() if name in names)]
+        asked = [*self.of_user, *(provider for name, provider in self._offered.items() if name in names)]
         return self._all_of(asked)
 
     def moment(self, step: int, *, keep: frozenset[str]) -> Moment:
         """What of the step that has just ended won't stay; `keep` names further objects that won't."""
         asked = [*self._moments.providers, *(provider for name, provider in self._offered.items() if name in keep)]
-        return self._moments.take(step, self._all_of(asked))
+        return self._moments.take(step, self._witness(), self._all_of(asked))
+
+    def _witness(self) -> Witness:
+        """Of the tensors that were listed last: nothing is listed anew."""
+        return Witness([item for _, items in self._lists.values() for item in items if item.when == "lazy"])
+
+    def forget(self) -> None:
+        """Keep no plan: something has moved."""
+        self._lists.clear()
+
+    def freeze(self, moment: Moment, names: frozenset[str]) -> Moment:
+        """The moment with these objects, and the user's, as they are now: what follows is not the step's any more."""
+        kept = [placed for placed in moment.objects if placed.encoded.name not in names]
+        return replace(moment, objects=[*kept, *self.latest(names)])
+
+    def offers(self, name: str) -> bool:
+        """Whether the state has an object of this name."""
+        return name in self._offered
 
     def lost(self, moment: Moment) -> list[str]:
         """The buffers that are not any more as they were at `moment`, nor kept."""
@@ -128,10 +142,11 @@ class Source:
         if not isinstance(provider, Steady):
             items = provider.tensors()
             return signature_of(items), items
-        layout = provider.layout()
         known = self._lists.get(id(provider))
-        if known is None or known[0] != layout:
-            known = self._lists[id(provider)] = layout, provider.tensors()
+        if known is None or known[0] != provider.layout():
+            # In this order: what can't be listed is refused by name.
+            items = provider.tensors()
+            known = self._lists[id(provider)] = provider.layout(), items
         return known
 
     def _all_of(self, providers: Iterable[StateProvider]) -> list[PlacedObject]:

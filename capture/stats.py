@@ -15,7 +15,7 @@ class SessionStats:
     bytes: int = 0
     stall_s: float = 0.0
     write_s: float = 0.0
-    stalls_s: list[float] = field(default_factory=list)
+    stalls_s: list[float] = field(default_factory=list, repr=False)
 
     @property
     def bytes_per_s(self) -> float:

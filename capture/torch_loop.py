@@ -8,6 +8,7 @@ some update.
 """
 
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -33,6 +34,11 @@ __all__ = ["Optimizers", "TorchLoop"]
 
 _steps: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
 """Steps of each optimizer: they outlive a session, so that a restore before `enable` sets them too."""
+
+_by_epochs: weakref.WeakKeyDictionary[torch.optim.Optimizer, bool] = weakref.WeakKeyDictionary()
+"""Whether the scheduler of an optimizer was seen not to move with an update."""
+
+_NEVER = object()
 
 
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
@@ -65,7 +71,7 @@ class TorchLoop:
             TorchOptimizer(one, self._module, name=name) for one, name in zip(self._optimizers, names, strict=True)
         ]
         if self._optimizers:
-            found.append(Counters(lambda: {"global_steps": self.step()}, self._set_counters))
+            found.append(Counters(self._counters, self._set_counters))
         if self._scheduler is not None:
             found.append(Stateful("lr_scheduler", self._scheduler))
         if self._scaler is not None:
@@ -85,23 +91,36 @@ class TorchLoop:
     def attach(self, events: LoopEvents) -> Callable[[], None]:
         if not self._optimizers:
             raise SetupError("capturing a plain module needs its optimizer: capture.enable(model, optimizer=optimizer)")
+        self._warn_of_a_schedule()
         last = self._optimizers[-1]
         clock = _StepClock(last)
-        pace = _Pace(self._scheduler)
+        pace = _Pace(self._scheduler, last)
+        # torch hooks the step of every class, so one that calls its parent's runs the hooks twice.
+        depth = 0
         rates = frozenset({"lr_scheduler", *_optimizer_names(self._optimizers)})
 
         def updated(*_: Any) -> None:
+            nonlocal depth
+            depth -= 1
+            if depth > 0:
+                return
             _steps[last] = self.step() + 1
             keep = frozenset() if self._scheduler is None or pace.with_updates else rates
             pace.updated()
-            events.after_step(applied=True, metrics=clock.tick(), moving=rates | {"loss_scaler"}, keep=keep)
+            events.after_step(applied=True, metrics=clock.tick(), moving=moved, keep=keep)
+
+        def moved() -> frozenset[str]:
+            return frozenset({"loss_scaler"}) | (rates if pace.with_updates else frozenset())
 
         def settle() -> None:
-            events.settled(but=frozenset() if pace.moves_with_updates() else rates)
+            pace.learn()
+            events.settled()
 
         def forward_begins(module: torch.nn.Module, _: Any) -> None:
             # An evaluation between the update and the scheduler's move says nothing about either.
+            nonlocal depth
             if module.training and torch.is_grad_enabled():
+                depth = 0
                 settle()
 
         def forwarded(module: torch.nn.Module, _: Any, output: Any) -> None:
@@ -109,6 +128,8 @@ class TorchLoop:
                 clock.saw(output)
 
         def before(*_: Any) -> None:
+            nonlocal depth
+            depth = max(depth, 0) + 1
             settle()
             events.before_update()
 
@@ -134,9 +155,23 @@ class TorchLoop:
 
         return detach
 
+    def _warn_of_a_schedule(self) -> None:
+        # Every scheduler of torch leaves this mark in the groups it moves.
+        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+        if self._scheduler is None and any("initial_lr" in group for group in groups):
+            warnings.warn(
+                "the optimizer's learning rate is moved by a scheduler that is not captured, so a restore will not bring its state back: "
+                "pass capture.enable(..., scheduler=scheduler)",
+                stacklevel=5,
+            )
+
+    def _counters(self) -> Mapping[str, int]:
+        return {"global_steps": self.step(), "scheduler_by_epochs": int(_by_epochs.get(self._optimizers[-1], False))}
+
     def _set_counters(self, counters: Mapping[str, int]) -> None:
         if self._optimizers:
             _steps[self._optimizers[-1]] = int(counters["global_steps"])
+            _by_epochs[self._optimizers[-1]] = bool(counters.get("scheduler_by_epochs", False))
 
 
 def _optimizers(given: Any) -> tuple[torch.optim.Optimizer, ...]:
@@ -157,25 +192,31 @@ def _optimizer_names(optimizers: Sequence[torch.optim.Optimizer]) -> list[str]:
 
 
 class _Pace:
-    """Whether the scheduler has moved after every update so far."""
+    """Whether the scheduler has moved after every update so far; known across sessions and restores, as steps are."""
 
-    def __init__(self, scheduler: Any) -> None:
+    def __init__(self, scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
         self._scheduler = scheduler
-        self._at_update: Any = None
-        self.with_updates = True
+        self._optimizer = optimizer
+        self._at_update: Any = _NEVER
+
+    @property
+    def with_updates(self) -> bool:
+        return not _by_epochs.get(self._optimizer, False)
 
     def updated(self) -> None:
         self._at_update = self._position()
 
-    def moves_with_updates(self) -> bool:
-        """The same, the time since the last update included."""
-        if self._at_update is not None:
-            self.with_updates = self.with_updates and self._position() != self._at_update
-            self._at_update = None
-        return self.with_updates
+    def learn(self) -> None:
+        """By now the scheduler has moved, if it moves with updates at all."""
+        if self._at_update is not _NEVER and self._position() == self._at_update:
+            _by_epochs[self._optimizer] = True
+        self._at_update = _NEVER
 
     def _position(self) -> Any:
-        return getattr(self._scheduler, "last_epoch", None)
+        """What tells two positions apart: a count, or for schedulers without one their whole state."""
+        if hasattr(self._scheduler, "last_epoch"):
+            return self._scheduler.last_epoch
+        return repr(self._scheduler.state_dict()) if hasattr(self._scheduler, "state_dict") else None
 
 
 class _StepClock:

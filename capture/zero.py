@@ -67,8 +67,9 @@ class ZeroState:
         self._require_here()
         held = [getattr(parameter, "ds_tensor", parameter) for _, parameter, _ in self._tree]
         states = list(self._inner.state.values())
-        tensors = [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]
-        keys = tuple(map(len, states)), tuple(chain.from_iterable(states))
+        values = [value for state in states for value in state.values()]
+        tensors = [value for value in values if isinstance(value, torch.Tensor)]
+        keys = tuple(map(len, states)), tuple(chain.from_iterable(states)), tuple(map(type, values))
         return (
             self._tree.shape(),
             id(self._inner),

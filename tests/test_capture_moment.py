@@ -6,10 +6,11 @@ import warnings
 
 import pytest
 import torch
-from capture_helpers import assert_same, make, one_step, reference
+from capture_helpers import assert_same, committed_steps, make, one_step, reference
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import capture
+from catalog.errors import SnapshotError
 from catalog.history import History
 
 
@@ -50,7 +51,7 @@ def test_a_step_captured_late_is_as_it_was(history):
 
 def test_a_large_buffer_that_changes_late_for_the_first_time_is_said(history):
     model, optimizer = make()
-    model.register_buffer("table", torch.zeros(100_000))
+    model.register_buffer("table", torch.zeros(300_000))
     session = capture.enable(model, optimizer=optimizer, every=5, history=history)
     one_step(model, optimizer)
     model.table.add_(1)
@@ -60,7 +61,7 @@ def test_a_large_buffer_that_changes_late_for_the_first_time_is_said(history):
 
 def test_a_large_buffer_that_is_known_to_change_is_kept(history):
     model, optimizer = make()
-    model.register_buffer("table", torch.zeros(100_000))
+    model.register_buffer("table", torch.zeros(300_000))
     session = capture.enable(model, optimizer=optimizer, every=5, history=history)
     for _ in range(3):
         model.table.add_(1)
@@ -108,6 +109,32 @@ def test_a_scheduler_by_epochs_keeps_the_steps_own_state_also_when_it_is_capture
     assert scheduler.last_epoch == 0
 
 
+def test_a_due_step_at_the_end_of_an_epoch_keeps_its_schedule_when_the_session_is_closed(history):
+    model, optimizer = make()
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    session = capture.enable(model, optimizer=optimizer, scheduler=scheduler, every=1, history=history)
+    for _ in range(3):
+        one_step(model, optimizer)
+    scheduler.step()
+    session.close()
+    capture.restore(3, history=history, model=model, optimizer=optimizer, scheduler=scheduler)
+    assert scheduler.last_epoch == 0
+
+
+def test_waiting_before_the_scheduler_moves_says_nothing_about_its_pace(history):
+    model, optimizer = make()
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    with capture.enable(model, optimizer=optimizer, scheduler=scheduler, every=1, history=history) as session:
+        for step in range(1, 5):
+            one_step(model, optimizer)
+            if step == 2:
+                session.wait()
+            scheduler.step()
+    for step in (1, 3, 4):
+        capture.restore(f"{session.run}:{step}", history=history, model=model, optimizer=optimizer, scheduler=scheduler)
+        assert scheduler.last_epoch == step
+
+
 def test_what_the_loop_updates_after_the_optimizer_belongs_to_the_step(history):
     model, optimizer = make()
     average = Counter()
@@ -130,3 +157,138 @@ def test_a_prediction_of_one_element_is_no_loss(history):
     names = {row["name"] for row in History.open(history).query("SELECT name FROM metrics").to_pylist()}
     assert "step_time_s" in names
     assert "loss" not in names
+
+
+def late_model(history, **options):
+    """Two steps into a training none of whose steps is due."""
+    model, optimizer = make()
+    session = capture.enable(model, optimizer=optimizer, every=100, history=history, **options)
+    one_step(model, optimizer)
+    one_step(model, optimizer)
+    return model, optimizer, session
+
+
+def test_weights_that_changed_since_the_last_step_are_not_passed_off_as_it(history):
+    model, _, session = late_model(history)
+    model.load_state_dict({name: tensor + 1 for name, tensor in model.state_dict().items()})
+    with pytest.raises(SnapshotError, match=r"step 2 can't be captured any more: model"):
+        session.snapshot()
+    with pytest.warns(UserWarning, match=r"the last step .* is not captured: step 2 .* changed since"):
+        session.close()
+    assert committed_steps(history, session.run) == [0]
+
+
+def test_half_an_update_of_several_optimizers_is_no_step(history):
+    torch.manual_seed(3)
+    model = torch.nn.ModuleList([torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)])
+    optimizers = [torch.optim.SGD(part.parameters(), lr=0.1, momentum=0.9) for part in model]
+    session = capture.enable(model, optimizer=optimizers, every=100, history=history)
+    for part, optimizer in [*zip(model, optimizers, strict=True), (model[0], optimizers[0])]:
+        part(torch.randn(2, 8)).square().sum().backward()
+        optimizer.step()
+    with pytest.warns(UserWarning, match="the last step .* is not captured"):
+        session.close()
+    assert committed_steps(history, session.run) == [0]
+
+
+def test_an_optimizer_that_calls_its_parents_step_counts_once(history):
+    class Decayed(torch.optim.AdamW):
+        def step(self, closure=None):
+            super().step(closure)
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter.data.mul_(0.9)
+
+    model, plain = make()
+    optimizer = Decayed(model.parameters(), lr=0.01)
+    assert isinstance(plain, torch.optim.AdamW)
+    expected = {}
+    with capture.enable(model, optimizer=optimizer, every=1, history=history) as session:
+        for step in range(1, 4):
+            one_step(model, optimizer)
+            expected[step] = reference(model, optimizer)
+    assert committed_steps(history, session.run) == [0, 1, 2, 3]
+    for step, state in expected.items():
+        assert_same(capture.restore(f"{session.run}:{step}", history=history), state)
+
+
+def test_a_skipped_update_after_the_last_step_moves_nothing_of_it(history):
+    model, optimizer = make()
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
+    session = capture.enable(model, optimizer=optimizer, scaler=scaler, every=100, history=history)
+
+    def turn(factor: float) -> None:
+        scaler.scale(model(torch.randn(8, 64)).square().mean() * factor).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+    for _ in range(3):
+        turn(1.0)
+    expected = scaler.state_dict()
+    turn(float("inf"))
+    assert scaler.state_dict() != expected
+    session.close()
+    capture.restore(3, history=history, model=model, optimizer=optimizer, scaler=scaler)
+    assert scaler.state_dict() == expected
+
+
+def test_a_chained_schedule_by_epochs_keeps_the_steps_own_state(history):
+    model, optimizer = make()
+    parts = [torch.optim.lr_scheduler.ExponentialLR(optimizer, rate) for rate in (0.5, 0.9)]
+    scheduler = torch.optim.lr_scheduler.ChainedScheduler(parts, optimizer)
+    session = capture.enable(model, optimizer=optimizer, scheduler=scheduler, every=1, history=history)
+    for _ in range(3):
+        one_step(model, optimizer)
+    rate = optimizer.param_groups[0]["lr"]
+    scheduler.step()
+    session.close()
+    capture.restore(3, history=history, model=model, optimizer=optimizer, scheduler=scheduler)
+    assert optimizer.param_groups[0]["lr"] == rate
+
+
+def test_the_pace_of_a_schedule_is_known_after_a_restore(history):
+    """The first update after the restore is the last one of an epoch."""
+
+    def epoch_of(model, optimizer, scheduler, updates: int) -> None:
+        for _ in range(updates):
+            one_step(model, optimizer)
+        scheduler.step()
+
+    model, optimizer = make()
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    with capture.enable(model, optimizer=optimizer, scheduler=scheduler, every=1, history=history):
+        epoch_of(model, optimizer, scheduler, 4)
+    again, other = make(seed=9)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(other, 0.5)
+    capture.restore(3, history=history, model=again, optimizer=other, scheduler=schedule)
+    with capture.enable(again, optimizer=other, scheduler=schedule, every=1, history=history) as session:
+        epoch_of(again, other, schedule, 1)
+        one_step(again, other)
+    capture.restore(f"{session.run}:4", history=history, model=again, optimizer=other, scheduler=schedule)
+    assert schedule.last_epoch == 0
+
+
+def test_extra_state_of_a_step_captured_late(history):
+    class Counting(torch.nn.Linear):
+        seen = 0
+
+        def forward(self, x):
+            self.seen += 1
+            return super().forward(x)
+
+        def get_extra_state(self):
+            return {"seen": self.seen}
+
+        def set_extra_state(self, state):
+            self.seen = state["seen"]
+
+    model = torch.nn.Sequential(Counting(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with capture.enable(model, optimizer=optimizer, every=100, history=history):
+        for _ in range(3):
+            model(torch.randn(2, 4)).sum().backward()
+            optimizer.step()
+        model(torch.randn(2, 4))
+    capture.restore(3, history=history, model=model, optimizer=optimizer)
+    assert model[0].seen == 3

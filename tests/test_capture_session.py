@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import warnings
 from pathlib import Path
 
 import pytest
@@ -415,3 +416,67 @@ def test_a_forked_child_may_train_on(history):
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         one_step(model, optimizer)
     assert committed_steps(history, session.run) == [0, 1, 2]
+
+
+@pytest.mark.filterwarnings("ignore:the snapshot")
+def test_what_was_warned_of_does_not_end_a_script_at_close(history):
+    """A failed snapshot costs that snapshot only; `wait` raises it, `close` only what nobody has heard of yet."""
+    model, optimizer = make()
+    providers = [capture.Stateful("mine", Breaking(2))]
+    session = capture.enable(model, optimizer=optimizer, every=2, history=history, providers=providers)
+    one_step(model, optimizer)
+    with pytest.warns(UserWarning, match="the snapshot of step 2"):
+        one_step(model, optimizer)
+    one_step(model, optimizer)
+    with pytest.raises(SnapshotError, match="step 2 "):
+        session.wait()
+    with pytest.raises(SnapshotError, match="step 3 ") as failure:
+        session.close()
+    assert "step 2 " not in "".join([str(failure.value), *getattr(failure.value, "__notes__", ())])
+
+
+def test_a_scheduler_that_is_not_captured_is_said(history):
+    model, optimizer = make()
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    with pytest.warns(UserWarning, match=r"scheduler that is not captured.*scheduler=scheduler"):
+        capture.enable(model, optimizer=optimizer, history=history).close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        capture.enable(model, optimizer=optimizer, scheduler=scheduler, history=history).close()
+
+
+def test_one_name_is_a_list_of_one_and_a_misspelt_one_gets_its_neighbours(history):
+    model, optimizer = make()
+    capture.enable(model, optimizer=optimizer, history=history).close()
+    assert list(capture.restore(0, history=history, names="inner.weight", kinds="model")["model"]) == ["inner.weight"]
+    with pytest.raises(NotFoundError, match=r"close names are inner\.weight"):
+        capture.restore(0, history=history, names="iner.weight")
+
+
+def test_a_plain_module_is_no_engine(history):
+    model, optimizer = make()
+    capture.enable(model, optimizer=optimizer, history=history).close()
+    with pytest.raises(SetupError, match="pass a plain module as model="):
+        capture.restore(0, history=history, engine=model)
+
+
+def test_a_parameter_without_a_shape_is_refused_by_name(history):
+    model = torch.nn.Sequential(torch.nn.LazyLinear(4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(UnsupportedError, match=r"'0\.(weight|bias)' has no shape yet"):
+        capture.enable(model, optimizer=optimizer, history=history)
+
+
+def test_an_embedding_that_forward_renormalises_is_taken_at_the_step(history):
+    model = torch.nn.Embedding(1000, 64, max_norm=0.5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    expected = {}
+    with capture.enable(model, optimizer=optimizer, every=1, history=history) as session:
+        for step in range(1, 4):
+            model(torch.arange(1000)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            expected[step] = model.weight.detach().clone()
+    for step, weight in expected.items():
+        restored = capture.restore(f"{session.run}:{step}", history=history)["model"]["weight"]
+        assert torch.equal(restored, weight)

@@ -46,6 +46,21 @@ def add_module(model: Net, optimizer: torch.optim.Optimizer) -> None:
     model.inner.add_module("deep", torch.nn.Linear(2, 2))
 
 
+def rename_module(model: Net, optimizer: torch.optim.Optimizer) -> None:
+    model.within = model.inner
+    del model.inner
+
+
+def move_module(model: Net, optimizer: torch.optim.Optimizer) -> None:
+    model.outer.below = model.inner
+    del model.inner
+
+
+def swap_state(model: Net, optimizer: torch.optim.Optimizer) -> None:
+    state = optimizer.state[model.inner.weight]
+    state["step"], state["exp_avg"] = 3, state["step"]
+
+
 def replace_buffer(model: Net, optimizer: torch.optim.Optimizer) -> None:
     model.norm.running_mean = model.norm.running_mean.clone()
 
@@ -77,6 +92,9 @@ MOVES = [
     replace_parameter,
     tie,
     add_module,
+    rename_module,
+    move_module,
+    swap_state,
     replace_buffer,
     add_buffer,
     replace_state,

@@ -2,6 +2,7 @@
 
 import errno
 import threading
+import warnings
 from pathlib import Path
 
 import pytest
@@ -88,7 +89,6 @@ def test_a_disk_that_fails_midway_fails_the_snapshot_and_not_the_training(histor
     assert device.pinned == set()
 
 
-@pytest.mark.filterwarnings("ignore:the snapshot")
 @pytest.mark.parametrize("when", ["fails_to_begin", "fails_to_end"])
 def test_a_device_that_fails_fails_the_snapshot_by_its_own_words(history, monkeypatch, when):
     device = LateDevice(**{when: (3, RuntimeError("no memory to gather in"))})
@@ -96,11 +96,19 @@ def test_a_device_that_fails_fails_the_snapshot_by_its_own_words(history, monkey
     model, optimizer = make(400)
     engine = small_engine()
     session = session_on(device, model, optimizer, history, engine=engine)
-    for _ in range(3):
-        one_step(model, optimizer)
-    device.ending = True
-    with pytest.raises(SnapshotError, match="device tensors of step 0 can't be copied: no memory to gather in"):
-        session.close()
+
+    def train() -> None:
+        for _ in range(3):
+            one_step(model, optimizer)
+        device.ending = True
+        # The publisher's pace decides which hears of it first: a step, as a warning, or the end, as an error.
+        try:
+            session.close()
+        except SnapshotError as error:
+            warnings.warn(str(error), stacklevel=1)
+
+    with pytest.warns(UserWarning, match="device tensors of step 0 can't be copied: no memory to gather in"):
+        train()
     assert committed_steps(history, session.run) == [1, 2, 3]
     assert engine.staging[0] == 0, "a slot is still out"
     assert device.pinned == set()

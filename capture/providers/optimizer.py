@@ -51,8 +51,9 @@ class TorchOptimizer:
     def layout(self) -> Hashable:
         parameters = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
         states = [self._optimizer.state.get(parameter) or {} for parameter in parameters]
-        tensors = [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]
-        keys = tuple(map(len, states)), tuple(chain.from_iterable(states))
+        values = [value for state in states for value in state.values()]
+        tensors = [value for value in values if isinstance(value, torch.Tensor)]
+        keys = tuple(map(len, states)), tuple(chain.from_iterable(states)), tuple(map(type, values))
         return self._tree.shape(), tuple(map(id, parameters)), keys, tensor_marks(tensors)
 
     def objects(self) -> Mapping[str, tuple[Any, Placement]]:
@@ -172,14 +173,15 @@ class TorchOptimizer:
             return
         if len(mine) != len(theirs):
             raise MismatchError(
-                f"the checkpoint has {len(theirs)} optimizer param groups, this optimizer {len(mine)}; build it with the same groups"
+                f"the checkpoint has {len(theirs)} optimizer param groups, this optimizer {len(mine)}; build it with the same "
+                "groups: nothing was changed"
             )
         index = next(index for index, pair in enumerate(zip(mine, theirs, strict=True)) if pair[0] != pair[1])
         only_here = sorted(set(mine[index]) - set(theirs[index]))[:3]
         only_there = sorted(set(theirs[index]) - set(mine[index]))[:3]
         raise MismatchError(
-            f"optimizer param group {index}: only in this optimizer {only_here}, only in the checkpoint {only_there}; "
-            "build it with the same parameters in the same order"
+            f"optimizer param group {index}: only in this optimizer {only_here or 'nothing'}, only in the checkpoint "
+            f"{only_there or 'nothing'}; build it with the same parameters in the same order: nothing was changed"
         )
 
 

@@ -1,9 +1,10 @@
 """The parameters of a module, under their names in the unwrapped module."""
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from capture.items import Available, TensorItem
 from capture.providers.tree import ModuleTree, tensor_marks
@@ -23,15 +24,25 @@ class ModuleParameters:
 
     def tensors(self) -> Sequence[TensorItem]:
         items = []
+        renormed = self._renormed()
         for name, parameter, aliases in self._tree:
+            if is_lazy(parameter):
+                raise UnsupportedError(f"parameter {name!r} has no shape yet: run a forward before it is captured")
             value = parameter.detach()
             if type(parameter.data) is not torch.Tensor or value.layout is not torch.strided or value.is_meta:
                 raise UnsupportedError(
                     f"parameter {name!r} is a {type(parameter.data).__qualname__} of layout {value.layout} on {value.device}: "
                     "only dense local tensors can be captured, not DTensor, sparse or meta ones"
                 )
-            items.append(TensorItem(name, "model", tuple(value.shape), value, aliases=aliases))
+            when: Literal["lazy", "eager"] = "eager" if id(parameter) in renormed else "lazy"
+            items.append(TensorItem(name, "model", tuple(value.shape), value, when=when, aliases=aliases))
         return items
+
+    def _renormed(self) -> set[int]:
+        """Parameters that forward writes to: embeddings with `max_norm`."""
+        kinds = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+        modules = (module for module in self._tree.module.modules() if isinstance(module, kinds))
+        return {id(module.weight) for module in modules if module.max_norm is not None}
 
     def layout(self) -> Hashable:
         return self._tree.shape(), tensor_marks([parameter for _, parameter, _ in self._tree])

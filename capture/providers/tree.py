@@ -39,10 +39,14 @@ class ModuleTree:
 
     def _now(self) -> Hashable:
         held = [part._parameters if self._of == "parameters" else part._buffers for part in self._modules]
-        return (
-            tuple(map(id, chain.from_iterable(part._modules.values() for part in self._modules))),
-            tuple(chain.from_iterable(held)),
-            tuple(map(id, chain.from_iterable(one.values() for one in held))),
+        below = [part._modules for part in self._modules]
+        return tuple(
+            (
+                tuple(map(len, dicts)),
+                tuple(chain.from_iterable(dicts)),
+                tuple(map(id, chain.from_iterable(one.values() for one in dicts))),
+            )
+            for dicts in (below, held)
         )
 
     def _walk(self) -> Iterator[Named]:
