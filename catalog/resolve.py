@@ -127,7 +127,7 @@ def _best(history: History) -> CheckpointRef:
     known = [ref for ref in refs if ref in losses]
     if not known:
         raise NotFoundError(
-            f"no captured step of {history.root} has a recorded loss, so there is no 'best': name a step"
+            f"no captured step of {history.root} has a recorded loss, so there is no 'best': name a step, or record one with session.log(loss=...)"
         )
     return min(known, key=lambda ref: (losses[ref], ref.step))
 

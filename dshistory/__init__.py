@@ -74,6 +74,8 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name == "capture":
         value = importlib.import_module("capture")
+    elif name == "__version__":
+        value = importlib.import_module("importlib.metadata").version("dshistory")
     elif name in _HOMES:
         value = getattr(importlib.import_module(_HOMES[name]), name)
     else:

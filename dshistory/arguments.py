@@ -64,7 +64,7 @@ def parse(verb: Verb, words: Sequence[str], *, prog: str, forms: bool) -> Call:
         history = texts.pop(0)
     missing = [place.name for place in places[len(texts) :] if place.required]
     if missing:
-        raise UsageError(f"{prog}: {' and '.join(missing)} missing; see {prog} --help")
+        raise UsageError(f"{prog} needs {' and '.join(name.upper() for name in missing)}; see {prog} --help")
     if len(texts) > len(places):
         raise UsageError(f"{prog}: {texts[len(places)]!r} is one argument too many; see {prog} --help")
     values = tuple(place.parse(text) for place, text in zip(places, texts, strict=False))
@@ -78,7 +78,7 @@ def help_text(verb: Verb, *, prog: str, forms: bool) -> str:
 
 def overview(prog: str, surface: Surface) -> str:
     """The verbs of a surface with their summaries."""
-    verbs = [f"  {verb.name:<9} {verb.summary.partition(': ')[0]}" for verb in VERBS if surface in verb.surfaces]
+    verbs = [f"  {verb.name:<11} {verb.summary.partition(': ')[0]}" for verb in VERBS if surface in verb.surfaces]
     usage = f"usage: {prog} VERB [PATH] [arguments] [options]; {prog} VERB --help explains one"
     return "\n".join([usage, "", "Look into the history of a training run.", "", *verbs])
 

@@ -40,7 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if with_traceback:
             traceback.print_exc()
         else:
-            print(f"dshistory: {' '.join(str(error).split())}", file=sys.stderr)
+            message = " ".join(str(error).split())
+            print(message if message.startswith("dshistory ") else f"dshistory: {message}", file=sys.stderr)
         return FAILED
 
 

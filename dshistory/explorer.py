@@ -97,8 +97,7 @@ class Explorer:
         Args:
             names: patterns of tensor names, as '*.mlp.*'
             metric: norm or nonfinite, of the step; or, from the checkpoint before, relative_update, update_norm,
-            cosine,
-                max_change, changed_share, sign_flips
+                cosine, max_change, changed_share, sign_flips
             kinds: patterns of kinds: model, buffer, master, exp_avg, ...; '*' for all
             run: this run and its parents; default: the current run
             quiet: no progress bar
@@ -133,7 +132,7 @@ class Explorer:
         names: Patterns | None = None,
         kinds: Patterns | None = None,
     ) -> Any:
-        """Put a training back to a checkpoint, bit for bit; without a target, its state as {kind: {name: tensor}}.
+        """Put a training back to a checkpoint, bit for bit; without a target, return its tensors by kind and name.
 
         Args:
             ref: the checkpoint
@@ -156,13 +155,13 @@ class Explorer:
             scaler=scaler,
             dataloader=dataloader,
             providers=providers,
-            names=[names] if isinstance(names, str) else names,
-            kinds=[kinds] if isinstance(kinds, str) else kinds,
+            names=names,
+            kinds=kinds,
         )
 
     def sql(self, /, query: str, **params: object) -> Table:
-        """The rows of a DuckDB query over the catalog: runs, checkpoints, tensors, fragments, metrics, events. Read-
-        only.
+        """The rows of a DuckDB query over the catalog: runs, checkpoints, tensors, fragments, metrics, events.
+        Nothing can be changed.
 
         Args:
             query: the SQL; $name stands for a value

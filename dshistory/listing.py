@@ -178,7 +178,8 @@ def verify(history: History, refs: Sequence[CheckpointRef] | None, *, quiet: boo
     with ByteProgress(total, description="verify", quiet=quiet) as bar:
         problems = verification.verify(history, refs, progress=bar.advance)
     rows = [{"file": problem.file, "field": problem.field, "problem": problem.message} for problem in problems]
-    note = f"{len(checked)} checkpoints read again: " + (f"{len(rows)} problems" if rows else "no problem")
+    found = "no problem" if not rows else "1 problem" if len(rows) == 1 else f"{len(rows)} problems"
+    note = f"{len(checked)} checkpoint{'' if len(checked) == 1 else 's'} read again: {found}"
     return Table(pa.Table.from_pylist(rows, schema=_PROBLEMS_SCHEMA), note=note)
 
 

@@ -121,6 +121,8 @@ def verb_named(name: str, surface: Surface) -> Verb:
     """The verb of that name. Raises UsageError, naming the nearest."""
     known = {verb.name: verb for verb in VERBS if surface in verb.surfaces}
     if name not in known:
+        if any(verb.name == name for verb in VERBS):
+            raise UsageError(f"{name!r} is not for the {surface}: use dshistory.{name}(...) in Python or a notebook")
         raise UsageError(f"there is no {name!r}; {nearest(name, known)}")
     return known[name]
 

@@ -103,7 +103,7 @@ def test_a_known_error_is_one_line_and_exit_code_2(root: Path, tmp_path: Path) -
         (("sql", str(root), "SELECT $a"), "a"),
         (("sql", str(root), "DROP TABLE runs"), "only be read"),
         (("lgo",), "log"),
-        (("diff", str(root)), "a missing"),
+        (("diff", str(root)), "dshistory diff needs A;"),
         (("log", str(root), "1", "2"), "too many"),
         (("log", str(root), "--nonsense"), "--nonsense"),
         (("doctor", "--size-mib", "many"), "size_mib"),
@@ -112,7 +112,7 @@ def test_a_known_error_is_one_line_and_exit_code_2(root: Path, tmp_path: Path) -
         result = dshistory(*words)
         assert result.returncode == 2, (words, result)
         assert result.stdout == ""
-        assert result.stderr.startswith("dshistory: ")
+        assert result.stderr.startswith("dshistory")
         assert message in result.stderr
         assert len(result.stderr.splitlines()) == 1, result.stderr
 

@@ -83,7 +83,7 @@ def test_mistakes_are_one_line_and_fail_the_cell(
     for cell, message in [
         ("%dshistory show 11", "the nearest are 10 and 20"),
         ("%dshistory lgo", "log"),
-        ("%dshistory diff", "a missing"),
+        ("%dshistory diff", "%dshistory diff needs A;"),
         ("%dshistory diff 'open", "quot"),
         ("%%dshistory log\nSELECT 1", "%%dshistory sql"),
         ("%%dshistory sql 1x <<\nSELECT 1", "1x"),

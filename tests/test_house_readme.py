@@ -33,6 +33,7 @@ model = GPT(config)
 engine, _, _, _ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=settings)
 model = GPT(config)
 optimizer = torch.optim.AdamW(model.parameters())
+scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
 """
 
 

@@ -96,7 +96,7 @@ def train(
         step = engine.global_steps
         if rank == 0 and (step % 10 == 0 or step == steps):
             rate = (step - first) * tokens_per_step / (time.perf_counter() - started)
-            print(f"  step {step:4d}/{steps}   loss {loss.item():.4f}   {rate:7,.0f} tokens/s", flush=True)
+            print(f"  step {step:4d}/{steps}   loss {loss.item():.4f} (rank 0)   {rate:7,.0f} tokens/s", flush=True)
         if step >= steps:
             return
 
