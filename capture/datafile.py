@@ -12,15 +12,13 @@ import torch
 import native
 from capture.dtypes import dtype_name
 from capture.objects import EncodedObject
+from capture.parts import HUGE, Part, entry_shape
 from capture.plan import Plan
 from catalog.extents import extent_table
 from catalog.header import Entry, encode_header, entries_json
 from catalog.records import Extent, Placement
 
-__all__ = ["PlacedObject", "Tail", "data_file_extents", "data_file_header", "make_tail", "object_entries"]
-
-_HUGE = 1 << 50
-"""No offset has more digits."""
+__all__ = ["PlacedObject", "Tail", "data_file_header", "make_tail", "manifest_rows", "object_entries"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +37,14 @@ class _Piece:
     shape: tuple[int, ...]
     placement: Placement
     data: bytes
+    key: str
+    entry_shape: tuple[int, ...]
+    start: int = 0
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def itemsize(self) -> int:
+        return len(self.data) // max(1, prod(self.entry_shape))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,42 +64,44 @@ def object_entries(objects: Sequence[PlacedObject]) -> list[Entry]:
     for placed in objects:
         for name, tensor in placed.encoded.tensors.items():
             dtype = dtype_name(tensor.dtype, what=name)
-            entries.append(Entry(f"object_tensor/{name}", dtype, tuple(tensor.shape), _HUGE, _HUGE))
+            entries.append(Entry(f"object_tensor/{name}", dtype, tuple(tensor.shape), HUGE, HUGE))
         shape = (len(placed.encoded.json),)
-        entries.append(Entry(f"object/{placed.encoded.name}", "U8", shape, _HUGE, _HUGE))
+        entries.append(Entry(f"object/{placed.encoded.name}", "U8", shape, HUGE, HUGE))
     return entries
 
 
-def make_tail(objects: Sequence[PlacedObject], plan: Plan, *, file: str) -> Tail:
-    """Lay the objects out behind the planned bytes: their tensors first, by falling item size, then the JSON trees,
-    then padding.
+def make_tail(
+    objects: Sequence[PlacedObject], plan: Plan, *, file: str, moved: Sequence[tuple[Part, bytes]] = ()
+) -> Tail:
+    """Lay out what follows the planned bytes: resting parts that have moved after all and the objects' tensors, by
+    falling item size, then the JSON trees, then padding.
     """
     at = plan.data_end
     chunks: list[bytes] = []
     entries: list[Entry] = []
     extents: list[Extent] = []
-    pieces = _pieces(objects)
+    pieces = _pieces(objects, moved)
     end = at + sum(len(piece.data) for piece in pieces)
     pad = -end % plan.align
     if pad:
-        pieces.append(_Piece("__pad__.tail", "pad", "U8", (pad,), "rank_local", bytes(pad)))
+        pieces.append(_Piece("__pad__.tail", "pad", "U8", (pad,), "rank_local", bytes(pad), "__pad__.tail", (pad,)))
     for piece in pieces:
-        key = piece.name if piece.kind == "pad" else f"{piece.kind}/{piece.name}"
         begin = at - plan.data_start
-        entries.append(Entry(key, piece.dtype, piece.shape, begin, begin + len(piece.data)))
+        entries.append(Entry(piece.key, piece.dtype, piece.entry_shape, begin, begin + len(piece.data)))
         extents.append(
             Extent(
                 name=piece.name,
                 kind=piece.kind,
                 dtype=piece.dtype,
                 shape=piece.shape,
-                start=0,
-                numel=prod(piece.shape),
+                start=piece.start,
+                numel=prod(piece.entry_shape),
                 file=file,
                 offset=at,
                 nbytes=len(piece.data),
                 checksum=native.checksum(piece.data),
                 placement=piece.placement,
+                aliases=piece.aliases,
             )
         )
         chunks.append(piece.data)
@@ -107,9 +115,11 @@ def data_file_header(plan: Plan, tail: Tail, *, run: str, step: int, rank: int) 
     return encode_header([plan.header_json, entries_json(tail.entries)], metadata=metadata, data_start=plan.data_start)
 
 
-def data_file_extents(plan: Plan, tail: Tail, checksums: bytes, header: bytes, *, file: str) -> pa.Table:
-    """One manifest row for every byte of the file, in file order. `checksums` are those of the plan's parts, 16 bytes
-    each.
+def manifest_rows(
+    plan: Plan, tail: Tail, checksums: bytes, header: bytes, *, file: str, references: Sequence[Extent] = ()
+) -> pa.Table:
+    """One row for every byte of the file, in file order, then the references to other files. `checksums` are those of the
+    plan's parts, 16 bytes each.
     """
     first = Extent(
         name="__header__",
@@ -125,27 +135,39 @@ def data_file_extents(plan: Plan, tail: Tail, checksums: bytes, header: bytes, *
         placement="rank_local",
     )
     planned = plan.rows.table(checksums, file=file)
-    return pa.concat_tables([extent_table([first]), planned, extent_table(tail.extents)])
+    return pa.concat_tables([extent_table([first]), planned, extent_table([*tail.extents, *references])])
 
 
-def _pieces(objects: Sequence[PlacedObject]) -> list[_Piece]:
-    tensors = [
-        _Piece(
-            name,
-            "object_tensor",
-            dtype_name(tensor.dtype, what=name),
-            tuple(tensor.shape),
-            placed.placement,
-            _bytes_of(tensor),
-        )
-        for placed in objects
-        for name, tensor in placed.encoded.tensors.items()
-    ]
-    trees = [
-        _Piece(placed.encoded.name, "object", "U8", (len(placed.encoded.json),), placed.placement, placed.encoded.json)
-        for placed in objects
-    ]
-    return [*sorted(tensors, key=lambda piece: -(len(piece.data) // max(1, prod(piece.shape)))), *trees]
+def _pieces(objects: Sequence[PlacedObject], moved: Sequence[tuple[Part, bytes]]) -> list[_Piece]:
+    tensors = [_of_part(part, data) for part, data in moved]
+    trees = []
+    for placed in objects:
+        for name, tensor in placed.encoded.tensors.items():
+            dtype = dtype_name(tensor.dtype, what=name)
+            tensors.append(_of_object("object_tensor", name, dtype, tuple(tensor.shape), _bytes_of(tensor), placed))
+        json = placed.encoded.json
+        trees.append(_of_object("object", placed.encoded.name, "U8", (len(json),), json, placed))
+    return [*sorted(tensors, key=lambda piece: -piece.itemsize), *trees]
+
+
+def _of_part(part: Part, data: bytes) -> _Piece:
+    item = part.item
+    return _Piece(
+        item.name,
+        item.kind,
+        part.dtype,
+        tuple(item.shape),
+        item.placement,
+        data,
+        part.key,
+        entry_shape(part),
+        part.start,
+        item.aliases,
+    )
+
+
+def _of_object(kind: str, name: str, dtype: str, shape: tuple[int, ...], data: bytes, placed: PlacedObject) -> _Piece:
+    return _Piece(name, kind, dtype, shape, placed.placement, data, f"{kind}/{name}", shape)
 
 
 def _bytes_of(tensor: torch.Tensor) -> bytes:

@@ -12,7 +12,7 @@ import torch
 
 import native
 from capture.items import TensorItem
-from capture.plan import Part
+from capture.parts import Part
 
 __all__ = ["Check", "Witness"]
 

@@ -5,10 +5,9 @@ ZeRO partition) at an offset congruent to its address, so that the device can ta
 while no address moves; it is pure arithmetic.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -19,12 +18,13 @@ from capture.device_feed import DevicePart
 from capture.dtypes import dtype_name
 from capture.items import TensorItem
 from capture.origins import Origins
+from capture.parts import Part, entry_shape, may_rest, widest_entry
 from capture.rows import PlannedRows
 from capture.staging import CUDA, GATHERED_BYTES, CopyEngine, Mirror
 from catalog.errors import UnsupportedError
 from catalog.header import Entry, entries_json, header_bytes_needed
 
-__all__ = ["Part", "Plan", "entry_key", "make_plan", "signature_of"]
+__all__ = ["Plan", "make_plan", "signature_of"]
 
 MIN_RUN_BYTES = 1 << 20
 """Shorter runs are packed and copied: a request of its own costs more than a copy."""
@@ -33,43 +33,14 @@ _HEADER_SLACK_BYTES = 1024
 _WIDEST_METADATA = {"format": "dshistory-1", "run": "-" * 128, "step": "-" * 20, "rank": "-" * 5}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Part:
-    """What this rank writes of one item: `[start, start + numel)` of the logical tensor, from `address`, or fed from
-    `device`. `live`: the training's own memory is read after the step too, until the barrier.
-    """
-
-    item: TensorItem
-    start: int
-    numel: int
-    address: int
-    itemsize: int
-    dtype: str
-    live: bool
-    device: DevicePart | None = None
-
-    @property
-    def nbytes(self) -> int:
-        return self.numel * self.itemsize
-
-    @property
-    def key(self) -> str:
-        return entry_key(self.item.kind, self.item.name, self.item.shape, self.start, self.numel)
-
-
-def entry_key(kind: str, name: str, shape: Sequence[int], start: int, numel: int) -> str:
-    """The safetensors key of a fragment: `kind/name`, with its range unless it is the whole tensor."""
-    whole = start == 0 and numel == prod(shape)
-    return f"{kind}/{name}" if whole else f"{kind}/{name}[{start}:{start + numel}]"
-
-
 @dataclass(frozen=True, eq=False)
 class Plan:
     """One rank's layout. `parts[i]` lies at absolute `offsets[i]`; `pads` are the gaps as (offset, nbytes); all between
     data_start and data_end.
 
     `mirrors` are of host tensors that are not dense, to be copied anew at every snapshot. Parts of device tensors come
-    last, from a multiple of `align` on.
+    last, from a multiple of `align` on. `resting` parts have no place: they are expected to be where an earlier checkpoint
+    has them.
     """
 
     parts: tuple[Part, ...]
@@ -80,6 +51,7 @@ class Plan:
     align: int
     mirrors: tuple[Mirror, ...]
     entries: tuple[Entry, ...] = field(repr=False, default=())
+    resting: tuple[Part, ...] = ()
 
     @cached_property
     def write(self) -> native.WritePlan:
@@ -101,7 +73,9 @@ class Plan:
 
     @cached_property
     def _room(self) -> int:
-        return self.data_start - header_bytes_needed(self.entries, metadata=_WIDEST_METADATA)
+        return self.data_start - header_bytes_needed(
+            [*self.entries, *map(widest_entry, self.resting)], metadata=_WIDEST_METADATA
+        )
 
     @cached_property
     def header_json(self) -> bytes:
@@ -133,7 +107,7 @@ class Plan:
     @cached_property
     def live_parts(self) -> tuple[Part, ...]:
         """The parts whose memory is read after the step too."""
-        return tuple(part for part in self.parts if part.live and part.nbytes)
+        return tuple(part for part in (*self.parts, *self.resting) if part.live and part.nbytes)
 
     @cached_property
     def live_items(self) -> tuple[TensorItem, ...]:
@@ -149,7 +123,7 @@ class Plan:
     @property
     def state_bytes(self) -> int:
         """Bytes of state, without padding."""
-        return sum(part.nbytes for part in self.parts)
+        return sum(part.nbytes for part in (*self.parts, *self.resting))
 
 
 def signature_of(items: Iterable[TensorItem]) -> tuple[Any, ...]:
@@ -178,19 +152,23 @@ def make_plan(
     align: int,
     reserve: Sequence[Entry],
     copies: CopyEngine = CUDA,
+    resting: Container[str] = frozenset(),
 ) -> Plan:
-    """The layout of this rank's share of `items`. `reserve` are entries (of the objects) that the header must have room
-    for too; `copies` says which tensors lie in device memory.
+    """The layout of this rank's share of `items`, but for those whose keys are `resting`. `reserve` are entries (of the
+    objects) that the header must have room for too; `copies` says which tensors lie in device memory.
     """
     _check_items(items, copies=copies)
     sources = Origins(copies)
-    parts = list(_shares(items, rank, world_size, sources))
+    parts: list[Part] = []
+    rest: list[Part] = []
+    for part in _shares(items, rank, world_size, sources):
+        (rest if may_rest(part) and part.key in resting else parts).append(part)
     placer = _Placer(align)
     placer.place(parts)
     data_bytes = _round_up(placer.at, align)
     placer.pad_to(data_bytes)
     entries = _entries(placer)
-    needed = header_bytes_needed([*entries, *reserve], metadata=_WIDEST_METADATA)
+    needed = header_bytes_needed([*entries, *map(widest_entry, rest), *reserve], metadata=_WIDEST_METADATA)
     data_start = _round_up(needed + needed // 64 + _HEADER_SLACK_BYTES, align)
     return Plan(
         parts=tuple(part for part, _ in placer.placed),
@@ -201,6 +179,7 @@ def make_plan(
         align=align,
         mirrors=tuple(sources.mirrors),
         entries=entries,
+        resting=tuple(rest),
     )
 
 
@@ -274,9 +253,7 @@ def _run_bytes(run: Sequence[Part]) -> int:
 def _entries(placer: _Placer) -> tuple[Entry, ...]:
     entries = []
     for part, offset in placer.placed:
-        whole = part.start == 0 and part.numel == prod(part.item.shape)
-        shape = part.item.shape if whole else (part.numel,)
-        entries.append(Entry(part.key, part.dtype, tuple(shape), offset, offset + part.nbytes))
+        entries.append(Entry(part.key, part.dtype, entry_shape(part), offset, offset + part.nbytes))
     for i, (offset, nbytes) in enumerate(placer.pads):
         entries.append(Entry(f"__pad__.{i}", "U8", (nbytes,), offset, offset + nbytes))
     return tuple(sorted(entries, key=lambda entry: (entry.begin, entry.end)))

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from capture.resting import Place, Resting
 from capture.snapshot import Snapshot
 from catalog.errors import SnapshotError
 from catalog.run import RunWriter
@@ -33,6 +34,7 @@ class Publisher:
         self._metrics: collections.deque[_Metrics] = collections.deque()
         self._failures: list[SnapshotError] = []
         self._figures: list[dict[str, Any]] = []
+        self._resting = Resting(lambda step: run.paths.marker(run.run, step).exists())
         self._closing = False
         self._flushed = time.monotonic()
         # A daemon: the interpreter joins other threads before it runs the exit handler that ends this one.
@@ -64,6 +66,11 @@ class Publisher:
         with self._changed:
             failures, self._failures = self._failures, []
         return failures
+
+    @property
+    def resting(self) -> Mapping[str, Place]:
+        """What is expected to be unchanged at the next snapshot, and where its bytes are."""
+        return self._resting.places
 
     def figures(self) -> list[dict[str, Any]]:
         """What each finished snapshot wrote, in order."""
@@ -120,14 +127,15 @@ class Publisher:
             snapshot.compose(self._run)
             while not snapshot.written(FLUSH_INTERVAL_S):
                 self._flush()
-            figures = snapshot.finish(self._run)
+            published = snapshot.finish(self._run)
             committed = self._run.try_commit(snapshot.step)
+            self._resting.published(published)
         except Exception as error:  # noqa: BLE001 - whatever fails this snapshot must not end the thread others wait for
             snapshot.abort()
             self.failed(snapshot.step, error)
             return False
         with self._changed:
-            self._figures.append({"step": snapshot.step, **figures})
+            self._figures.append({"step": snapshot.step, **published.figures})
         return committed
 
     def _register(self) -> None:

@@ -102,6 +102,7 @@ class Session:
         figures = self._publisher.figures()
         stats.snapshots = len(figures)
         stats.bytes = sum(int(item["file_bytes"]) for item in figures)
+        stats.unchanged_bytes = sum(int(item["unchanged_bytes"]) for item in figures)
         stats.write_s = sum(float(item["write_s"]) for item in figures)
         return stats
 
@@ -289,7 +290,10 @@ class Session:
             self._publisher.wait_below(MAX_PENDING)
         if moment is not None:
             self._late.require_still(moment)
-        snapshot = Snapshot.start(self._source, self._engine, self._run, step, check=self._check, moment=moment)
+        resting = self._publisher.resting
+        snapshot = Snapshot.start(
+            self._source, self._engine, self._run, step, check=self._check, resting=resting, moment=moment
+        )
         self._last = step
         self._late.forget()
         self._unreleased.append(snapshot)

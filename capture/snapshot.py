@@ -2,18 +2,19 @@
 
 import errno
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import native
-from capture.datafile import PlacedObject, Tail, data_file_extents, data_file_header, make_tail, object_entries
+from capture.datafile import PlacedObject, Tail, data_file_header, make_tail, manifest_rows, object_entries
 from capture.device_feed import Copies, NoCopies
 from capture.intact import Check, Witness
 from capture.moment import Moment
 from capture.objects import inlined
 from capture.plan import Plan
+from capture.resting import Guess, Place, Published
 from capture.source import Source
 from catalog.errors import SnapshotError
 from catalog.run import RunWriter
@@ -32,6 +33,7 @@ class Snapshot:
     data_tmp: Path
     job: native.WriteJob
     copies: Copies
+    guess: Guess
     witness: Witness
     objects: list[PlacedObject] = field(default_factory=list)
     settled: threading.Event = field(default_factory=threading.Event)
@@ -49,12 +51,14 @@ class Snapshot:
         step: int,
         *,
         check: Check,
+        resting: Mapping[str, Place],
         moment: Moment | None = None,
     ) -> "Snapshot":
-        """Begin to write the state as it is now, but for what `moment` has kept of it. OSError when the file can't be
-        made, UnsupportedError by name.
+        """Begin to write the state as it is now, but for what `moment` has kept of it; `resting` is expected to be unchanged.
+        OSError when the file can't be made, UnsupportedError by name.
         """
-        snapshot = cls._begin(source, engine, run, step, check=check, moment=moment)
+        begin = partial(cls._begin, source, engine, run, step, check=check, resting=resting, moment=moment)
+        snapshot = begin()
         try:
             # While the first bytes are moving.
             snapshot.objects = source.objects(moment)
@@ -64,7 +68,7 @@ class Snapshot:
             snapshot.abort()
             raise
         snapshot.abort()
-        grown = cls._begin(source, engine, run, step, check=check, moment=moment)
+        grown = begin()
         grown.objects = snapshot.objects
         return grown
 
@@ -77,16 +81,17 @@ class Snapshot:
         step: int,
         *,
         check: Check,
+        resting: Mapping[str, Place],
         moment: Moment | None,
     ) -> "Snapshot":
-        plan = source.plan(moment)
+        plan = source.plan(moment, resting=resting)
         data_tmp = run.begin(step)
         data_tmp.unlink(missing_ok=True)
         witness = Witness(plan.live_items, hashed=plan.live_parts if check == "hash" else ())
         taken = source.take(plan, engine)
         job = engine.start(plan.write, str(data_tmp))
         copies = NoCopies() if taken is None else taken.feed(job)
-        return cls(step, plan, data_tmp, job, copies, witness)
+        return cls(step, plan, data_tmp, job, copies, Guess(plan.resting, resting), witness)
 
     def written(self, timeout_s: float) -> bool:
         """Whether all data is written; False on timeout. OSError when writing failed, SnapshotError when the copies did."""
@@ -106,6 +111,7 @@ class Snapshot:
         """Stop, and remove the file; no copy is left. Idempotent."""
         self.job.abort()
         self.copies.wait()
+        self.guess.wait()
 
     def release(self) -> None:
         """The barrier: return once no live byte is needed any more. Memory that was touched since the step fails the
@@ -113,6 +119,7 @@ class Snapshot:
         """
         self.copies.wait()
         self.job.release()
+        self.guess.wait()
         with self._judging:
             if self._touched is None:
                 self._touched = self.witness.moved()
@@ -135,23 +142,36 @@ class Snapshot:
         if not self.plan.has_room_for(object_entries(self.objects)):
             # Grown between the step and the next forward, when the header's length was fixed.
             self.objects = [PlacedObject(inlined(placed.encoded), placed.placement) for placed in self.objects]
-        tail = make_tail(self.objects, self.plan, file=run.paths.relative(run.paths.data(run.run, self.step, run.rank)))
+        self._read_resting()
+        tail = make_tail(self.objects, self.plan, file=self._file(run), moved=self.guess.moved)
         header = data_file_header(self.plan, tail, run=run.run, step=self.step, rank=run.rank)
         self._ends = header, tail
 
-    def finish(self, run: RunWriter) -> dict[str, Any]:
-        """Write the file's ends and publish this rank's part; it must be composed, and the job's data written. Returns its
-        figures.
+    def finish(self, run: RunWriter) -> Published:
+        """Write the file's ends and publish this rank's part; it must be composed, and the job's data written. Returns what
+        is published.
         """
         assert self._ends is not None, "compose comes first"
         header, tail = self._ends
         checksums = self.job.checksums()
         self._require_intact()
         nbytes = self.job.finish(header=header, tail=tail.data)
-        file = run.paths.relative(run.paths.data(run.run, self.step, run.rank))
-        extents = data_file_extents(self.plan, tail, checksums, header, file=file)
-        run.publish_part(self.step, data_tmp=self.data_tmp, extents=extents)
-        return {"file_bytes": nbytes, **self.job.stats}
+        file = self._file(run)
+        rows = manifest_rows(self.plan, tail, checksums, header, file=file, references=self.guess.references)
+        run.publish_part(self.step, data_tmp=self.data_tmp, extents=rows)
+        figures = {"file_bytes": nbytes, "unchanged_bytes": self.guess.unchanged_bytes, **self.job.stats}
+        moved = frozenset(part.key for part, _ in self.guess.moved)
+        return Published(self.step, file, self.plan, checksums, moved, figures)
+
+    def _file(self, run: RunWriter) -> str:
+        return run.paths.relative(run.paths.data(run.run, self.step, run.rank))
+
+    def _read_resting(self) -> None:
+        try:
+            self.guess.require()
+        except OSError:
+            self._require_intact()
+            raise
 
     def _require_intact(self) -> None:
         # Before the barrier all has been read by now: what is as it was at the step was so all the time. At the barrier

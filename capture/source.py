@@ -1,6 +1,6 @@
 """What a rank has to capture: its State Providers asked, and the plan for what they list kept while nothing moves."""
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import native
@@ -11,11 +11,15 @@ from capture.items import StateProvider, Steady, TensorItem
 from capture.moment import Moment, Moments
 from capture.objects import encode_object
 from capture.plan import Plan, make_plan, signature_of
+from capture.resting import Place
 from capture.staging import CUDA, CopyEngine
 from catalog.errors import UnsupportedError
 from catalog.header import Entry
 
 __all__ = ["Source"]
+
+
+_NONE: Mapping[str, Place] = {}
 
 
 class Source:
@@ -40,6 +44,7 @@ class Source:
         self._reserve: list[Entry] = []
         self._plan: Plan | None = None
         self._layout: Hashable = None
+        self._resting: Mapping[str, Place] = _NONE
         self._lists: dict[int, tuple[Hashable, Sequence[TensorItem]]] = {}
         self._moments = Moments(self.providers)
         self._offered: dict[str, StateProvider] = {}
@@ -96,9 +101,9 @@ class Source:
         """The buffers that are not any more as they were at `moment`, nor kept."""
         return self._moments.lost(moment)
 
-    def plan(self, moment: Moment | None = None) -> Plan:
-        """The layout of this rank's file for the state as it is now, but for the buffers that `moment` has kept; its header
-        has room for the objects as they were last.
+    def plan(self, moment: Moment | None = None, *, resting: Mapping[str, Place] = _NONE) -> Plan:
+        """The layout of this rank's file for the state as it is now, but for the buffers that `moment` has kept, and without
+        what is `resting`; its header has room for the objects as they were last.
         """
         listed = [self._listed(provider) for provider in self.providers]
         items = [item for _, of_provider in listed for item in of_provider]
@@ -106,7 +111,8 @@ class Source:
         if moment is not None and moment.buffers:
             items = [_as_kept(item, moment) for item in items]
             layout = ()
-        if self._plan is None or self._layout != layout or not layout or not self._plan.has_room_for(self._reserve):
+        same = self._layout == layout and self._resting is resting
+        if self._plan is None or not same or not layout or not self._plan.has_room_for(self._reserve):
             self._plan = make_plan(
                 items,
                 rank=self._rank,
@@ -114,8 +120,9 @@ class Source:
                 align=self._align,
                 reserve=self._reserve,
                 copies=self._copies,
+                resting=resting,
             )
-            self._layout = layout
+            self._layout, self._resting = layout, resting
         return self._plan
 
     def fits(self, plan: Plan) -> bool:

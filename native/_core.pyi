@@ -162,6 +162,11 @@ def read(
 def checksum(data: Any) -> bytes:
     """XXH3-128 of a contiguous buffer, seed 0, canonical (big-endian) representation: 16 bytes."""
 
+def checksum_memory(*, addresses: Any, nbytes: Any) -> bytes:
+    """XXH3-128 of regions of this process's memory, 16 bytes each, in order; uint64 numpy arrays. OSError (EFAULT) names
+    the first region that is not mapped; whoever calls holds on to the memory.
+    """
+
 def probe_io_uring() -> str:
     """Empty when an io_uring can be made here, else why not, as one sentence."""
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 import native
-from capture.datafile import PlacedObject, data_file_extents, data_file_header, make_tail, object_entries
+from capture.datafile import PlacedObject, data_file_header, make_tail, manifest_rows, object_entries
 from capture.items import TensorItem
 from capture.objects import encode_object
 from capture.plan import MIN_RUN_BYTES, Plan, make_plan, signature_of
@@ -102,7 +102,7 @@ def written(plan: Plan, folder: Path, objects: list[PlacedObject]) -> Path:
     header = data_file_header(plan, tail, run="r", step=7, rank=0)
     size = job.finish(header=header, tail=tail.data)
     assert size == path.stat().st_size
-    rows = data_file_extents(plan, tail, job.checksums(), header, file=path.name)
+    rows = manifest_rows(plan, tail, job.checksums(), header, file=path.name)
     engine.close()
     check_rows(extent_records(rows), path.read_bytes())
     return path

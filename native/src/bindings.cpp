@@ -18,6 +18,7 @@
 #include "checksum.hpp"
 #include "engine.hpp"
 #include "io_error.hpp"
+#include "memory.hpp"
 #include "probe.hpp"
 #include "reader.hpp"
 
@@ -175,6 +176,22 @@ nb::bytes checksum(nb::handle data) {
     return nb::bytes(reinterpret_cast<const char *>(digest.data()), digest.size());
 }
 
+nb::bytes checksum_memory(Column<std::uint64_t> addresses, Column<std::uint64_t> nbytes) {
+    std::vector<dsh::Region> regions(addresses.shape(0));
+    if (nbytes.shape(0) != regions.size()) {
+        throw nb::value_error("addresses and nbytes must be of one length");
+    }
+    for (std::size_t i = 0; i < regions.size(); ++i) {
+        regions[i] = {addresses.data()[i], nbytes.data()[i]};
+    }
+    std::vector<dsh::Digest> digests;
+    {
+        nb::gil_scoped_release unlocked;
+        digests = dsh::checksum_memory(regions);
+    }
+    return joined(digests);
+}
+
 nb::dict stats_dict(const dsh::WriteStats &stats) {
     nb::dict result;
     result["bytes_direct"] = stats.bytes_direct;
@@ -305,6 +322,7 @@ NB_MODULE(_core, module) {
     module.def("read", &read_extents, "paths"_a, nb::kw_only(), "file_index"_a, "offsets"_a, "addresses"_a, "nbytes"_a,
                "block_bytes"_a = default_block_bytes, "depth"_a = default_depth);
     module.def("checksum", &checksum, "data"_a);
+    module.def("checksum_memory", &checksum_memory, nb::kw_only(), "addresses"_a, "nbytes"_a);
     module.def("probe_io_uring", &dsh::probe_io_uring);
     module.def("probe_file_system", &file_system, "directory"_a);
 }

@@ -6,8 +6,8 @@
 #include <cstring>
 #include <new>
 #include <stdexcept>
-#include <sys/mman.h>
-#include <unistd.h>
+
+#include "memory.hpp"
 
 namespace dsh {
 namespace {
@@ -124,11 +124,7 @@ bool WriteJob::finished() {
 }
 
 void WriteJob::require_mapped(std::size_t extent, const std::byte *data, std::uint64_t nbytes) const {
-    static const auto page = static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
-    const auto address = reinterpret_cast<std::uint64_t>(data);
-    const std::uint64_t begin = round_down(address, page);
-    // Of anonymous memory this asks nothing but whether it is mapped.
-    if (msync(reinterpret_cast<void *>(begin), address + nbytes - begin, MS_ASYNC) != 0) {
+    if (!is_mapped(reinterpret_cast<std::uint64_t>(data), nbytes)) {
         throw IoError("reading the memory of extent " + std::to_string(extent) + ", which is no longer mapped,",
                       file_.path(), plan_->extents()[extent].offset, EFAULT);
     }

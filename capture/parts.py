@@ -1,0 +1,64 @@
+"""A part: what one rank writes of one item, and what it is called in a data file."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from capture.device_feed import DevicePart
+from capture.items import TensorItem
+from catalog.header import Entry
+
+__all__ = ["HUGE", "Part", "entry_key", "entry_shape", "may_rest", "widest_entry"]
+
+HUGE = 1 << 50
+"""No offset has more digits."""
+
+_LEAST_RESTING_BYTES = 64 << 10
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """What this rank writes of one item: `[start, start + numel)` of the logical tensor, from `address`, or fed from
+    `device`. `live`: the training's own memory is read after the step too, until the barrier.
+    """
+
+    item: TensorItem
+    start: int
+    numel: int
+    address: int
+    itemsize: int
+    dtype: str
+    live: bool
+    device: DevicePart | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return self.numel * self.itemsize
+
+    @property
+    def key(self) -> str:
+        return entry_key(self.item.kind, self.item.name, self.item.shape, self.start, self.numel)
+
+
+def entry_key(kind: str, name: str, shape: Sequence[int], start: int, numel: int) -> str:
+    """The safetensors key of a fragment: `kind/name`, with its range unless it is the whole tensor."""
+    whole = start == 0 and numel == prod(shape)
+    return f"{kind}/{name}" if whole else f"{kind}/{name}[{start}:{start + numel}]"
+
+
+def entry_shape(part: Part) -> tuple[int, ...]:
+    """The shape of a part's entry: the tensor's, or flat for a fragment of it."""
+    whole = part.start == 0 and part.numel == prod(part.item.shape)
+    return tuple(part.item.shape) if whole else (part.numel,)
+
+
+def widest_entry(part: Part) -> Entry:
+    """An entry at least as long as any that this part can have in a header."""
+    return Entry(part.key, part.dtype, entry_shape(part), HUGE, HUGE)
+
+
+def may_rest(part: Part) -> bool:
+    """Whether the part may be referred to where an earlier checkpoint has it: the host can check that it is the same, and it
+    is large enough for a row to cost less than its bytes.
+    """
+    return part.live and part.device is None and part.nbytes >= _LEAST_RESTING_BYTES

@@ -1,0 +1,143 @@
+"""What has not changed is not written again, and what is referred to is what a restore finds: bit for bit, however wrong
+the guess.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+from capture_helpers import assert_same, make, one_step, reference
+
+import capture
+import native
+from capture.resting import Published, Resting
+from capture.session import Session
+from catalog.errors import SnapshotError
+from catalog.history import History
+from catalog.verify import verify
+
+WIDTH = 256
+FROZEN_BYTES = WIDTH * WIDTH * 4
+"""Of the frozen matrix alone: the vectors are too small to be referred to."""
+
+
+def frozen(root: Path, **options: object) -> tuple[torch.nn.Module, torch.optim.Optimizer, Session]:
+    """A model whose first layer is frozen, captured at every step."""
+    model, _ = make(WIDTH)
+    model.inner.requires_grad_(False)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.01)
+    return model, optimizer, capture.enable(model, optimizer=optimizer, history=root, every=1, **options)
+
+
+def train(model, optimizer, session, steps: int) -> dict[int, dict[str, dict[str, torch.Tensor]]]:
+    """References by step; every checkpoint is committed before the next, so that what rests is the same in every run."""
+    expected = {}
+    for _ in range(steps):
+        one_step(model, optimizer)
+        session.wait()
+        expected[session.snapshot()] = reference(model, optimizer)
+    return expected
+
+
+def owners(root: Path, run: str, name: str) -> dict[int, int]:
+    """By step: the step whose file holds the tensor's bytes."""
+    rows = History.open(root).query(
+        "SELECT step, file FROM fragments WHERE run = $run AND name = $name AND kind = 'model'",
+        {"run": run, "name": name},
+    )
+    return {row["step"]: int(row["file"].split("/steps/")[1].split("/")[0]) for row in rows.to_pylist()}
+
+
+def assert_sound(root: Path, run: str, expected: dict) -> None:
+    assert verify(History.open(root)) == []
+    for step, state in expected.items():
+        assert_same(capture.restore(f"{run}:{step}", history=root), state)
+
+
+def test_a_frozen_tensor_is_written_twice_and_then_referred_to(history):
+    model, optimizer, session = frozen(history)
+    expected = train(model, optimizer, session, 5)
+    session.close()
+    assert owners(history, session.run, "inner.weight") == {0: 0, 1: 1, 2: 1, 3: 1, 4: 1, 5: 1}
+    assert owners(history, session.run, "outer.weight") == {step: step for step in range(6)}
+    assert session.stats.unchanged_bytes == 4 * FROZEN_BYTES
+    assert_sound(history, session.run, expected)
+    rows = History.open(history).query("SELECT step, bytes, new_bytes FROM checkpoints ORDER BY step").to_pylist()
+    assert rows[1]["new_bytes"] - rows[2]["new_bytes"] == FROZEN_BYTES
+    assert rows[1]["bytes"] == pytest.approx(rows[2]["bytes"], abs=1000)
+
+
+def test_a_write_that_torch_does_not_count_is_found_and_written_and_the_guess_not_made_again(history):
+    model, optimizer, session = frozen(history)
+    expected = train(model, optimizer, session, 3)
+    before = model.inner.weight._version
+    for _ in range(3):
+        with session.modify():
+            model.inner.weight.data.view(-1)[7:9] += 1.0
+        expected |= train(model, optimizer, session, 1)
+    expected |= train(model, optimizer, session, 1)
+    session.close()
+    assert model.inner.weight._version == before, "torch has counted it: the test shows nothing"
+    assert owners(history, session.run, "inner.weight") == {0: 0, 1: 1, 2: 1, 3: 1, 4: 4, 5: 5, 6: 6, 7: 7}
+    assert_sound(history, session.run, expected)
+
+
+@pytest.mark.filterwarnings("ignore:the snapshot")
+@pytest.mark.parametrize("edit", ["counted", "freed"])
+def test_an_edit_while_a_resting_tensor_is_looked_at_fails_the_snapshot_by_name(history, edit):
+    model, optimizer, session = frozen(history)
+    train(model, optimizer, session, 3)
+    one_step(model, optimizer)
+    kept = model.inner.weight.detach().clone()
+    if edit == "counted":
+        with torch.no_grad():
+            model.inner.weight.mul_(2)
+    else:
+        model.inner.weight.untyped_storage().resize_(0)
+    with pytest.raises(SnapshotError, match=r"inner\.weight"):
+        session.wait()
+    if edit == "freed":
+        model.inner.weight.untyped_storage().resize_(kept.nbytes)
+        model.inner.weight.data.copy_(kept)
+    expected = train(model, optimizer, session, 2)
+    session.close()
+    assert_sound(history, session.run, expected)
+
+
+def test_the_hash_of_memory_that_is_gone_is_an_error():
+    # Larger than what malloc ever keeps for itself.
+    page = torch.zeros(48 << 20, dtype=torch.uint8)
+    address, nbytes = page.data_ptr(), page.nbytes
+    columns = {"addresses": _column(address), "nbytes": _column(nbytes)}
+    assert native.checksum_memory(**columns) == native.checksum(page.clone().numpy())
+    page.untyped_storage().resize_(0)
+    with pytest.raises(OSError, match="no longer mapped"):
+        native.checksum_memory(**columns)
+
+
+def test_only_what_is_committed_is_referred_to(history):
+    """A part whose checkpoint never comes to be, because another rank failed, is learned from by nobody."""
+    model, optimizer, session = frozen(history)
+    train(model, optimizer, session, 1)
+    session.close()
+    plan = session._source.plan()
+    committed: set[int] = set()
+    resting = Resting(lambda step: step in committed)
+    for step in range(3):
+        resting.published(_part(step, plan))
+    assert not resting.places
+    committed.add(2)
+    resting.published(_part(3, plan))
+    assert not resting.places, "one checkpoint alone says nothing"
+    committed.add(3)
+    resting.published(_part(4, plan))
+    assert {place.file for place in resting.places.values()} == {"file of 3"}
+    assert "model/inner.weight" in resting.places
+
+
+def _part(step: int, plan) -> Published:
+    return Published(step, f"file of {step}", plan, bytes(16) * len(plan.parts), frozenset(), {})
+
+
+def _column(value: int):
+    return torch.tensor([value]).numpy().astype("uint64")
