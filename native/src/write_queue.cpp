@@ -224,12 +224,16 @@ std::optional<Write> WriteQueue::prepare_lazily(Lock &lock) {
 // has failed.
 bool WriteQueue::stage_next(const std::shared_ptr<WriteJob> &job, Lock &lock) {
     std::optional<Slot> slot;
-    const auto taken = [&] { return job->error || (slot = staging_.take(job->block().nbytes)); };
+    // A job that is just being started is in no list, so `stop` can't fail it; and no slot comes any more.
+    const auto taken = [&] { return job->error || stopping_ || (slot = staging_.take(job->block().nbytes)); };
     if (!taken()) {
         ++urgent_;
         changed_.wait(lock, taken);
         --urgent_;
         changed_.notify_all();
+    }
+    if (stopping_) {
+        fail_locked(*job, closed(*job));
     }
     if (job->error) {
         return false;

@@ -238,6 +238,25 @@ TEST(stop_ends_everything_that_waits) {
     }
 }
 
+TEST(stop_ends_a_start_that_no_slot_will_come_to) {
+    WriteQueue queue(Staging::least_bytes(block), block);
+    const Source state = source(200, 200, block, false);
+    std::shared_ptr<WriteJob> job;
+    std::jthread starting([&] { job = queue.start(state.plan, file_name("starting"), nullptr); });
+    while (queue.urgent() == 0) {
+        std::this_thread::yield();
+    }
+    queue.stop();
+    starting.join();
+    CHECK(!queue.next(false));
+    try {
+        queue.wait(*job, -1);
+        CHECK(!"the job has not failed");
+    } catch (const IoError &error) {
+        CHECK(error.code == ECANCELED);
+    }
+}
+
 TEST(posix_lands_what_was_there_at_the_barrier) { write_with_engine("posix"); }
 
 TEST(io_uring_lands_what_was_there_at_the_barrier) {
