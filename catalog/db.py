@@ -82,6 +82,16 @@ class Database:
         with self._mutex, self._transaction() as connection:
             yield connection
 
+    def rest(self) -> None:
+        """Let DuckDB's threads and memory go, unless a session is under way; the next one opens it anew."""
+        if self._mutex.acquire(blocking=False):
+            try:
+                if self._connection is not None:
+                    self._connection.close()
+                    self._connection = None
+            finally:
+                self._mutex.release()
+
     @contextmanager
     def removing(self, *, patience_s: float) -> Iterator[None]:
         """The body runs while nobody of ours reads or writes the index, which has been deleted."""
@@ -171,17 +181,24 @@ def select(connection: Connection, sql: str, params: Sequence[object] | Mapping[
         raise SetupError(f"the query failed: {error}") from error
 
 
+_MOST_AWAKE = 4
+"""Each has some ten threads of its own."""
+
 _databases: dict[Path, Database] = {}
 _databases_lock = threading.Lock()
 
 
 def database(paths: HistoryPaths) -> Database:
-    """This process' database for the history at `paths`, however its root is written."""
+    """This process' database for the history at `paths`, however its root is written. Those of histories that were not
+    asked for lately rest.
+    """
     root = paths.root.resolve()
     with _databases_lock:
-        if root not in _databases:
-            _databases[root] = Database(HistoryPaths(root))
-        return _databases[root]
+        asked = _databases.pop(root, None) or Database(HistoryPaths(root))
+        _databases[root] = asked
+        for other in list(_databases.values())[:-_MOST_AWAKE]:
+            other.rest()
+        return asked
 
 
 def _forget_after_fork() -> None:

@@ -1,9 +1,12 @@
 """The database itself refuses what SQL could do to the machine, whoever lets the SQL through."""
 
+from pathlib import Path
+
 import pyarrow as pa
 import pytest
 from catalog_helpers import Run, pieces_of
 
+from catalog import db
 from catalog.db import database
 from catalog.errors import FormatError
 from catalog.index import query, register, reindex
@@ -106,3 +109,24 @@ def test_an_index_of_another_history_is_refused(paths, tmp_path):
             call()
     assert reindex(paths) == 1
     assert query(paths, "SELECT step FROM checkpoints").to_pylist() == [{"step": 0}]
+
+
+def test_many_histories_hold_the_threads_of_a_few(tmp_path, monkeypatch):
+    monkeypatch.setattr(db, "_databases", {})
+
+    def threads() -> int:
+        return len(list(Path("/proc/self/task").iterdir()))
+
+    def look(number: int) -> int:
+        return query(HistoryPaths(tmp_path / f"h{number}"), "SELECT * FROM tensors").num_rows
+
+    for number in range(12):
+        with Run(tmp_path / f"h{number}") as run:
+            run.checkpoint(0, pieces_of({"w": b"a"}))
+    before = threads()
+    assert look(0) == 1
+    each = threads() - before
+    assert each >= 1
+    assert [look(number) for number in range(12)] == [1] * 12
+    assert threads() - before <= 5 * each
+    assert look(0) == 1, "one that has rested wakes"
