@@ -21,10 +21,12 @@ import torch
 
 import native
 from capture.annotations import checked_metrics, checked_tag
+from capture.failures import Failures
 from capture.intact import Check
 from capture.late import LateCapture
 from capture.loop import Loop
 from capture.moment import Moment
+from capture.pending import Pending
 from capture.publisher import Publisher
 from capture.snapshot import Snapshot
 from capture.source import Source
@@ -69,15 +71,14 @@ class Session:
         self._on_full = on_full
         self._check = check
         self._publisher = Publisher(run)
-        self._unreleased: list[Snapshot] = []
-        self._unsettled: Snapshot | None = None
+        self._failures = Failures(self._publisher.take_failures)
+        self._pending = Pending()
         self._moving: Callable[[], frozenset[str]] | None = None
         self._late = LateCapture(source, run)
         self._last: int | None = None
         self._due = False
         self._stall_s = 0.0
         self._stats = SessionStats()
-        self._warned: list[SnapshotError] = []
         self._closed = False
         self._updating = False
         self._thread = threading.get_ident()
@@ -99,6 +100,7 @@ class Session:
     def stats(self) -> SessionStats:
         """The cost so far."""
         stats = self._stats
+        stats.failed = self._failures.count
         figures = self._publisher.figures()
         stats.snapshots = len(figures)
         stats.bytes = sum(int(item["file_bytes"]) for item in figures)
@@ -114,7 +116,7 @@ class Session:
         step = self._loop.step()
         if step != self._last:
             self._take(step, moment=self._late.of(step))
-            self._settle()
+            self._pending.settle()
         return step
 
     def log(self, **metrics: float | torch.Tensor) -> None:
@@ -146,7 +148,7 @@ class Session:
             raise SnapshotError(
                 f"run {self.run}: {self._publisher.pending()} snapshots still pending after {timeout_s} s"
             )
-        self._raise_failures()
+        self._failures.raise_all()
         last = self._publisher.last_published()
         while last is not None and not self._run.paths.marker(self.run, last).exists():
             if time.monotonic() > deadline:
@@ -187,7 +189,7 @@ class Session:
     def before_update(self) -> None:
         began = time.perf_counter()
         self.settled()
-        self._release()
+        self._pending.release()
         self._stall_s += time.perf_counter() - began
         self._updating = True
 
@@ -202,14 +204,14 @@ class Session:
         began = time.perf_counter()
         self._updating = False
         step = self._loop.step()
-        self._warn_failures()
+        self._failures.warn()
         self._moving = moving
         if step % self._every == 0 or self._due:
             self._due = not applied
             if applied:
                 self._try(step)
                 if moving is None and not self._source.of_user:
-                    self._settle()
+                    self._pending.settle()
         if step != self._last:
             self._late.remember(step, keep=keep, moving=moving)
         self._stall_s += time.perf_counter() - began
@@ -219,27 +221,15 @@ class Session:
         self._stall_s = 0.0
 
     def settled(self) -> None:
-        if self._unsettled is None:
+        if self._pending.unsettled:
+            self._pending.settle(lambda: self._source.latest(frozenset() if self._moving is None else self._moving()))
+        else:
             self._late.freeze()
-            return
-        try:
-            moved = self._source.latest(frozenset() if self._moving is None else self._moving())
-        except Exception as error:  # noqa: BLE001 - a provider's failure is the snapshot's, not the training's
-            self._unsettled.fail(error)
-            self._unsettled = None
-            return
-        self._unsettled.settle(moved)
-        self._unsettled = None
-
-    def _settle(self) -> None:
-        if self._unsettled is not None:
-            self._unsettled.settle(())
-            self._unsettled = None
 
     def before_access(self, what: str) -> None:
         if threading.get_ident() == self._thread:
             self.settled()
-        self._release()
+        self._pending.release()
 
     def layout_changed(self) -> None:
         self._source.forget()
@@ -264,7 +254,7 @@ class Session:
     def _begin_at_once(self) -> None:
         try:
             self._take(self._loop.step())
-            self._settle()
+            self._pending.settle()
         except BaseException as error:
             self._detach()
             self._end()
@@ -277,10 +267,10 @@ class Session:
             self._take(step, moment=moment)
         except Exception as error:  # noqa: BLE001 - a provider of the user's may raise anything, and no snapshot ends a training
             self._publisher.failed(step, error)
-            self._warn_failures()
+            self._failures.warn()
 
     def _take(self, step: int, *, moment: Moment | None = None) -> None:
-        self._release()
+        self._pending.release()
         self.settled()
         if self._publisher.pending() >= MAX_PENDING:
             if self._on_full == "skip":
@@ -296,31 +286,25 @@ class Session:
         )
         self._last = step
         self._late.forget()
-        self._unreleased.append(snapshot)
-        self._unsettled = snapshot
+        self._pending.add(snapshot)
         self._publisher.submit(snapshot)
-
-    def _release(self) -> None:
-        for snapshot in self._unreleased:
-            snapshot.release()
-        self._unreleased.clear()
 
     def _close(self, *, capture_last: bool) -> None:
         if self._closed:
             return
         self._closed = True
         # What was warned of already must not end a script whose training is over.
-        self._warned = []
+        self._failures.forget_warned()
         try:
             # After an exception inside an update the state is half new: there is no step to capture.
             if capture_last and not self._updating:
                 self._capture_last()
             self.settled()
-            self._release()
+            self._pending.release()
         finally:
             self._detach()
             self._end()
-        self._raise_failures()
+        self._failures.raise_all()
 
     def _capture_last(self) -> None:
         step = self._loop.step()
@@ -332,7 +316,7 @@ class Session:
             self._late.say_not_captured(moment)
             return
         self._try(step, moment=moment)
-        self._settle()
+        self._pending.settle()
 
     def _end(self) -> None:
         self._closed = True
@@ -342,23 +326,6 @@ class Session:
         # A journal that can't be written is among the publisher's failures already; the lock is let go either way.
         with contextlib.suppress(OSError):
             self._run.close()
-
-    def _warn_failures(self) -> None:
-        failures = self._publisher.take_failures()
-        self._stats.failed += len(failures)
-        for failure in failures:
-            warnings.warn(str(failure), stacklevel=2)
-        self._warned += failures
-
-    def _raise_failures(self) -> None:
-        fresh = self._publisher.take_failures()
-        self._stats.failed += len(fresh)
-        failures, self._warned = [*self._warned, *fresh], []
-        if failures:
-            first, *others = failures
-            for other in others:
-                first.add_note(str(other))
-            raise first
 
     def _require_open(self) -> None:
         if self._closed:
