@@ -34,6 +34,7 @@ class Reader(Protocol):
 
 class OursReader:
     name = "DSHistory"
+    verified_first = False
 
     def save(self, training: Training, folder: Path) -> None:
         ours = Ours(folder)
@@ -44,13 +45,22 @@ class OursReader:
         self.names = training.parameter_names()
 
     def whole(self, training: Training) -> None:
-        capture.restore(history=self.history, model=training.model, optimizer=training.optimizer)
+        capture.restore(
+            history=self.history, model=training.model, optimizer=training.optimizer, verify=self.verified_first
+        )
 
     def some(self, wanted: dict[str, torch.Tensor]) -> None:
         kinds = {"model" if key.startswith("model/") else key.rpartition("/")[2] for key in wanted}
         names = {self.names[key] for key in wanted}
         found = capture.restore(history=self.history, names=sorted(names), kinds=sorted(kinds))
         assert sum(map(len, found.values())) >= len(wanted)
+
+
+class OursVerifiedReader(OursReader):
+    """What `restore` does unless it is told otherwise: all is read once before anything is overwritten."""
+
+    name = "DSHistory, verified first"
+    verified_first = True
 
 
 class TorchLoad:
@@ -138,4 +148,4 @@ class RawReader:
             os.preadv(descriptor, [view[: min(self.piece, nbytes - at)]], at)
 
 
-READERS = (OursReader, RawReader, TorchLoad, TorchLoadMapped, SafetensorsReader, DistributedReader)
+READERS = (OursReader, OursVerifiedReader, RawReader, TorchLoad, TorchLoadMapped, SafetensorsReader, DistributedReader)

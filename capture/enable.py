@@ -221,7 +221,7 @@ def _resume(history: History, ranks: Ranks, providers: Sequence[StateProvider]) 
     if found is None:
         return None
     ref = CheckpointRef(found[0], found[1])
-    restore_live(history, ref, ranks=ranks, providers=providers, whole=True)
+    restore_live(history, ref, ranks=ranks, providers=providers, whole=True, verify=False)
     return ref
 
 

@@ -19,6 +19,7 @@ from capture.reading import read_extents, read_into
 from capture.registry import note_origin, sessions_of
 from capture.targets import Assignment, Chosen, choose, match
 from capture.untaken import Asked, warn_of_untaken
+from catalog.datacheck import check_extents
 from catalog.errors import CorruptError, MismatchError, NotFoundError, RestoreError, SetupError
 from catalog.history import History
 from catalog.records import CheckpointRef, Extent
@@ -43,13 +44,15 @@ def restore(
     providers: Sequence[StateProvider] = (),
     names: str | Sequence[str] | None = None,
     kinds: str | Sequence[str] | None = None,
+    verify: bool = True,
 ) -> CheckpointRef | StateDict:
     """Put a live engine or model back to a step, bit for bit; without either, return that step's tensors.
 
     Live: parameters, buffers, optimizer, scheduler, scaler, counters, RNG and (when given) dataloader become what they
-       were; any world size and ZeRO stage may have written them. All ranks must call it. Everything is checked before
-       the first byte is overwritten; if the bytes themselves turn out damaged, RestoreError says that the live state is
-       mixed. A session of the target is closed first; the next `enable` begins a child run. Returns the checkpoint.
+       were; any world size and ZeRO stage may have written them. All ranks must call it. It is all or nothing: everything,
+       all bytes too, is checked before the first one is overwritten. `verify=False` reads the bytes once only, half the
+       time: checksums are compared on the way, and RestoreError says that the live state is mixed if they differ. A session
+       of the target is closed first; the next `enable` begins a child run. Returns the checkpoint.
 
     Without `engine` and `model`: `{kind: {name: tensor}}` in host memory, in their global shapes; `names` and `kinds`
     (glob patterns) choose, and only what is chosen is read.
@@ -78,7 +81,8 @@ def restore(
     found = opened.resolve(ranks.broadcast(text))
     takers = all_providers(loop.providers(), dataloader, providers)
     # Only the weights are a usual thing to want; a training that goes on wants all.
-    restore_live(opened, found, ranks=ranks, providers=takers, whole=engine is not None or optimizer is not None)
+    whole = engine is not None or optimizer is not None
+    restore_live(opened, found, ranks=ranks, providers=takers, whole=whole, verify=verify)
     note_origin(loop.subjects(), found)
     return found
 
@@ -92,14 +96,29 @@ def all_providers(
 
 
 def restore_live(
-    history: History, ref: CheckpointRef, *, ranks: Ranks, providers: Sequence[StateProvider], whole: bool
+    history: History,
+    ref: CheckpointRef,
+    *,
+    ranks: Ranks,
+    providers: Sequence[StateProvider],
+    whole: bool,
+    verify: bool,
 ) -> None:
     """Put the state of `ref` into what the providers list. All ranks call it; all raise when one can't. `whole`: warn of
-    objects that none of the providers asks for.
+    objects that none of the providers asks for. `verify`: read all bytes once before, in case they are damaged.
     """
     available, objects, assignments = ranks.agree(
         f"checking checkpoint {ref}", lambda: _prepare(history, ref, ranks.rank, providers)
     )
+
+    def look() -> None:
+        for damage in check_extents(history.root, {assignment.extent for assignment in assignments}):
+            raise CorruptError(
+                f"{history.root / damage.file}: {damage.field}: {damage.message}: nothing was changed; restore another step"
+            )
+
+    if verify:
+        ranks.agree(f"verifying checkpoint {ref}", look)
 
     def overwrite() -> None:
         try:

@@ -1,6 +1,6 @@
 """Whether a data file is what its manifest says: its size, its header, and every byte by checksum."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -15,7 +15,7 @@ from catalog.header import Entry, read_header
 from catalog.manifest import Manifest
 from catalog.records import Extent
 
-__all__ = ["DamagedExtent", "check_data_file", "check_header"]
+__all__ = ["DamagedExtent", "check_data_file", "check_extents", "check_header"]
 
 BATCH_BYTES = 64 << 20
 _BATCH_EXTENTS = 4096
@@ -70,7 +70,17 @@ def check_data_file(root: Path, manifest: Manifest, *, progress: Callable[[int],
         yield DamagedExtent(manifest.file, "data_bytes", told)
     if size is None:
         return
-    batches = list(_batches(sorted(manifest.extents(), key=lambda extent: (extent.file, extent.offset))))
+    yield from check_extents(root, manifest.extents(), progress=progress)
+
+
+def check_extents(
+    root: Path, extents: Iterable[Extent], *, progress: Callable[[int], None] = lambda nbytes: None
+) -> Iterator[DamagedExtent]:
+    """Read extents and compare their checksums, in the order of files and offsets.
+
+    Takes memory for the largest extent, or BATCH_BYTES. An extent that can't be read is damage, too.
+    """
+    batches = list(_batches(sorted(extents, key=lambda extent: (extent.file, extent.offset))))
     # One buffer for all: fresh memory costs a page fault every 4 KiB.
     buffer = np.empty(max([1, *map(_total_bytes, batches)]), np.uint8)
     for batch in batches:

@@ -131,6 +131,7 @@ class Explorer:
         providers: Sequence[Any] = (),
         names: Patterns | None = None,
         kinds: Patterns | None = None,
+        verify: bool = True,
     ) -> Any:
         """Put a training back to a checkpoint, bit for bit; without a target, return its tensors by kind and name.
 
@@ -142,6 +143,7 @@ class Explorer:
             providers: the training's own State Providers
             names: only tensors whose names fit, without a target only
             kinds: only these kinds, without a target only
+            verify: look at all bytes before the first is overwritten
         """
         import capture
 
@@ -157,6 +159,7 @@ class Explorer:
             providers=providers,
             names=names,
             kinds=kinds,
+            verify=verify,
         )
 
     def sql(self, /, query: str, **params: object) -> Table:

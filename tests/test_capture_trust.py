@@ -77,13 +77,34 @@ def test_a_flipped_bit_is_named_and_never_restored(history, where):
     ]
     victim = extents[int(where * len(extents))]
     path = history / victim.file
-    with path.open("r+b") as file:
-        file.seek(victim.offset + victim.nbytes // 2)
-        byte = file.read(1)[0]
-        file.seek(-1, 1)
-        file.write(bytes([byte ^ 4]))
+    _flip(path, victim.offset + victim.nbytes // 2)
     other, other_optimizer = make(seed=6)
-    with pytest.raises((CorruptError, RestoreError)) as refused:
+    one_step(other, other_optimizer)
+    before = reference(other, other_optimizer)
+    with pytest.raises(CorruptError) as refused:
         capture.restore(f"{session.run}:1", history=history, model=other, optimizer=other_optimizer)
     for part in (victim.name, path.name, str(victim.offset)):
         assert part in str(refused.value)
+    assert_same(reference(other, other_optimizer), before)
+
+
+def test_without_a_look_before_damage_is_found_on_the_way(history):
+    model, optimizer = make()
+    with capture.enable(model, optimizer=optimizer, every=1, history=history) as session:
+        one_step(model, optimizer)
+    opened = History.open(history)
+    last = max(
+        (extent for extent in opened.extents(opened.resolve(f"{session.run}:1")) if extent.kind == "exp_avg"),
+        key=lambda extent: extent.offset,
+    )
+    _flip(history / last.file, last.offset)
+    with pytest.raises(RestoreError, match=f"mixture now.*{last.name}"):
+        capture.restore(f"{session.run}:1", history=history, model=model, optimizer=optimizer, verify=False)
+
+
+def _flip(path: Path, offset: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(-1, 1)
+        file.write(bytes([byte ^ 4]))
