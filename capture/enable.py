@@ -72,7 +72,8 @@ def enable(
     check: how edits of the state between a step and the barrier are found, which fail that snapshot by name: "versions"
        compares torch's version counters, which do not see writes through `.data`; "hash" also hashes host memory at
        the step and again at the barrier, and the training waits for it. Edits inside `with session.modify():` are fine.
-    resume: "auto" goes on from the newest complete checkpoint of the history that verifies, or starts fresh.
+    resume: "auto" goes on from the newest complete checkpoint of the history that verifies, or starts fresh; refused while
+       that run is still being written.
     backend: the writer's; by default io_uring where the host allows it, else POSIX threads.
     faults: planned input/output faults, for tests.
 
@@ -229,9 +230,15 @@ def _newest(history: History) -> tuple[str, int] | None:
     from catalog.verify import verify
 
     try:
-        candidates = lineage(history, history.current_run())
+        run = history.current_run()
+        candidates = lineage(history, run)
     except NotFoundError:
         return None
+    if history.held(run):
+        raise SetupError(
+            f"resume: run {run} of {history.root} is still being written, by another process or by a session here: end it first, "
+            "or name another history"
+        )
     for ref in reversed(candidates):
         problems = verify(history, [ref])
         if not problems:

@@ -480,3 +480,15 @@ def test_an_embedding_that_forward_renormalises_is_taken_at_the_step(history):
     for step, weight in expected.items():
         restored = capture.restore(f"{session.run}:{step}", history=history)["model"]["weight"]
         assert torch.equal(restored, weight)
+
+
+def test_a_run_that_is_still_being_written_is_not_resumed(history):
+    model, optimizer = make()
+    other, its_optimizer = make(seed=6)
+    with capture.enable(model, optimizer=optimizer, history=history, every=1) as session:
+        one_step(model, optimizer)
+        with pytest.raises(SetupError, match=f"run {session.run} of .* is still being written"):
+            capture.enable(other, optimizer=its_optimizer, history=history, resume="auto")
+        one_step(model, optimizer)
+    with capture.enable(other, optimizer=its_optimizer, history=history, resume="auto"):
+        assert_same(reference(other, its_optimizer), reference(model, optimizer))
