@@ -1,4 +1,4 @@
-"""Bytes and file descriptors: the asynchronous writer, the parallel reader, checksums and probes. Knows no torch.
+"""Bytes and file descriptors: the asynchronous writer, the parallel reader, checksums, statistics and probes. Knows no torch.
 
 Everything that can block releases the GIL; the core's own threads never take it. Failures of input and output are
 `OSError` with errno and file name, and the operation and offset in the message.
@@ -8,6 +8,7 @@ from native._core import (
     Engine,
     Faults,
     Feed,
+    Statistics,
     WriteJob,
     WritePlan,
     checksum,
@@ -15,12 +16,15 @@ from native._core import (
     probe_file_system,
     probe_io_uring,
     read,
+    statistics,
+    statistics_kernels,
 )
 
 __all__ = [
     "Engine",
     "Faults",
     "Feed",
+    "Statistics",
     "WriteJob",
     "WritePlan",
     "checksum",
@@ -28,4 +32,6 @@ __all__ = [
     "probe_file_system",
     "probe_io_uring",
     "read",
+    "statistics",
+    "statistics_kernels",
 ]

@@ -15,6 +15,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "bindings_statistics.hpp"
 #include "checksum.hpp"
 #include "engine.hpp"
 #include "io_error.hpp"
@@ -319,6 +320,7 @@ NB_MODULE(_core, module) {
     nb::set_leak_warnings(false);
     nb::register_exception_translator(translate);
     bind_writer(module);
+    bind_statistics(module);
     module.def("read", &read_extents, "paths"_a, nb::kw_only(), "file_index"_a, "offsets"_a, "addresses"_a, "nbytes"_a,
                "block_bytes"_a = default_block_bytes, "depth"_a = default_depth);
     module.def("checksum", &checksum, "data"_a);

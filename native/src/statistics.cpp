@@ -1,0 +1,209 @@
+#include "statistics.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cfenv>
+#include <cmath>
+#include <limits>
+#include <stdexcept>
+
+#include "elements.hpp"
+
+namespace dsh {
+namespace {
+
+constexpr std::uint64_t stretch_elements = most_blocks * block_elements;
+constexpr std::size_t hashed_bytes = 64 << 10; // hashed at once, while they are still in the cache
+constexpr std::uint64_t most_buckets = 1 << 20;
+
+constexpr std::array kernels = {
+#ifdef __x86_64__
+    &avx512_kernel,
+    &avx2_kernel,
+#endif
+    &portable_kernel,
+};
+
+const Kernel &chosen_kernel(std::string_view name) {
+    for (const Kernel *kernel : kernels) {
+        if (kernel->works() && (name.empty() || name == kernel->name)) {
+            return *kernel;
+        }
+    }
+    std::string known;
+    for (const std::string &one : statistics_kernels()) {
+        known += (known.empty() ? "" : ", ") + one;
+    }
+    throw std::invalid_argument("kernel " + std::string(name) + " is not one of those that run here: " + known);
+}
+
+// A training may flush denormals to zero in its threads; statistics count them.
+class DefaultArithmetic {
+  public:
+    DefaultArithmetic() {
+        std::fegetenv(&before_);
+        std::fesetenv(FE_DFL_ENV);
+    }
+    ~DefaultArithmetic() { std::fesetenv(&before_); }
+    DefaultArithmetic(const DefaultArithmetic &) = delete;
+    DefaultArithmetic &operator=(const DefaultArithmetic &) = delete;
+
+  private:
+    std::fenv_t before_;
+};
+
+class Gathering {
+  public:
+    Gathering(const Kernel &kernel, const Elements &elements, Sketching sketching)
+        : kernel_(kernel), elements_(elements), sketching_(sketching) {
+        tally_.min = std::numeric_limits<double>::infinity();
+        tally_.max = -tally_.min;
+    }
+
+    const Tally &tally() const { return tally_; }
+
+    // At most stretch_elements, of blocks that begin at multiples of 16.
+    void add(const std::byte *data, std::uint64_t start, std::size_t count) {
+        const void *numbers = data;
+        if (elements_.decode != nullptr) {
+            elements_.decode(data, count, decoded_);
+            numbers = decoded_;
+        }
+        const std::size_t first = std::min(count, static_cast<std::size_t>(-start % block_elements));
+        const std::size_t whole = (count - first) / block_elements;
+        add_some(numbers, start, 0, first);
+        add_whole(at(numbers, first), whole, (start + first) / block_elements);
+        add_some(numbers, start, first + whole * block_elements, count);
+    }
+
+  private:
+    const Kernel &kernel_;
+    const Elements &elements_;
+    Sketching sketching_;
+    Tally tally_{};
+    alignas(64) std::byte decoded_[stretch_elements * sizeof(double)];
+
+    std::size_t number_bytes() const { return elements_.wide ? sizeof(double) : sizeof(float); }
+    const void *at(const void *numbers, std::size_t index) const {
+        return static_cast<const std::byte *>(numbers) + index * number_bytes();
+    }
+
+    void add_whole(const void *numbers, std::size_t blocks, std::uint64_t first_block) {
+        (elements_.wide ? kernel_.wide : kernel_.narrow)(numbers, blocks, first_block, sketching_, tally_);
+    }
+
+    // Part of a block: a block of zeros around it changes nothing but what is taken back.
+    void add_some(const void *numbers, std::uint64_t start, std::size_t from, std::size_t to) {
+        if (from == to) {
+            return;
+        }
+        alignas(64) std::byte block[block_elements * sizeof(double)] = {};
+        const std::uint64_t lane = (start + from) % block_elements;
+        const auto *bytes = static_cast<const std::byte *>(numbers);
+        std::copy(bytes + from * number_bytes(), bytes + to * number_bytes(), block + lane * number_bytes());
+        const double min = tally_.min;
+        const double max = tally_.max;
+        add_whole(block, 1, (start + from) / block_elements);
+        const std::uint64_t padding = block_elements - (to - from);
+        tally_.zeros -= padding;
+        tally_.bins[0][0] -= padding;
+        tally_.min = min;
+        tally_.max = max;
+        for (std::size_t i = from; i < to; ++i) {
+            widen(elements_.wide ? loaded<double>(at(numbers, i)) : loaded<float>(at(numbers, i)));
+        }
+    }
+
+    template <typename Number> static double loaded(const void *from) {
+        Number value;
+        std::copy_n(static_cast<const std::byte *>(from), sizeof value, reinterpret_cast<std::byte *>(&value));
+        return value;
+    }
+
+    void widen(double value) {
+        tally_.min = value < tally_.min ? value : tally_.min;
+        tally_.max = value > tally_.max ? value : tally_.max;
+    }
+};
+
+std::uint64_t checked_count(const Run &run, const Elements &elements) {
+    if (run.nbytes % elements.nbytes != 0) {
+        throw std::invalid_argument("data has " + std::to_string(run.nbytes) + " bytes, no multiple of the " +
+                                    std::to_string(elements.nbytes) + " that an element of " +
+                                    std::string(elements.name) + " has");
+    }
+    const std::uint64_t count = run.nbytes / elements.nbytes;
+    if (run.start > std::numeric_limits<std::uint64_t>::max() - count) {
+        throw std::invalid_argument("start " + std::to_string(run.start) + " and " + std::to_string(count) +
+                                    " elements reach beyond 2^64");
+    }
+    return count;
+}
+
+Sketching sketching_into(std::vector<double> &sketch, std::uint64_t key, std::uint64_t buckets) {
+    if (buckets == 0) {
+        return {nullptr, 0, 0};
+    }
+    if (!std::has_single_bit(buckets) || buckets < block_elements || buckets > most_buckets) {
+        throw std::invalid_argument("buckets is " + std::to_string(buckets) +
+                                    " but must be 0 or a power of two from 16 to " + std::to_string(most_buckets));
+    }
+    sketch.assign(buckets, 0.0);
+    return {sketch.data(), buckets / block_elements - 1, key ^ sketch_seed};
+}
+
+void copy_tally(const Tally &tally, Statistics &statistics) {
+    statistics.nan = tally.nan;
+    statistics.inf = tally.inf;
+    statistics.zeros = tally.zeros;
+    statistics.min = tally.min + 0.0; // -0 becomes 0, whichever of the two came first
+    statistics.max = tally.max + 0.0;
+    statistics.sum = tally.sum;
+    statistics.sum_of_squares = tally.sum_of_squares;
+    for (const auto &bins : tally.bins) {
+        for (std::size_t bin = 0; bin < exponent_bins; ++bin) {
+            statistics.exponents[bin] += bins[bin];
+        }
+    }
+    statistics.exponents.front() -= tally.zeros;
+    statistics.exponents.back() -= tally.nan + tally.inf;
+}
+
+} // namespace
+
+std::vector<std::string> statistics_kernels() {
+    std::vector<std::string> names;
+    for (const Kernel *kernel : kernels) {
+        if (kernel->works()) {
+            names.emplace_back(kernel->name);
+        }
+    }
+    return names;
+}
+
+Statistics statistics(const Run &run, std::uint64_t key, std::uint64_t buckets, std::string_view kernel) {
+    const DefaultArithmetic arithmetic;
+    const Elements &elements = elements_of(run.dtype);
+    Statistics result;
+    result.count = checked_count(run, elements);
+    Gathering gathering(chosen_kernel(kernel), elements, sketching_into(result.sketch, key, buckets));
+    Digests digests(1);
+    const auto *data = static_cast<const std::byte *>(run.data);
+    std::size_t hashed = 0;
+    for (std::uint64_t done = 0; done < result.count;) {
+        const std::uint64_t start = run.start + done;
+        const std::uint64_t count = std::min(result.count - done, stretch_elements - start % stretch_elements);
+        gathering.add(data + done * elements.nbytes, start, count);
+        done += count;
+        const std::size_t reached = done * elements.nbytes;
+        if (reached - hashed >= hashed_bytes || done == result.count) {
+            digests.feed(0, hashed, run.nbytes, data + hashed, reached - hashed);
+            hashed = reached;
+        }
+    }
+    result.checksum = digests.values().front();
+    copy_tally(gathering.tally(), result);
+    return result;
+}
+
+} // namespace dsh

@@ -1,0 +1,44 @@
+// Statistics, linear sketch and content hash of a run of elements, in one pass over its bytes.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "checksum.hpp"
+#include "statistics_kernel.hpp"
+
+namespace dsh {
+
+struct Statistics {
+    std::uint64_t count = 0;
+    std::uint64_t nan = 0;
+    std::uint64_t inf = 0;
+    std::uint64_t zeros = 0;
+    double min = 0; // of all but NaN; of nothing +Inf, and max -Inf
+    double max = 0;
+    double sum = 0; // of the finite elements, as is what follows
+    double sum_of_squares = 0;
+    std::array<std::uint64_t, exponent_bins> exponents{}; // zeros left out
+    std::vector<double> sketch;
+    Digest checksum{};
+};
+
+struct Run {
+    const void *data;
+    std::size_t nbytes;
+    std::string_view dtype;
+    std::uint64_t start; // global index of the first element
+};
+
+// What the processor can run, fastest first; the last is "portable".
+std::vector<std::string> statistics_kernels();
+
+// Throws std::invalid_argument for what does not fit together; `kernel` is one of statistics_kernels(), empty: the
+// first.
+Statistics statistics(const Run &run, std::uint64_t key, std::uint64_t buckets, std::string_view kernel);
+
+} // namespace dsh

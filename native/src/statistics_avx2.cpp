@@ -1,0 +1,64 @@
+// Compiled for AVX2: nothing here may be linked for others, so it includes no header with inline functions of its own.
+#include <immintrin.h>
+
+#include "statistics_kernel.hpp"
+
+namespace dsh {
+namespace {
+
+struct Lanes {
+    using Vector = __m256d;
+    static constexpr unsigned width = 4;
+
+    static Vector all(double value) { return _mm256_set1_pd(value); }
+    static Vector load(const float *numbers) { return _mm256_cvtps_pd(_mm_loadu_ps(numbers)); }
+    static Vector load(const double *numbers) { return _mm256_loadu_pd(numbers); }
+    static void store(double *numbers, Vector values) { _mm256_storeu_pd(numbers, values); }
+
+    // Of a NaN and a number the second argument is the answer.
+    static Vector min(Vector values, Vector least) { return _mm256_min_pd(values, least); }
+    static Vector max(Vector values, Vector most) { return _mm256_max_pd(values, most); }
+    static Vector sum(Vector a, Vector b) { return _mm256_add_pd(a, b); }
+    static Vector product_sum(Vector a, Vector b, Vector c) { return _mm256_fmadd_pd(a, b, c); }
+
+    static unsigned mask(Vector comparison) { return static_cast<unsigned>(_mm256_movemask_pd(comparison)); }
+    static unsigned zeros(Vector values) { return mask(_mm256_cmp_pd(values, _mm256_setzero_pd(), _CMP_EQ_OQ)); }
+    static unsigned special(Vector values) {
+        const Vector magnitudes = _mm256_andnot_pd(_mm256_set1_pd(-0.0), values);
+        return mask(_mm256_cmp_pd(magnitudes, _mm256_set1_pd(__builtin_inf()), _CMP_NLT_UQ));
+    }
+    static unsigned nans(Vector values) { return mask(_mm256_cmp_pd(values, values, _CMP_UNORD_Q)); }
+    static Vector without(Vector values, unsigned mask) { return _mm256_andnot_pd(chosen(mask, -1), values); }
+
+    static void bins(Vector values, uint64_t *into) {
+        const __m256i exponents =
+            _mm256_and_si256(_mm256_srli_epi64(_mm256_castpd_si256(values), 52), _mm256_set1_epi64x(0x7ff));
+        const __m256i above = _mm256_subs_epu16(exponents, _mm256_set1_epi64x(1023 + least_exponent));
+        _mm256_storeu_si256(reinterpret_cast<__m256i *>(into),
+                            _mm256_min_epu16(above, _mm256_set1_epi64x(exponent_bins - 1)));
+    }
+
+    static Vector negated(Vector values, unsigned mask) {
+        return _mm256_xor_pd(values, chosen(mask, static_cast<long long>(1ULL << 63)));
+    }
+    static Vector turned(Vector values, unsigned turn) {
+        const __m256i lanes = _mm256_set_epi32(7, 6, 5, 4, 3, 2, 1, 0);
+        const __m256i from = _mm256_xor_si256(lanes, _mm256_set1_epi32(static_cast<int>(2 * turn)));
+        return _mm256_castsi256_pd(_mm256_permutevar8x32_epi32(_mm256_castpd_si256(values), from));
+    }
+
+    // `bits` in the lanes of the mask, zeros in the others.
+    static Vector chosen(unsigned mask, long long bits) {
+        const __m256i lane_bits = _mm256_set_epi64x(8, 4, 2, 1);
+        const __m256i here = _mm256_and_si256(_mm256_set1_epi64x(mask), lane_bits);
+        return _mm256_castsi256_pd(_mm256_and_si256(_mm256_cmpeq_epi64(here, lane_bits), _mm256_set1_epi64x(bits)));
+    }
+};
+
+bool works() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+
+} // namespace
+
+const Kernel avx2_kernel = {"avx2", &works, &add_blocks<Lanes, float>, &add_blocks<Lanes, double>};
+
+} // namespace dsh

@@ -1,0 +1,57 @@
+// Compiled for AVX-512: nothing here may be linked for others, so it includes no header with inline functions of its
+// own.
+#include <immintrin.h>
+
+#include "statistics_kernel.hpp"
+
+namespace dsh {
+namespace {
+
+struct Lanes {
+    using Vector = __m512d;
+    static constexpr unsigned width = 8;
+
+    static Vector all(double value) { return _mm512_set1_pd(value); }
+    static Vector load(const float *numbers) { return _mm512_cvtps_pd(_mm256_loadu_ps(numbers)); }
+    static Vector load(const double *numbers) { return _mm512_loadu_pd(numbers); }
+    static void store(double *numbers, Vector values) { _mm512_storeu_pd(numbers, values); }
+
+    // Of a NaN and a number the second argument is the answer.
+    static Vector min(Vector values, Vector least) { return _mm512_min_pd(values, least); }
+    static Vector max(Vector values, Vector most) { return _mm512_max_pd(values, most); }
+    static Vector sum(Vector a, Vector b) { return _mm512_add_pd(a, b); }
+    static Vector product_sum(Vector a, Vector b, Vector c) { return _mm512_fmadd_pd(a, b, c); }
+
+    static unsigned zeros(Vector values) { return _mm512_fpclass_pd_mask(values, 0x06); }
+    static unsigned special(Vector values) { return _mm512_fpclass_pd_mask(values, 0x99); }
+    static unsigned nans(Vector values) { return _mm512_fpclass_pd_mask(values, 0x81); }
+    static Vector without(Vector values, unsigned mask) {
+        return _mm512_maskz_mov_pd(static_cast<__mmask8>(~mask), values);
+    }
+
+    static void bins(Vector values, uint64_t *into) {
+        const __m512i exponents =
+            _mm512_and_si512(_mm512_srli_epi64(_mm512_castpd_si512(values), 52), _mm512_set1_epi64(0x7ff));
+        const __m512i above = _mm512_subs_epu16(exponents, _mm512_set1_epi64(1023 + least_exponent));
+        _mm512_storeu_si512(into, _mm512_min_epu16(above, _mm512_set1_epi64(exponent_bins - 1)));
+    }
+
+    static Vector negated(Vector values, unsigned mask) {
+        return _mm512_mask_sub_pd(values, static_cast<__mmask8>(mask), _mm512_setzero_pd(), values);
+    }
+    static Vector turned(Vector values, unsigned turn) {
+        const __m512i lanes = _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0);
+        return _mm512_permutexvar_pd(_mm512_xor_si512(lanes, _mm512_set1_epi64(turn)), values);
+    }
+};
+
+bool works() {
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+}
+
+} // namespace
+
+const Kernel avx512_kernel = {"avx512", &works, &add_blocks<Lanes, float>, &add_blocks<Lanes, double>};
+
+} // namespace dsh

@@ -1,0 +1,144 @@
+// The statistics of whole blocks of 16 numbers, once for every width of vector registers.
+#pragma once
+
+#include "sketch.hpp"
+
+namespace dsh {
+
+constexpr size_t exponent_bins = 64;
+constexpr int least_exponent = -52;
+constexpr size_t bin_tables =
+    8; // neighbours count in different ones, or each would wait for the store of the one before
+constexpr size_t most_blocks = 64; // of one call of a kernel
+
+// What was counted so far. A zero is also counted in the first bin, a NaN or Inf in the last.
+struct Tally {
+    uint64_t nan;
+    uint64_t inf;
+    uint64_t zeros;
+    double min; // +Inf while there is none
+    double max; // -Inf
+    double sum;
+    double sum_of_squares;
+    uint64_t bins[bin_tables][exponent_bins];
+};
+
+// Where sketches go: rows of 16 buckets, (row_mask + 1) of them; `buckets` is null where none is wanted.
+struct Sketching {
+    double *buckets;
+    uint64_t row_mask;
+    uint64_t state;
+};
+
+struct Kernel {
+    const char *name;
+    bool (*works)(); // on this processor
+    void (*narrow)(const void *floats, size_t blocks, uint64_t first_block, Sketching sketching, Tally &tally);
+    void (*wide)(const void *doubles, size_t blocks, uint64_t first_block, Sketching sketching, Tally &tally);
+};
+
+extern const Kernel portable_kernel;
+extern const Kernel avx2_kernel;
+extern const Kernel avx512_kernel;
+
+namespace {
+
+// `Lanes` has a few numbers in one register: its width divides 16, its masks are the low bits of an unsigned.
+template <typename Lanes> struct BlockSums {
+    using Vector = typename Lanes::Vector;
+    static constexpr unsigned width = Lanes::width;
+    static constexpr unsigned vectors = block_elements / width;
+    static constexpr unsigned chains = 2; // hide an addition's latency
+
+    Vector min[chains], max[chains], sum[chains], squares[chains];
+    uint64_t zeros = 0;
+
+    BlockSums() {
+        for (unsigned chain = 0; chain < chains; ++chain) {
+            min[chain] = Lanes::all(__builtin_inf());
+            max[chain] = Lanes::all(-__builtin_inf());
+            sum[chain] = squares[chain] = Lanes::all(0.0);
+        }
+    }
+
+    template <typename Number> void add(const Number *numbers, Sketching sketching, uint64_t hash, Tally &tally) {
+        Vector values[vectors];
+        alignas(64) uint64_t bins[block_elements];
+        unsigned special = 0;
+        for (unsigned i = 0; i < vectors; ++i) {
+            values[i] = Lanes::load(numbers + i * width);
+            min[i % chains] = Lanes::min(values[i], min[i % chains]);
+            max[i % chains] = Lanes::max(values[i], max[i % chains]);
+            zeros += static_cast<unsigned>(__builtin_popcount(Lanes::zeros(values[i])));
+            special |= Lanes::special(values[i]) << i * width;
+            Lanes::bins(values[i], bins + i * width);
+        }
+        for (unsigned i = 0; i < block_elements; ++i) {
+            ++tally.bins[i % bin_tables][bins[i]];
+        }
+        if (special != 0) {
+            set_apart(values, special, tally);
+        }
+        for (unsigned i = 0; i < vectors; ++i) {
+            sum[i % chains] = Lanes::sum(values[i], sum[i % chains]);
+            squares[i % chains] = Lanes::product_sum(values[i], values[i], squares[i % chains]);
+        }
+        if (sketching.buckets != nullptr) {
+            place(values, hash, sketching.buckets + block_elements * row_of(hash, sketching.row_mask));
+        }
+    }
+
+    // The special ones are counted, and become zeros that change no sum.
+    static void set_apart(Vector *values, unsigned special, Tally &tally) {
+        for (unsigned i = 0; i < vectors; ++i) {
+            const auto nan = static_cast<unsigned>(__builtin_popcount(Lanes::nans(values[i])));
+            const unsigned here = special >> i * width & ((1U << width) - 1);
+            tally.nan += nan;
+            tally.inf += static_cast<unsigned>(__builtin_popcount(here)) - nan;
+            values[i] = Lanes::without(values[i], here);
+        }
+    }
+
+    static void place(const Vector *values, uint64_t hash, double *row) {
+        const unsigned turn = turn_of(hash);
+        const unsigned signs = signs_of(hash);
+        for (unsigned i = 0; i < vectors; ++i) {
+            double *target = row + width * (i ^ turn / width);
+            const Vector signed_values = Lanes::negated(values[i], signs >> i * width);
+            Lanes::store(target, Lanes::sum(Lanes::turned(signed_values, turn % width), Lanes::load(target)));
+        }
+    }
+
+    void into(Tally &tally) const {
+        tally.zeros += zeros;
+        for (unsigned chain = 0; chain < chains; ++chain) {
+            double lanes[4][width];
+            Lanes::store(lanes[0], min[chain]);
+            Lanes::store(lanes[1], max[chain]);
+            Lanes::store(lanes[2], sum[chain]);
+            Lanes::store(lanes[3], squares[chain]);
+            for (unsigned lane = 0; lane < width; ++lane) {
+                tally.min = lanes[0][lane] < tally.min ? lanes[0][lane] : tally.min;
+                tally.max = lanes[1][lane] > tally.max ? lanes[1][lane] : tally.max;
+                tally.sum += lanes[2][lane];
+                tally.sum_of_squares += lanes[3][lane];
+            }
+        }
+    }
+};
+
+template <typename Lanes, typename Number>
+void add_blocks(const void *numbers, size_t blocks, uint64_t first_block, Sketching sketching, Tally &tally) {
+    uint64_t hashes[most_blocks];
+    for (size_t block = 0; block < blocks; ++block) {
+        hashes[block] = block_hash(sketching.state, first_block + block);
+    }
+    BlockSums<Lanes> sums;
+    for (size_t block = 0; block < blocks; ++block) {
+        sums.add(static_cast<const Number *>(numbers) + block * block_elements, sketching, hashes[block], tally);
+    }
+    sums.into(tally);
+}
+
+} // namespace
+} // namespace dsh
