@@ -13,7 +13,8 @@ namespace dsh {
 namespace {
 
 constexpr std::uint64_t stretch_elements = most_blocks * block_elements;
-constexpr std::size_t hashed_bytes = 64 << 10; // hashed at once, while they are still in the cache
+constexpr std::size_t hashed_bytes = 64 << 10;       // hashed at once, while they are still in the cache
+constexpr std::uint64_t unpaired_elements = 1 << 24; // after which the pairs are emptied, long before they overflow
 constexpr std::uint64_t most_buckets = 1 << 20;
 
 constexpr std::array kernels = {
@@ -76,6 +77,22 @@ class Gathering {
         add_some(numbers, start, first + whole * block_elements, count);
     }
 
+    // Moves what the pairs counted to the bins of their elements.
+    void unpair(std::array<std::uint64_t, exponent_bins> &bins) {
+        for (auto &pairs : tally_.pairs) {
+            for (std::size_t second = 0; second < exponent_bins; ++second) {
+                std::uint32_t *row = pairs + second * exponent_bins;
+                std::uint32_t seconds = 0;
+                for (std::size_t first = 0; first < exponent_bins; ++first) {
+                    bins[first] += row[first];
+                    seconds += row[first];
+                    row[first] = 0;
+                }
+                bins[second] += seconds;
+            }
+        }
+    }
+
   private:
     const Kernel &kernel_;
     const Elements &elements_;
@@ -106,7 +123,7 @@ class Gathering {
         add_whole(block, 1, (start + from) / block_elements);
         const std::uint64_t padding = block_elements - (to - from);
         tally_.zeros -= padding;
-        tally_.bins[0][0] -= padding;
+        tally_.padding += padding;
         tally_.min = min;
         tally_.max = max;
         for (std::size_t i = from; i < to; ++i) {
@@ -160,12 +177,7 @@ void copy_tally(const Tally &tally, Statistics &statistics) {
     statistics.max = tally.max + 0.0;
     statistics.sum = tally.sum;
     statistics.sum_of_squares = tally.sum_of_squares;
-    for (const auto &bins : tally.bins) {
-        for (std::size_t bin = 0; bin < exponent_bins; ++bin) {
-            statistics.exponents[bin] += bins[bin];
-        }
-    }
-    statistics.exponents.front() -= tally.zeros;
+    statistics.exponents.front() -= tally.zeros + tally.padding;
     statistics.exponents.back() -= tally.nan + tally.inf;
 }
 
@@ -199,6 +211,9 @@ Statistics statistics(const Run &run, std::uint64_t key, std::uint64_t buckets, 
         if (reached - hashed >= hashed_bytes || done == result.count) {
             digests.feed(0, hashed, run.nbytes, data + hashed, reached - hashed);
             hashed = reached;
+        }
+        if ((run.start + done) % unpaired_elements == 0 || done == result.count) {
+            gathering.unpair(result.exponents);
         }
     }
     result.checksum = digests.values().front();

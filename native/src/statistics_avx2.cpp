@@ -30,12 +30,15 @@ struct Lanes {
     static unsigned nans(Vector values) { return mask(_mm256_cmp_pd(values, values, _CMP_UNORD_Q)); }
     static Vector without(Vector values, unsigned mask) { return _mm256_andnot_pd(chosen(mask, -1), values); }
 
-    static void bins(Vector values, uint64_t *into) {
+    static __m256i bins(Vector values) {
         const __m256i exponents =
             _mm256_and_si256(_mm256_srli_epi64(_mm256_castpd_si256(values), 52), _mm256_set1_epi64x(0x7ff));
         const __m256i above = _mm256_subs_epu16(exponents, _mm256_set1_epi64x(1023 + least_exponent));
+        return _mm256_min_epu16(above, _mm256_set1_epi64x(exponent_bins - 1));
+    }
+    static void pairs(Vector first, Vector second, uint64_t *into) {
         _mm256_storeu_si256(reinterpret_cast<__m256i *>(into),
-                            _mm256_min_epu16(above, _mm256_set1_epi64x(exponent_bins - 1)));
+                            _mm256_or_si256(bins(first), _mm256_slli_epi64(bins(second), 6)));
     }
 
     static Vector negated(Vector values, unsigned mask) {

@@ -29,11 +29,14 @@ struct Lanes {
         return _mm512_maskz_mov_pd(static_cast<__mmask8>(~mask), values);
     }
 
-    static void bins(Vector values, uint64_t *into) {
+    static __m512i bins(Vector values) {
         const __m512i exponents =
             _mm512_and_si512(_mm512_srli_epi64(_mm512_castpd_si512(values), 52), _mm512_set1_epi64(0x7ff));
         const __m512i above = _mm512_subs_epu16(exponents, _mm512_set1_epi64(1023 + least_exponent));
-        _mm512_storeu_si512(into, _mm512_min_epu16(above, _mm512_set1_epi64(exponent_bins - 1)));
+        return _mm512_min_epu16(above, _mm512_set1_epi64(exponent_bins - 1));
+    }
+    static void pairs(Vector first, Vector second, uint64_t *into) {
+        _mm512_storeu_si512(into, _mm512_or_si512(bins(first), _mm512_slli_epi64(bins(second), 6)));
     }
 
     static Vector negated(Vector values, unsigned mask) {

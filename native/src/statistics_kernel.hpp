@@ -7,8 +7,7 @@ namespace dsh {
 
 constexpr size_t exponent_bins = 64;
 constexpr int least_exponent = -52;
-constexpr size_t bin_tables =
-    8; // neighbours count in different ones, or each would wait for the store of the one before
+constexpr size_t pair_tables = 2;  // taken in turn, or each increment would wait for the store of the one before
 constexpr size_t most_blocks = 64; // of one call of a kernel
 
 // What was counted so far. A zero is also counted in the first bin, a NaN or Inf in the last.
@@ -16,11 +15,12 @@ struct Tally {
     uint64_t nan;
     uint64_t inf;
     uint64_t zeros;
-    double min; // +Inf while there is none
-    double max; // -Inf
+    uint64_t padding; // zeros that are no elements, and counted in the bins alone
+    double min;       // +Inf while there is none
+    double max;       // -Inf
     double sum;
     double sum_of_squares;
-    uint64_t bins[bin_tables][exponent_bins];
+    uint32_t pairs[pair_tables][exponent_bins * exponent_bins]; // elements 8 apart are counted together
 };
 
 // Where sketches go: rows of 16 buckets, (row_mask + 1) of them; `buckets` is null where none is wanted.
@@ -63,7 +63,7 @@ template <typename Lanes> struct BlockSums {
 
     template <typename Number> void add(const Number *numbers, Sketching sketching, uint64_t hash, Tally &tally) {
         Vector values[vectors];
-        alignas(64) uint64_t bins[block_elements];
+        alignas(64) uint64_t pairs[block_elements / 2];
         unsigned special = 0;
         for (unsigned i = 0; i < vectors; ++i) {
             values[i] = Lanes::load(numbers + i * width);
@@ -71,10 +71,12 @@ template <typename Lanes> struct BlockSums {
             max[i % chains] = Lanes::max(values[i], max[i % chains]);
             zeros += static_cast<unsigned>(__builtin_popcount(Lanes::zeros(values[i])));
             special |= Lanes::special(values[i]) << i * width;
-            Lanes::bins(values[i], bins + i * width);
         }
-        for (unsigned i = 0; i < block_elements; ++i) {
-            ++tally.bins[i % bin_tables][bins[i]];
+        for (unsigned i = 0; i < vectors / 2; ++i) {
+            Lanes::pairs(values[i], values[i + vectors / 2], pairs + i * width);
+        }
+        for (unsigned i = 0; i < block_elements / 2; ++i) {
+            ++tally.pairs[i % pair_tables][pairs[i]];
         }
         if (special != 0) {
             set_apart(values, special, tally);

@@ -30,11 +30,12 @@ struct Lanes {
     static unsigned nans(double value) { return value != value; }
     static double without(double value, unsigned mask) { return mask != 0 ? 0.0 : value; }
 
-    static void bins(double value, uint64_t *into) {
+    static uint64_t bin(double value) {
         constexpr uint64_t first = 1023 + least_exponent;
         const uint64_t above = exponent(value) > first ? exponent(value) - first : 0;
-        *into = above < exponent_bins ? above : exponent_bins - 1;
+        return above < exponent_bins ? above : exponent_bins - 1;
     }
+    static void pairs(double first, double second, uint64_t *into) { *into = bin(first) | bin(second) << 6; }
 
     static double negated(double value, unsigned mask) {
         return std::bit_cast<double>(std::bit_cast<uint64_t>(value) ^ uint64_t{mask} << 63);
