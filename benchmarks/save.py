@@ -1,7 +1,7 @@
 """One save of a gigabyte and more: time the loop is blocked, time until durable, a cold read back, extra memory.
 
 Each turn saves twice. First with nothing else going on: durable counts from the save call to the last fsync, folders
-included; then that checkpoint is put back into the live training from a cold page cache. The second save is followed
+included; then that checkpoint is put back into the live training from a cold page cache, in one pass (checksums on the way: `verify=False`). The second save is followed
 by a wait of `window_s`, as for an accelerator that computes forward and backward, and by an update of every weight:
 blocked is the time inside the save call plus whatever has to wait before that update. Extra memory is the peak during the
 first save plus what its first use left behind, in the training's own process (Orbax: in the process of its own that
@@ -122,6 +122,7 @@ def _new_folder(saver: Saver, training: Training, hooks: HookClock, scratch: Pat
     """A changed state, an empty folder for it, and a disk that owes nothing to the turn before."""
     saver.ready(training)
     hooks.seal()
+    training.renew_gradients()
     training.update()
     folder = scratch / "save"
     folder.mkdir()

@@ -22,8 +22,10 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=world)
     model = nn.ParameterList(nn.Parameter(torch.rand(nbytes // tensors // 4)) for _ in range(tensors))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)  # without gradients a step only counts
-    with capture.enable(model, optimizer=optimizer, every=NEVER, history=folder / "history") as session:
+    for parameter in model:
+        parameter.grad = torch.rand_like(parameter)  # all of the state changes, so all of it is written
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with capture.enable(model, optimizer=optimizer, every=NEVER, stats_every=0, history=folder / "history") as session:
         session.wait()
         for _ in sys.stdin:
             optimizer.step()

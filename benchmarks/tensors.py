@@ -20,7 +20,7 @@ def run(scratch: Path, *, total_bytes: int, counts: tuple[int, ...], times: int)
     sessions = {}
     for count, (model, optimizer) in models.items():
         sessions[count] = capture.enable(
-            model, optimizer=optimizer, every=1_000_000_000, history=scratch / f"tensors-{count}"
+            model, optimizer=optimizer, every=1_000_000_000, stats_every=0, history=scratch / f"tensors-{count}"
         )
         sessions[count].wait()
     for count in rotations(counts, times=times):

@@ -7,7 +7,8 @@ may still be written when it begins, and the last one when it ends. *Step* is th
 included; *against none* compares it with the training without capture of the same rotation. *Stall* is all the time
 inside the calls and hooks of the one who saves, waits for an earlier save included, per save, and as a part of the
 forward, backward and update of a step. *Write left* is what is still to be written after the window, until durable;
-`torch.save` is not forced to the disk before.
+`torch.save` is not forced to the disk before. With *statistics* every checkpoint is read back and analysed beside the training as well, at
+the lowest priority, as far as there is time.
 """
 
 import shutil
@@ -49,6 +50,7 @@ NONE = "no capture"
 CONTENDERS = [
     Contender(NONE, 1, 6, None),
     Contender("DSHistory every 1", 1, 6, lambda root: OursEvery(root, every=1)),
+    Contender("DSHistory every 1, statistics", 1, 6, lambda root: OursEvery(root, every=1, stats_every=1)),
     Contender("DSHistory every 2", 2, 6, lambda root: OursEvery(root, every=2)),
     Contender("DSHistory every 5", 5, 5, lambda root: OursEvery(root, every=5)),
     Contender("DSHistory every 10", 10, 10, lambda root: OursEvery(root, every=10)),

@@ -24,6 +24,14 @@ class Training:
         """One optimizer step with the gradients that lie there: every weight and every moment changes."""
         self.optimizer.step()
 
+    def renew_gradients(self) -> None:
+        """Others than before: with the same ones the first moments come to rest, and a restore clears them."""
+        for parameter in self.model.parameters():
+            if parameter.grad is None:
+                parameter.grad = torch.randn_like(parameter) * 1e-3
+            else:
+                parameter.grad.neg_()
+
     def state_dict(self) -> dict[str, Any]:
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
 

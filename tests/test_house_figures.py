@@ -22,3 +22,13 @@ def test_the_readme_shows_the_committed_medians(name):
     for column, value in shown()[name].items():
         exact = measured["results"][name][column]["median"]
         assert value == pytest.approx(exact, abs=0.0051 if value > 0.05 else 0.00051), column
+
+
+def test_the_readme_shows_the_committed_training():
+    measured = json.loads((ROOT / "benchmarks" / "results" / "training.json").read_text())["results"]
+    rows = re.findall(r"^\| ([\w ._,]+?) \| ([\d.]+) x \| ([\d.]+) % \|$", (ROOT / "README.md").read_text(), re.M)
+    assert len(rows) == 6
+    for name, step, stall in rows:
+        assert float(step) == pytest.approx(measured[name]["against none"]["median"], abs=0.0051), name
+        exact = 100 * measured[name]["stall of the step"]["median"]
+        assert float(stall) == pytest.approx(exact, abs=0.051 if exact < 10 else 0.51), name
