@@ -49,6 +49,7 @@ def enable(
     budget_bytes: int = DEFAULT_BUDGET_BYTES,
     on_full: Literal["wait", "skip"] = "wait",
     check: Check = "versions",
+    stats_every: int = 1,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     scheduler: Any = None,
     scaler: Any = None,
@@ -72,6 +73,8 @@ def enable(
     check: how edits of the state between a step and the barrier are found, which fail that snapshot by name: "versions"
        compares torch's version counters, which do not see writes through `.data`; "hash" also hashes host memory at
        the step and again at the barrier, and the training waits for it. Edits inside `with session.modify():` are fine.
+    stats_every: statistics of the checkpoints whose steps are multiples of this; 0: of none. They are computed from the disk
+       at the lowest priority, the newest first; what there is no time for is left to `dshistory analyze`.
     resume: "auto" goes on from the newest complete checkpoint of the history that verifies, or starts fresh; refused while
        that run is still being written.
     backend: the writer's; by default io_uring where the host allows it, else POSIX threads.
@@ -82,7 +85,7 @@ def enable(
     after the optimizer, such as an average of the weights, belongs to the step.
     Raises SetupError, UnsupportedError (state that can't be stored, by name), MismatchError.
     """
-    _check_arguments(every, on_full, check, resume, backend)
+    _check_arguments(every, on_full, check, stats_every, resume, backend)
     loop = loop_for(target, optimizer=optimizer, scheduler=scheduler, scaler=scaler)
     subjects = loop.subjects()
     for previous in sessions_of(subjects):
@@ -117,7 +120,16 @@ def enable(
         session = ranks.agree(
             "capturing the first step",
             lambda: undo.enter_context(
-                Session(loop, source, run=run_writer, engine=writer.engine, every=every, on_full=on_full, check=check)
+                Session(
+                    loop,
+                    source,
+                    run=run_writer,
+                    engine=writer.engine,
+                    every=every,
+                    on_full=on_full,
+                    check=check,
+                    stats_every=stats_every,
+                )
             ),
         )
         undo.pop_all()
@@ -126,13 +138,15 @@ def enable(
     return session
 
 
-def _check_arguments(every: Any, on_full: Any, check: Any, resume: Any, backend: Any) -> None:
+def _check_arguments(every: Any, on_full: Any, check: Any, stats_every: Any, resume: Any, backend: Any) -> None:
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         raise SetupError(f"every={every!r}: give a whole number of optimizer steps, 1 or more")
     if on_full not in ("wait", "skip"):
         raise SetupError(f'on_full={on_full!r}: give "wait" or "skip"')
     if check not in ("versions", "hash"):
         raise SetupError(f'check={check!r}: give "versions" or "hash"')
+    if isinstance(stats_every, bool) or not isinstance(stats_every, int) or stats_every < 0:
+        raise SetupError(f"stats_every={stats_every!r}: give a whole number of optimizer steps, or 0 for no statistics")
     if resume not in (None, "auto"):
         raise SetupError(f'resume={resume!r}: give "auto" or None; for a certain step call capture.restore first')
     if backend not in (None, "io_uring", "posix"):

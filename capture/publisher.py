@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from capture.analyst import Analyst
 from capture.resting import Place, Resting
 from capture.snapshot import Snapshot
 from catalog.errors import SnapshotError
@@ -27,8 +28,9 @@ _Metrics = tuple[int, Mapping[str, float | torch.Tensor]]
 class Publisher:
     """Owns the run's writing end from the moment it is made until `close`."""
 
-    def __init__(self, run: RunWriter) -> None:
+    def __init__(self, run: RunWriter, *, stats_every: int) -> None:
         self._run = run
+        self._analyst = Analyst(run, every=stats_every, wait_idle=lambda seconds: self.wait_below(1, timeout_s=seconds))
         self._changed = threading.Condition()
         self._snapshots: collections.deque[Snapshot] = collections.deque()
         self._metrics: collections.deque[_Metrics] = collections.deque()
@@ -98,6 +100,8 @@ class Publisher:
             self._closing = True
             self._changed.notify_all()
         self._thread.join()
+        if self._analyst.close():
+            self._register()
 
     def _work(self) -> None:
         while True:
@@ -130,6 +134,7 @@ class Publisher:
             published = snapshot.finish(self._run)
             committed = self._run.try_commit(snapshot.step)
             self._resting.published(published)
+            self._analyst.published(snapshot.step)
         except Exception as error:  # noqa: BLE001 - whatever fails this snapshot must not end the thread others wait for
             snapshot.abort()
             self.failed(snapshot.step, error)

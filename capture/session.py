@@ -62,6 +62,7 @@ class Session:
         every: int,
         on_full: Literal["wait", "skip"],
         check: Check = "versions",
+        stats_every: int = 1,
     ) -> None:
         self._loop = loop
         self._source = source
@@ -70,7 +71,7 @@ class Session:
         self._every = every
         self._on_full = on_full
         self._check = check
-        self._publisher = Publisher(run)
+        self._publisher = Publisher(run, stats_every=stats_every)
         self._failures = Failures(self._publisher.take_failures)
         self._pending = Pending()
         self._moving: Callable[[], frozenset[str]] | None = None

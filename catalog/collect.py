@@ -47,6 +47,7 @@ def _collect_run(paths: HistoryPaths, run: str, steps: list[int]) -> list[Checkp
         paths.run_dir(run),
         paths.steps_dir(run),
         paths.journal_dir(run),
+        paths.statistics_dir(run),
         *(paths.step_dir(run, step) for step in steps),
     ):
         if folder.is_dir():

@@ -7,6 +7,7 @@ tail is everything.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import pyarrow as pa
 
@@ -37,7 +38,7 @@ def query(paths: HistoryPaths, sql: str, params: Sequence[object] | Mapping[str,
         names = tables_read(connection, sql)
         for name, table in tail.tables().items():
             connection.register(name, table)
-        hiding = bool(tail.hidden or tail.hidden_runs)
+        hiding = bool(tail.hidden or tail.gone or tail.hidden_runs)
         for statement in view_statements(names, indexed=indexed, hiding=hiding):
             connection.execute(statement)
         return select(connection, sql, params)
@@ -102,17 +103,17 @@ def _session(paths: HistoryPaths) -> Iterator[tuple[Connection, bool, Tail]]:
 
 
 def _ingested(connection: Connection) -> Ingested:
-    steps: dict[str, set[int]] = {}
-    for run, step in connection.execute("SELECT run, step FROM idx.checkpoints").fetchall():
-        steps.setdefault(run, set()).add(step)
-    segments: dict[str, set[str]] = {}
-    for run, segment in connection.execute("SELECT run, segment FROM idx.segments").fetchall():
-        segments.setdefault(run, set()).add(segment)
-    runs = connection.execute("SELECT run FROM idx.runs").fetchall()
+    def by_run(sql: str) -> dict[str, frozenset[Any]]:
+        found: dict[str, set[Any]] = {}
+        for run, value in connection.execute(sql).fetchall():
+            found.setdefault(run, set()).add(value)
+        return {run: frozenset(values) for run, values in found.items()}
+
     return Ingested(
-        {run: frozenset(found) for run, found in steps.items()},
-        {run: frozenset(found) for run, found in segments.items()},
-        frozenset(run for (run,) in runs),
+        steps=by_run("SELECT run, step FROM idx.checkpoints"),
+        analyses=by_run("SELECT run, step FROM idx.analyses"),
+        segments=by_run("SELECT run, segment FROM idx.segments"),
+        runs=frozenset(by_run("SELECT run, run FROM idx.runs")),
     )
 
 
@@ -164,6 +165,9 @@ def _insert(connection: Connection, tail: Tail) -> None:
     if tail.hidden:
         for table in ("checkpoints", "tensors", "fragments"):
             connection.execute(f"DELETE FROM idx.{table} WHERE (run, step) IN (SELECT (run, step) FROM tail_hidden)")
+    if tail.gone:
+        for table in ("statistics", "sketches", "analyses"):
+            connection.execute(f"DELETE FROM idx.{table} WHERE (run, step) IN (SELECT (run, step) FROM tail_gone)")
     connection.execute(changed_statement(indexed=True, hiding=False))
     for name in TABLES:
         connection.execute(

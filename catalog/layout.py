@@ -117,6 +117,9 @@ class HistoryPaths:
     def journal_dir(self, run: str) -> Path:
         return self.run_dir(run) / "journal"
 
+    def statistics_dir(self, run: str) -> Path:
+        return self.run_dir(run) / "statistics"
+
     def locks_dir(self, run: str) -> Path:
         return self.run_dir(run) / "locks"
 

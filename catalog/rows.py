@@ -22,8 +22,9 @@ from catalog.logical import logical_tensors
 from catalog.manifest import NOT_STATE
 from catalog.records import RunFacts
 from catalog.schema import TABLES
+from catalog.statistics import StatisticsFile, merged_statistics, read_statistics
 
-__all__ = ["RowCache", "Rows", "checkpoint_rows", "run_rows", "segment_rows"]
+__all__ = ["RowCache", "Rows", "checkpoint_rows", "run_rows", "segment_rows", "statistics_rows"]
 
 CACHE_BYTES = 512 << 20
 
@@ -78,6 +79,22 @@ def checkpoint_rows(paths: HistoryPaths, run: str, step: int) -> Rows:
             _with_constants("fragments", {"run": run, "step": step, "rank": manifest.rank}, manifest.table)
             for manifest in checkpoint.manifests
         ),
+    }
+
+
+def statistics_rows(paths: HistoryPaths, run: str, step: int, world_size: int) -> Rows:
+    """The rows of the statistics of a checkpoint, all parts of which have some. FormatError when a file can't be trusted."""
+    folder = paths.statistics_dir(run)
+    parts = [
+        read_statistics(folder / StatisticsFile(step, rank, world_size).name, run=run) for rank in range(world_size)
+    ]
+    merged = merged_statistics(parts)
+    constant = {"run": run, "step": step}
+    sketched = merged.filter(pc.greater(pc.list_value_length(merged["sketch"]), 0))
+    return {
+        "statistics": _with_constants("statistics", constant, merged),
+        "sketches": _with_constants("sketches", constant, sketched),
+        "analyses": _table("analyses", [constant]),
     }
 
 

@@ -6,6 +6,7 @@ in the set as read is not: nothing is lost and nothing counts twice.
 
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,17 +19,19 @@ from catalog.facts import read_run_facts, run_names
 from catalog.journal import is_segment
 from catalog.layout import HistoryPaths, parse_step_dir
 from catalog.locks import run_is_held
-from catalog.rows import RowCache, Rows, checkpoint_rows, run_rows, segment_rows
+from catalog.rows import RowCache, Rows, checkpoint_rows, run_rows, segment_rows, statistics_rows
 from catalog.schema import TABLES
+from catalog.statistics import StatisticsFile, parse_name
 
 __all__ = ["Ingested", "Tail", "scan"]
 
 
 @dataclass(frozen=True, slots=True)
 class Ingested:
-    """What the index has: the steps and the journal segments of each run."""
+    """What the index has: the steps, the steps with statistics, and the journal segments of each run."""
 
     steps: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    analyses: Mapping[str, frozenset[int]] = field(default_factory=dict)
     segments: Mapping[str, frozenset[str]] = field(default_factory=dict)
     runs: frozenset[str] = frozenset()
 
@@ -45,6 +48,7 @@ class Tail:
     previous: list[tuple[str, int, int]] = field(default_factory=list)
     damage: list[tuple[str, int | None, str]] = field(default_factory=list)
     hidden: list[tuple[str, int]] = field(default_factory=list)
+    gone: list[tuple[str, int]] = field(default_factory=list)
     hidden_runs: list[str] = field(default_factory=list)
 
     def add(self, rows: Rows) -> None:
@@ -61,6 +65,7 @@ class Tail:
         tables["tail_previous"] = _columns(self.previous, [("run", run), ("step", step), ("previous", step)])
         tables["tail_damage"] = _columns(self.damage, [("run", run), ("step", step), ("detail", text)])
         tables["tail_hidden"] = _columns(self.hidden, [("run", run), ("step", step)])
+        tables["tail_gone"] = _columns(self.gone, [("run", run), ("step", step)])
         tables["tail_hidden_runs"] = _columns([(name,) for name in self.hidden_runs], [("run", run)])
         return tables
 
@@ -73,7 +78,7 @@ def scan(paths: HistoryPaths, ingested: Ingested, *, cache: RowCache, max_unpars
     tail.hidden_runs = sorted(ingested.runs - set(runs))
     for run in runs:
         scanner = _RunScan(paths, run, ingested, cache, tail, max_unparsed)
-        if not scanner.facts() or not scanner.steps() or not scanner.journal():
+        if not (scanner.facts() and scanner.steps() and scanner.statistics() and scanner.journal()):
             break
     return tail
 
@@ -88,6 +93,7 @@ class _RunScan:
         self.run = run
         self.known = run in ingested.runs
         self.ingested_steps = ingested.steps.get(run, frozenset())
+        self.analyzed_steps = ingested.analyses.get(run, frozenset())
         self.ingested_segments = ingested.segments.get(run, frozenset())
         self.cache = cache
         self.tail = tail
@@ -104,6 +110,7 @@ class _RunScan:
         listed = sorted(step for step in map(parse_step_dir, names) if step is not None)
         present = set(listed)
         self.tail.hidden += [(self.run, step) for step in sorted(self.ingested_steps - present)]
+        self.tail.gone += [(self.run, step) for step in sorted(self.analyzed_steps - present)]
         held: bool | None = None
         previous: int | None = None
         follows_new = False
@@ -130,6 +137,20 @@ class _RunScan:
                 self.tail.checkpoints += 0 if known else 1
                 previous = step
                 follows_new = not known
+        return True
+
+    def statistics(self) -> bool:
+        """Of steps all of whose parts have some."""
+        folder = self.paths.statistics_dir(self.run)
+        parts = [part for part in map(parse_name, _names(folder)) if part is not None]
+        counts = Counter((part.step, part.world_size) for part in parts if part.step not in self.analyzed_steps)
+        for (step, world_size), count in sorted(counts.items()):
+            # A checkpoint that is gone leaves its statistics; one that is not committed has none.
+            if count < world_size or not self.paths.marker(self.run, step).exists():
+                continue
+            first = folder / StatisticsFile(step, 0, world_size).name
+            if self._parse(first, None, partial(statistics_rows, self.paths, self.run, step, world_size)) is None:
+                return False
         return True
 
     def journal(self) -> bool:

@@ -74,6 +74,20 @@ TABLES: Mapping[str, pa.Schema] = MappingProxyType(
             ]
         ),
         "segments": pa.schema([("run", pa.string()), ("segment", pa.string())]),
+        "statistics": pa.schema(
+            [
+                *_KEY,
+                ("name", pa.string()),
+                ("kind", pa.string()),
+                *((name, pa.int64()) for name in ("numel", "nan", "inf", "zeros")),
+                *((name, pa.float64()) for name in ("min", "max", "sum", "sum_of_squares")),
+                ("exponents", pa.list_(pa.int64())),
+            ]
+        ),
+        "sketches": pa.schema(
+            [*_KEY, ("name", pa.string()), ("kind", pa.string()), ("sketch", pa.list_(pa.float32()))]
+        ),
+        "analyses": pa.schema(_KEY),
     }
 )
 """Table -> its columns, as the tail brings them."""
@@ -82,6 +96,7 @@ _TYPES = {
     pa.string(): "VARCHAR",
     pa.int64(): "BIGINT",
     pa.float64(): "DOUBLE",
+    pa.float32(): "FLOAT",
     pa.binary(): "BLOB",
     pa.bool_(): "BOOLEAN",
     _INSTANT: "TIMESTAMP WITH TIME ZONE",
@@ -104,11 +119,14 @@ def create_statement(table: str) -> str:
     return f"CREATE TABLE idx.{table} ({definitions})"
 
 
+_OF_STATISTICS = ("statistics", "sketches", "analyses")
+
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
         "CREATE TABLE idx.meta (version BIGINT NOT NULL, uuid VARCHAR NOT NULL)",
-        *(create_statement(table) for table in TABLES),
+        *(create_statement(table) for table in TABLES if table not in _OF_STATISTICS),
     ),
+    tuple(create_statement(table) for table in _OF_STATISTICS),
 )
 """What brings an index from version n to n + 1, in order. Published entries never change."""
 
@@ -122,6 +140,15 @@ _VIEWS: Mapping[str, tuple[tuple[str, ...], str]] = MappingProxyType(
         ),
         "fragments": (("fragments",), "SELECT * FROM all_fragments"),
         "tensors": (("tensors",), "SELECT * FROM all_tensors"),
+        "statistics": (
+            ("statistics",),
+            """
+            SELECT *, numel - nan - inf AS finite, sqrt(sum_of_squares) AS norm,
+                   sqrt(sum_of_squares / nullif(numel - nan - inf, 0)) AS rms, sum / nullif(numel - nan - inf, 0) AS mean
+            FROM all_statistics
+            """,
+        ),
+        "sketches": (("sketches",), "SELECT * FROM all_sketches"),
         "metrics": (
             ("journal",),
             """
@@ -208,4 +235,6 @@ def _visible(table: str) -> str:
     condition = " WHERE run NOT IN (SELECT run FROM tail_hidden_runs)"
     if table in ("checkpoints", "tensors", "fragments"):
         condition += " AND (run, step) NOT IN (SELECT (run, step) FROM tail_hidden)"
+    if table in _OF_STATISTICS:
+        condition += " AND (run, step) NOT IN (SELECT (run, step) FROM tail_gone)"
     return condition

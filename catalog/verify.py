@@ -24,6 +24,7 @@ from catalog.logical import logical_tensors
 from catalog.manifest import Manifest
 from catalog.marker import read_marker
 from catalog.records import CheckpointRef
+from catalog.statistics import parse_name, read_statistics
 
 __all__ = ["Problem", "verify"]
 
@@ -84,6 +85,10 @@ class _Verification:
         if path.exists() or refs:
             self.attempt(path, "content", lambda: read_run_facts(self.paths, run))
         self.journal(run)
+        folder = self.paths.statistics_dir(run)
+        for name in sorted(path.name for path in folder.iterdir()) if folder.is_dir() else ():
+            if parse_name(name) is not None:
+                self.attempt(folder / name, "content", partial(read_statistics, folder / name, run=run))
         for ref in refs:
             self.checkpoint(ref)
 

@@ -1,0 +1,204 @@
+"""Computing the statistics of a committed checkpoint from its data files, one rank's part at a time.
+
+extents of the part -> read in batches, verified -> the native kernel -> rows of `statistics.SCHEMA`
+                    -> bytes of an earlier checkpoint that has statistics: its row, nothing read
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+import native
+from catalog.checkpoint import read_part
+from catalog.errors import CorruptError, HistoryError
+from catalog.layout import DTYPES, HistoryPaths, parse_data_file
+from catalog.manifest import NOT_STATE
+from catalog.marker import read_marker
+from catalog.records import CheckpointRef, Extent
+from catalog.statistics import SCHEMA, StatisticsFile, publish_statistics, read_statistics
+
+__all__ = ["SKETCHED_KINDS", "analyze_part", "buckets_of", "missing_parts", "sketch_key"]
+
+BATCH_BYTES = 32 << 20
+BUCKETS = 256
+_LEAST_BUCKETS = 16
+
+SKETCHED_KINDS = frozenset({"model", "master", "exp_avg", "exp_avg_sq", "momentum_buffer"})
+"""Kinds whose tensors get a sketch: what a training moves."""
+
+
+def missing_parts(paths: HistoryPaths, ref: CheckpointRef) -> list[StatisticsFile]:
+    """The parts of a committed checkpoint that have no statistics yet."""
+    world_size = read_marker(paths, ref.run, ref.step).world_size
+    parts = [StatisticsFile(ref.step, rank, world_size) for rank in range(world_size)]
+    folder = paths.statistics_dir(ref.run)
+    return [part for part in parts if not (folder / part.name).exists()]
+
+
+def analyze_part(
+    paths: HistoryPaths,
+    run: str,
+    about: StatisticsFile,
+    *,
+    progress: Callable[[int], None] = lambda nbytes: None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> bool:
+    """Compute and publish the statistics of one rank's part of a committed checkpoint; False when `stopped`, which is asked
+    before each batch, said so.
+
+    Takes memory for BATCH_BYTES. CorruptError for an extent up to that size whose bytes are not those that were written;
+    larger ones are read in pieces, which have no checksum of their own. `progress` gets the bytes of each batch.
+    """
+    marker = read_marker(paths, run, about.step)
+    manifest = read_part(paths, marker, marker.parts[about.rank])
+    state = [extent for extent in manifest.extents() if extent.kind not in NOT_STATE]
+    known = _Known(paths)
+    rows: list[dict[str, Any]] = []
+    to_read = []
+    for extent in state:
+        row = known.row(extent) if extent.file != manifest.file else None
+        if row is None:
+            to_read.append(extent)
+        else:
+            rows.append(row)
+    buffer = np.empty(BATCH_BYTES, np.uint8)
+    for batch in _batches(sorted(to_read, key=lambda extent: (extent.file, extent.offset))):
+        if stopped():
+            return False
+        rows += _computed(paths.root, batch, buffer)
+        progress(sum(extent.nbytes for extent in batch))
+    publish_statistics(paths, run, about, pa.Table.from_pylist(rows, schema=SCHEMA))
+    return True
+
+
+def sketch_key(kind: str, name: str) -> int:
+    """What the hashes of a tensor's sketch begin from: the first 8 bytes, little endian, of the XXH3-128 of `kind/name`."""
+    return int.from_bytes(native.checksum(f"{kind}/{name}".encode())[:8], "little")
+
+
+def buckets_of(kind: str, numel: int) -> int:
+    """How many buckets the sketch of a logical tensor of `numel` elements has: 256, fewer where the tensor is shorter, 0 for
+    none.
+    """
+    if kind not in SKETCHED_KINDS or numel < _LEAST_BUCKETS:
+        return 0
+    return min(BUCKETS, 1 << (numel.bit_length() - 1))
+
+
+class _Known:
+    """Statistics of earlier checkpoints, for extents that refer to their bytes."""
+
+    def __init__(self, paths: HistoryPaths) -> None:
+        self._paths = paths
+
+    def row(self, extent: Extent) -> dict[str, Any] | None:
+        rows = self._rows(extent.file)
+        found = rows.get((extent.kind, extent.name, extent.start, extent.numel))
+        return found if found is not None and found["checksum"] == extent.checksum else None
+
+    @lru_cache(maxsize=64)  # noqa: B019 - lives as long as one analysis
+    def _rows(self, file: str) -> Mapping[tuple[str, str, int, int], dict[str, Any]]:
+        place = parse_data_file(file)
+        if place is None:
+            return {}
+        run, step, rank = place
+        try:
+            world_size = read_marker(self._paths, run, step).world_size
+            path = self._paths.statistics_dir(run) / StatisticsFile(step, rank, world_size).name
+            table = read_statistics(path, run=run)
+        except (OSError, HistoryError):
+            # Without them the bytes are read, which is what is done anyhow where nothing is known.
+            return {}
+        return {(row["kind"], row["name"], row["start"], row["numel"]): row for row in table.to_pylist()}
+
+
+def _batches(extents: Iterable[Extent]) -> Iterator[list[Extent]]:
+    batch: list[Extent] = []
+    nbytes = 0
+    for extent in extents:
+        if batch and nbytes + extent.nbytes > BATCH_BYTES:
+            yield batch
+            batch, nbytes = [], 0
+        batch.append(extent)
+        nbytes += extent.nbytes
+    if batch:
+        yield batch
+
+
+def _computed(root: Path, batch: list[Extent], buffer: npt.NDArray[np.uint8]) -> list[dict[str, Any]]:
+    if len(batch) == 1 and batch[0].nbytes > BATCH_BYTES:
+        return [_in_pieces(root, batch[0], buffer)]
+    starts = np.concatenate([[0], np.cumsum([extent.nbytes for extent in batch])]).astype(np.int64)
+    digests = _read(root, [(extent.file, extent.offset, extent.nbytes) for extent in batch], buffer)
+    rows = []
+    for i, extent in enumerate(batch):
+        if digests[16 * i : 16 * i + 16] != extent.checksum:
+            raise CorruptError(
+                f"{root / extent.file}: {extent.kind} {extent.name!r} at offset {extent.offset}: the bytes are not those that were "
+                "written: the file is damaged"
+            )
+        rows.append(_row(extent, [_of(extent, buffer[starts[i] : starts[i + 1]], 0)]))
+    return rows
+
+
+def _in_pieces(root: Path, extent: Extent, buffer: npt.NDArray[np.uint8]) -> dict[str, Any]:
+    itemsize = DTYPES[extent.dtype]
+    found = []
+    for at in range(0, extent.nbytes, BATCH_BYTES):
+        nbytes = min(BATCH_BYTES, extent.nbytes - at)
+        _read(root, [(extent.file, extent.offset + at, nbytes)], buffer)
+        found.append(_of(extent, buffer[:nbytes], at // itemsize))
+    return _row(extent, found)
+
+
+def _read(root: Path, pieces: list[tuple[str, int, int]], buffer: npt.NDArray[np.uint8]) -> bytes:
+    """Pieces of files one behind the other into the buffer; their digests."""
+    files = sorted({file for file, _, _ in pieces})
+    nbytes = np.array([size for _, _, size in pieces], np.uint64)
+    starts = np.concatenate([np.zeros(1, np.uint64), np.cumsum(nbytes)[:-1]]).astype(np.uint64)
+    try:
+        return native.read(
+            [str(root / file) for file in files],
+            file_index=np.array([files.index(file) for file, _, _ in pieces], np.uint32),
+            offsets=np.array([offset for _, offset, _ in pieces], np.uint64),
+            addresses=starts + np.uint64(buffer.ctypes.data),
+            nbytes=nbytes,
+        )
+    except OSError as error:
+        raise CorruptError(f"{error.filename}: {error.strerror}: the file is damaged, truncated or missing") from error
+
+
+def _of(extent: Extent, data: npt.NDArray[np.uint8], skipped: int) -> native.Statistics:
+    return native.statistics(
+        data,
+        extent.dtype,
+        start=extent.start + skipped,
+        key=sketch_key(extent.kind, extent.name),
+        buckets=buckets_of(extent.kind, prod(extent.shape)),
+    )
+
+
+def _row(extent: Extent, found: list[native.Statistics]) -> dict[str, Any]:
+    return {
+        "name": extent.name,
+        "kind": extent.kind,
+        "placement": extent.placement,
+        "start": extent.start,
+        "numel": extent.numel,
+        "checksum": extent.checksum,
+        "nan": sum(part.nan for part in found),
+        "inf": sum(part.inf for part in found),
+        "zeros": sum(part.zeros for part in found),
+        "min": min((part.min for part in found if part.min is not None), default=None),
+        "max": max((part.max for part in found if part.max is not None), default=None),
+        "sum": sum(part.sum for part in found),
+        "sum_of_squares": sum(part.sum_of_squares for part in found),
+        "exponents": np.sum([part.exponents for part in found], axis=0, dtype=np.int64).tolist(),
+        "sketch": np.sum([part.sketch for part in found], axis=0, dtype=np.float64).tolist(),
+    }

@@ -1,0 +1,142 @@
+"""Statistics files: what was once computed from the bytes of a checkpoint's fragments, so that nobody has to read them again.
+
+One sealed Parquet file for each rank and step, in a folder of its own in the run, so that one listing tells what there is. They
+are derived from the data files: a checkpoint is whole without them, and they can be made at any time.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from catalog.errors import FormatError
+from catalog.layout import HistoryPaths
+from catalog.publish import make_dirs, publish_bytes
+from catalog.sealed import decode_sealed, encode_sealed, read_bounded
+
+__all__ = [
+    "SCHEMA",
+    "SKETCH_SEED",
+    "StatisticsFile",
+    "merged_statistics",
+    "parse_name",
+    "publish_statistics",
+    "read_statistics",
+]
+
+VERSION = "1"
+SKETCH_SEED = "DSHistor"
+
+SCHEMA = pa.schema(
+    [
+        pa.field("name", pa.string(), nullable=False),
+        pa.field("kind", pa.string(), nullable=False),
+        pa.field("placement", pa.string(), nullable=False),
+        pa.field("start", pa.int64(), nullable=False),
+        pa.field("numel", pa.int64(), nullable=False),
+        pa.field("checksum", pa.binary(16), nullable=False),
+        pa.field("nan", pa.int64(), nullable=False),
+        pa.field("inf", pa.int64(), nullable=False),
+        pa.field("zeros", pa.int64(), nullable=False),
+        pa.field("min", pa.float64(), nullable=True),
+        pa.field("max", pa.float64(), nullable=True),
+        pa.field("sum", pa.float64(), nullable=False),
+        pa.field("sum_of_squares", pa.float64(), nullable=False),
+        pa.field("exponents", pa.list_(pa.field("element", pa.int64(), nullable=False)), nullable=False),
+        pa.field("sketch", pa.list_(pa.field("element", pa.float64(), nullable=False)), nullable=False),
+    ]
+)
+"""A row for each fragment; `checksum` is that of the bytes it is about. `min` and `max` leave NaN out (null where nothing is
+left), `sum` and what follows all that is not finite. `sketch` is empty where there is none."""
+
+_NAME = re.compile(r"([0-9]{12})-([0-9]{5})-of-([0-9]{5})\.parquet")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class StatisticsFile:
+    """Which part of which checkpoint a file is about."""
+
+    step: int
+    rank: int
+    world_size: int
+
+    @property
+    def name(self) -> str:
+        """Its name in the run's folder of statistics."""
+        return f"{self.step:012d}-{self.rank:05d}-of-{self.world_size:05d}.parquet"
+
+
+def parse_name(name: str) -> StatisticsFile | None:
+    """What a file of that name is about, or None for any other name."""
+    match = _NAME.fullmatch(name)
+    return StatisticsFile(int(match[1]), int(match[2]), int(match[3])) if match else None
+
+
+def publish_statistics(paths: HistoryPaths, run: str, about: StatisticsFile, rows: pa.Table) -> Path:
+    """Write the statistics of one rank's part of a checkpoint, durably; whoever comes second changes nothing."""
+    folder = paths.statistics_dir(run)
+    make_dirs(folder, root=paths.root)
+    path = folder / about.name
+    if not path.exists():
+        publish_bytes(encode_sealed(rows.cast(SCHEMA), metadata=_facts(run, about)), path)
+    return path
+
+
+def read_statistics(path: Path, *, run: str) -> pa.Table:
+    """The rows of a file, with the columns of SCHEMA. CorruptError when damaged, FormatError when of another version, run or part."""
+    about = parse_name(path.name)
+    if about is None:
+        raise FormatError(f"{path}: no file of statistics has this name")
+    table, facts = decode_sealed(read_bounded(path), schema=SCHEMA, file=str(path))
+    for field, expected in _facts(run, about).items():
+        if facts.get(field) != expected:
+            raise FormatError(f"{path}: field {field}: {facts.get(field)!r} where {expected!r} belongs")
+    return table
+
+
+def merged_statistics(parts: Sequence[pa.Table]) -> pa.Table:
+    """The statistics of logical tensors, from those of their fragments: `parts` are the tables of all ranks, in order. Of what
+    is local to a rank, rank 0's. Sums are exact but for float64 rounding, counts are exact.
+    """
+    local = pc.field("placement") == "rank_local"
+    rows = pa.concat_tables([parts[0], *(part.filter(~local) for part in parts[1:])])
+    key = pc.binary_join_element_wise(rows["kind"], rows["name"], "/")
+    counts = key.value_counts()
+    shared = counts.field("values").filter(pc.greater(counts.field("counts"), 1))
+    several = pc.is_in(key, shared)
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in rows.filter(several).to_pylist():
+        groups.setdefault((row["kind"], row["name"]), []).append(row)
+    merged = pa.Table.from_pylist([_sum(members) for members in groups.values()], schema=SCHEMA)
+    return pa.concat_tables([rows.filter(pc.invert(several)), merged])
+
+
+def _sum(members: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    members = sorted(members, key=lambda row: row["start"])
+    lows = [row["min"] for row in members if row["min"] is not None]
+    highs = [row["max"] for row in members if row["max"] is not None]
+    sums = ("numel", "nan", "inf", "zeros", "sum", "sum_of_squares")
+    return {
+        **members[0],
+        **{name: sum(row[name] for row in members) for name in sums},
+        "min": min(lows, default=None),
+        "max": max(highs, default=None),
+        "exponents": np.sum([row["exponents"] for row in members], axis=0, dtype=np.int64).tolist(),
+        "sketch": np.sum([row["sketch"] for row in members], axis=0, dtype=np.float64).tolist(),
+    }
+
+
+def _facts(run: str, about: StatisticsFile) -> Mapping[str, str]:
+    return {
+        "dshistory.statistics": VERSION,
+        "run": run,
+        "step": str(about.step),
+        "rank": str(about.rank),
+        "world_size": str(about.world_size),
+        "sketch_seed": SKETCH_SEED,
+    }

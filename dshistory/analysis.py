@@ -1,0 +1,31 @@
+"""Filling in the statistics that trainings had no time for."""
+
+from collections.abc import Sequence
+
+from catalog import index
+from catalog.analysis import analyze_part, missing_parts
+from catalog.history import History
+from catalog.records import CheckpointRef
+from dshistory.progress import ByteProgress
+
+__all__ = ["analyze"]
+
+_PATIENCE_S = 2.0
+
+
+def analyze(history: History, refs: Sequence[CheckpointRef], *, quiet: bool) -> int:
+    """Compute the statistics of those checkpoints that lack some; how many did. Interrupted, what is done is kept."""
+    parts = {ref: missing_parts(history.paths, ref) for ref in refs}
+    missing = {ref: found for ref, found in parts.items() if found}
+    total = sum(
+        history.paths.data(ref.run, ref.step, part.rank).stat().st_size
+        for ref, found in missing.items()
+        for part in found
+    )
+    with ByteProgress(total, description=f"analyze {len(missing)} checkpoints", quiet=quiet) as bar:
+        for ref, found in missing.items():
+            for part in found:
+                analyze_part(history.paths, ref.run, part, progress=bar.advance)
+    if missing:
+        index.register(history.paths, patience_s=_PATIENCE_S)
+    return len(missing)

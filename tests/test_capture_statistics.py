@@ -1,0 +1,137 @@
+"""The statistics of what a session commits: right, complete, merged over fragments, and never in a checkpoint's way."""
+
+import numpy as np
+import pytest
+import torch
+from capture_helpers import make, one_step, reference
+
+import capture
+import dshistory
+from catalog import index
+from catalog.analysis import analyze_part, missing_parts
+from catalog.errors import CorruptError
+from catalog.history import History
+from catalog.statistics import parse_name
+from catalog.verify import verify
+
+
+def train(history, *, steps=4, frozen=False, **options):
+    """References by step; the session is closed."""
+    model, optimizer = make(256)
+    if frozen:
+        model.inner.requires_grad_(False)
+        optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.01)
+    expected = {}
+    with capture.enable(model, optimizer=optimizer, history=history, every=1, **options) as session:
+        for _ in range(steps):
+            one_step(model, optimizer)
+            session.wait()
+            expected[session.snapshot()] = reference(model, optimizer)
+    return expected
+
+
+def rows_of(history, sql="SELECT * FROM statistics ORDER BY step, kind, name"):
+    return History.open(history).query(sql).to_pylist()
+
+
+def test_every_figure_is_that_of_the_tensor(history):
+    expected = train(history)
+    dshistory.open(history).analyze(quiet=True)
+    rows = {(row["step"], row["kind"], row["name"]): row for row in rows_of(history) if row["step"]}
+    tensors = {
+        (step, kind, name): tensor
+        for step, kinds in expected.items()
+        for kind, of_kind in kinds.items()
+        for name, tensor in of_kind.items()
+    }
+    assert rows.keys() == tensors.keys()
+    for key, tensor in tensors.items():
+        row, exact = rows[key], tensor.double().reshape(-1)
+        assert row["numel"] == exact.numel()
+        assert (row["nan"], row["inf"], row["zeros"]) == (0, 0, int((exact == 0).sum()))
+        assert (row["min"], row["max"]) == (float(exact.min()), float(exact.max()))
+        assert row["sum"] == pytest.approx(float(exact.sum()), rel=1e-9, abs=1e-9)
+        assert row["norm"] == pytest.approx(float(exact.norm()), rel=1e-9)
+        assert row["mean"] == pytest.approx(float(exact.mean()), rel=1e-9, abs=1e-12)
+
+
+def test_a_sketch_tells_the_distance_of_two_steps(history):
+    expected = train(history)
+    dshistory.open(history).analyze(quiet=True)
+    sketches = {
+        (row["step"], row["kind"], row["name"]): np.array(row["sketch"])
+        for row in rows_of(history, "SELECT * FROM sketches")
+    }
+    for kind, name in [("model", "inner.weight"), ("exp_avg", "outer.weight")]:
+        estimate = np.linalg.norm(sketches[4, kind, name] - sketches[1, kind, name])
+        exact = float((expected[4][kind][name].double() - expected[1][kind][name].double()).norm())
+        assert estimate == pytest.approx(exact, rel=0.25)
+    assert (1, "model", "norm.weight") in sketches
+    assert not any(kind in ("buffer", "step") for _, kind, _ in sketches)
+
+
+def test_none_are_computed_where_none_are_wanted_and_analyze_fills_them_in(history):
+    train(history, stats_every=0)
+    assert rows_of(history) == []
+    explorer = dshistory.open(history)
+    assert explorer.analyze(2, quiet=True) == 1
+    assert {row["step"] for row in rows_of(history)} == {2}
+    assert explorer.analyze(quiet=True) == 4
+    assert explorer.analyze(quiet=True) == 0
+    assert {row["step"] for row in rows_of(history)} == {0, 1, 2, 3, 4}
+
+
+def test_the_index_can_be_rebuilt_and_is_not_needed(history):
+    train(history)
+    explorer = dshistory.open(history)
+    explorer.analyze(quiet=True)
+    indexed = rows_of(history)
+    paths = History.open(history).paths
+    paths.catalog_db.unlink()
+    assert rows_of(history) == indexed
+    index.reindex(paths)
+    assert rows_of(history) == indexed
+
+
+def test_what_rests_is_not_read_again(history, monkeypatch):
+    train(history, frozen=True, stats_every=0)
+    opened = History.open(history)
+    refs = opened.checkpoints()
+    read = {}
+    for ref in refs:
+        (part,) = missing_parts(opened.paths, ref)
+        sizes: list[int] = []
+        analyze_part(opened.paths, ref.run, part, progress=sizes.append)
+        read[ref.step] = sum(sizes)
+    frozen_bytes = 256 * 256 * 4
+    assert read[3] == read[1] - frozen_bytes
+    rows = {row["step"]: row for row in rows_of(history) if (row["kind"], row["name"]) == ("model", "inner.weight")}
+    assert rows[4] == {**rows[1], "step": 4}
+
+
+def test_a_damaged_file_of_statistics_is_named_and_counts_as_none(history):
+    train(history)
+    dshistory.open(history).analyze(quiet=True)
+    opened = History.open(history)
+    before = rows_of(history)
+    folder = opened.paths.statistics_dir(opened.current_run())
+    path = sorted(path for path in folder.iterdir() if parse_name(path.name))[2]
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    opened.paths.catalog_db.unlink()
+    assert rows_of(history) == [row for row in before if row["step"] != 2]
+    assert [problem.file for problem in verify(opened)] == [opened.paths.relative(path)]
+
+
+def test_the_statistics_of_damaged_bytes_are_refused(history):
+    train(history, stats_every=0)
+    opened = History.open(history)
+    ref = opened.resolve(3)
+    victim = next(extent for extent in opened.extents(ref) if extent.kind == "exp_avg" and extent.nbytes > 1000)
+    with (history / victim.file).open("r+b") as file:
+        file.seek(victim.offset + 100)
+        file.write(b"\xff")
+    with pytest.raises(CorruptError, match=victim.name):
+        dshistory.open(history).analyze(3, quiet=True)
+    assert rows_of(history) == []
