@@ -30,7 +30,21 @@ check_siblings(__file__, ("native", "catalog", "capture"))
 if TYPE_CHECKING:
     import capture
     from catalog.errors import HistoryError
-    from dshistory.current import diff, log, reindex, restore, show, sql, tags, tensor, trajectory, verify
+    from dshistory.current import (
+        analyze,
+        anomalies,
+        diff,
+        distances,
+        log,
+        reindex,
+        restore,
+        show,
+        sql,
+        tags,
+        tensor,
+        trajectory,
+        verify,
+    )
     from dshistory.current import open as open
     from dshistory.examination import doctor
     from dshistory.explorer import Explorer
@@ -42,8 +56,11 @@ __all__ = [
     "HistoryError",
     "Report",
     "Table",
+    "analyze",
+    "anomalies",
     "capture",
     "diff",
+    "distances",
     "doctor",
     "load_ipython_extension",
     "log",
@@ -65,7 +82,22 @@ _HOMES = {
     "Table": "dshistory.table",
     "doctor": "dshistory.examination",
     **dict.fromkeys(
-        ("diff", "log", "open", "reindex", "restore", "show", "sql", "tags", "tensor", "trajectory", "verify"),
+        (
+            "analyze",
+            "anomalies",
+            "diff",
+            "distances",
+            "log",
+            "open",
+            "reindex",
+            "restore",
+            "show",
+            "sql",
+            "tags",
+            "tensor",
+            "trajectory",
+            "verify",
+        ),
         "dshistory.current",
     ),
 }

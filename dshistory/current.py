@@ -16,9 +16,12 @@ from catalog.errors import NotFoundError
 from dshistory.explorer import Explorer
 
 __all__ = [
+    "analyze",
+    "anomalies",
     "current",
     "default_path",
     "diff",
+    "distances",
     "log",
     "open",
     "reindex",
@@ -87,9 +90,12 @@ log: Final = _on_current(Explorer.log)
 show: Final = _on_current(Explorer.show)
 diff: Final = _on_current(Explorer.diff)
 trajectory: Final = _on_current(Explorer.trajectory)
+distances: Final = _on_current(Explorer.distances)
+anomalies: Final = _on_current(Explorer.anomalies)
 tensor: Final = _on_current(Explorer.tensor)
 tags: Final = _on_current(Explorer.tags)
 restore: Final = _on_current(Explorer.restore)
 sql: Final = _on_current(Explorer.sql)
+analyze: Final = _on_current(Explorer.analyze)
 verify: Final = _on_current(Explorer.verify)
 reindex: Final = _on_current(Explorer.reindex)

@@ -1,6 +1,7 @@
 """What changed between two checkpoints: a row per logical tensor, streamed in bounded memory.
 
 extents of both sides -> logical tensors -> pairs -> equal by checksum: a zero row, nothing read
+                                                  -> much to read, and sketches of both: an estimate, nothing read
                                                   -> else both streams side by side into one Comparison
 """
 
@@ -18,7 +19,9 @@ from catalog.history import History
 from catalog.manifest import NOT_STATE
 from catalog.records import CheckpointRef
 from dshistory.comparison import Comparison
+from dshistory.estimates import estimated, norms
 from dshistory.fragments import FragmentStream, StoredTensor, stored_tensors
+from dshistory.grouping import grouped, require_grouping
 from dshistory.naming import Patterns, matching
 from dshistory.progress import ByteProgress
 from dshistory.table import Table
@@ -45,16 +48,21 @@ _SCHEMA: Final = pa.schema(
         ("norm_after", pa.float64()),
         ("nonfinite_before", pa.int64()),
         ("nonfinite_after", pa.int64()),
+        ("bound", pa.float64()),
     ]
 )
-_IDENTITY: Final = frozenset({"name", "kind", "shape", "status"})
+_IDENTITY: Final = frozenset({"name", "kind", "shape", "status", "bound"})
 _FORMATS: Final[dict[str, Format]] = {"shape": "shape", "cosine": "cosine", "changed_share": "share"}
+AT_ONCE_BYTES: Final = 256 << 20
+"""What takes a moment to read is compared exactly anyway."""
+
 UNCHANGED: Final[dict[str, Any]] = {
     "relative_update": 0.0,
     "update_norm": 0.0,
     "max_change": 0.0,
     "changed_share": 0.0,
     "sign_flips": 0,
+    "bound": 0.0,
 }
 
 Key = tuple[str, str]
@@ -64,7 +72,8 @@ class DiffTable(Table):
     """The rows of a diff, the most moved first; rows that gained or lost non-finite values stand above all.
 
     `status` is "changed", "same" (equal bits), "added", "removed" (only in the second, only in the first) or
-    "reshaped"; numbers that were not computed are unknown (null), never zero."""
+    "reshaped"; numbers that were not computed are unknown (null), never zero. `bound` is 0 for an exact row; of an estimated one
+    it says how far its update may be off, relatively, at about 95 %."""
 
     def plot(self, *, top: int = 20) -> "go.Figure":
         """The most moved tensors as horizontal bars of their relative update. Needs the [notebook] extra."""
@@ -91,20 +100,36 @@ def select(history: History, *refs: CheckpointRef, kinds: Patterns, names: Patte
 
 
 def diff(
-    history: History, before: CheckpointRef, after: CheckpointRef, *, kinds: Patterns, names: Patterns, quiet: bool
+    history: History,
+    before: CheckpointRef,
+    after: CheckpointRef,
+    *,
+    kinds: Patterns,
+    names: Patterns,
+    by: str,
+    exact: bool,
+    quiet: bool,
 ) -> DiffTable:
     """Compare two checkpoints; see `Explorer.diff`."""
+    require_grouping(by)
     sides = select(history, before, after, kinds=kinds, names=names)
-    pairs = [(sides[0].get(key), sides[1].get(key)) for key in sides[0] | sides[1]]
+    pairs = {key: (sides[0].get(key), sides[1].get(key)) for key in sides[0] | sides[1]}
+    unread = {key: _bytes_to_read(*pair) for key, pair in pairs.items()}
+    known = {} if exact or sum(unread.values()) <= AT_ONCE_BYTES else estimated(history, before, after)
+    known = {key: numbers for key, numbers in known.items() if unread.get(key)}
     rows = []
-    total = sum(_bytes_to_read(*pair) for pair in pairs)
+    total = sum(nbytes for key, nbytes in unread.items() if key not in known)
     with ByteProgress(total, description=f"diff {before} {after}", quiet=quiet) as bar:
-        for pair in pairs:
-            rows.append(_row(history.root, *pair, advance=bar.advance))
-    rows.sort(key=_most_moved_first)
-    return DiffTable(
-        pa.Table.from_pylist(rows, schema=_SCHEMA), formats=_FORMATS, note=_note(rows, sides, before, after)
-    )
+        for key, pair in pairs.items():
+            rows.append(_row(history.root, *pair, known.get(key), advance=bar.advance))
+    note = _note(rows, sides, before, after)
+    if by != "tensor" and any(row["status"] == "same" for row in rows):
+        of_same = norms(history, after)
+        rows = [
+            {**row, **of_same.get((row["kind"], row["name"]), {})} if row["status"] == "same" else row for row in rows
+        ]
+    table = sorted(grouped(rows, by), key=_most_moved_first)
+    return DiffTable(pa.Table.from_pylist(table, schema=_SCHEMA), formats=_FORMATS, note=note)
 
 
 def tensor(history: History, ref: CheckpointRef, *, name: str, kind: str) -> torch.Tensor:
@@ -132,7 +157,12 @@ def _bytes_to_read(before: StoredTensor | None, after: StoredTensor | None) -> i
 
 
 def _row(
-    root: Path, before: StoredTensor | None, after: StoredTensor | None, *, advance: Callable[[int], None]
+    root: Path,
+    before: StoredTensor | None,
+    after: StoredTensor | None,
+    known: Mapping[str, Any] | None,
+    *,
+    advance: Callable[[int], None],
 ) -> dict[str, Any]:
     shown = after or before
     assert shown is not None
@@ -140,9 +170,12 @@ def _row(
     numbers: Mapping[str, Any] = {}
     if status == "same":
         numbers = UNCHANGED
+    elif known is not None:
+        numbers = known
     elif status == "changed" and before and after:
         compared = compare(root, before, after, advance)
         numbers = {field.name: getattr(compared, field.name) for field in _SCHEMA if field.name not in _IDENTITY}
+        numbers |= {"bound": 0.0}
     return {"name": shown.name, "kind": shown.kind, "shape": shown.shape, "status": status, **numbers}
 
 
@@ -159,7 +192,8 @@ def compare(root: Path, before: StoredTensor, after: StoredTensor, advance: Call
 
 def _most_moved_first(row: Mapping[str, Any]) -> tuple[bool, float, str, str]:
     nonfinite = row.get("nonfinite_before") != row.get("nonfinite_after")
-    return not nonfinite, -row.get("relative_update", -1.0), row["name"], row["kind"]
+    moved = row.get("relative_update")
+    return not nonfinite, 1.0 if moved is None else -moved, row["name"], row["kind"]
 
 
 def _note(
@@ -176,6 +210,11 @@ def _note(
         parts.append(f"{counts['added']} only in {after}")
     if counts["reshaped"]:
         parts.append(f"{counts['reshaped']} of another shape")
+    guessed = [row["bound"] for row in rows if row.get("bound")]
+    if guessed:
+        parts.append(
+            f"{len(guessed)} estimated from sketches, updates within about {max(guessed):.0%} (exact=True reads the tensors)"
+        )
     if any(tensor.copies > 1 for side in sides for tensor in side.values()):
         parts.append("of tensors that each rank has its own of, rank 0's")
     if any(row.get("nonfinite_before") or row.get("nonfinite_after") for row in rows):

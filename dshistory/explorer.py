@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from catalog.errors import SetupError
 from catalog.history import History
 from dshistory import listing
 from dshistory.naming import Patterns
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from dshistory.differences import DiffTable
+    from dshistory.geometry import DistanceTable
     from dshistory.trajectories import TrajectoryTable
 
 __all__ = ["Explorer", "Ref"]
@@ -62,24 +64,48 @@ class Explorer:
         return listing.tags(self.history)
 
     def diff(
-        self, a: Ref, b: Ref = "latest", *, kinds: Patterns = "model", names: Patterns = "*", quiet: bool = False
+        self,
+        a: Ref,
+        b: Ref = "latest",
+        *,
+        kinds: Patterns = "model",
+        names: Patterns = "*",
+        by: str = "tensor",
+        exact: bool = False,
+        tensor: str | None = None,
+        axis: int = 0,
+        parts: int | None = None,
+        quiet: bool = False,
     ) -> "DiffTable":
         """What changed from checkpoint a to checkpoint b: a row per logical tensor, the most moved first.
 
-        Exact, in float64, whatever world size or stage wrote the two; reads in bounded memory, and not at all what is
-        equal by checksum. Where values are not finite, norms and changes are over the elements finite on both sides.
+        In float64, whatever world size or stage wrote the two; reads in bounded memory, and not at all what is equal by
+        checksum. Where more than 256 MiB would have to be read, what has sketches is estimated from them at once, unless
+        exact; the column bound says how far off that may be. Where values are not finite, norms and changes are over the
+        elements finite on both sides.
 
         Args:
             a: the checkpoint before
             b: the checkpoint after
             kinds: patterns of kinds: model, buffer, master, exp_avg, ...; '*' for all
             names: patterns of tensor names, as '*.mlp.*'
+            by: a row for each tensor, or for each layer or kind, with norms as of one long vector
+            exact: read the tensors, however large
+            tensor: look into this one, of the one kind: a row for each index along an axis
+            axis: the axis of that tensor: 0 for its rows
+            parts: cut the axis into so many equal parts, as for the heads of an attention
             quiet: no progress bar
         """
-        from dshistory import differences
+        from dshistory import differences, drilldown
 
         before, after = self.history.resolve(a), self.history.resolve(b)
-        return differences.diff(self.history, before, after, kinds=kinds, names=names, quiet=quiet)
+        if tensor is not None:
+            if not isinstance(kinds, str):
+                raise SetupError(f"diff: tensor= is looked into in one kind, not in {kinds}")
+            return drilldown.drill_down(
+                self.history, before, after, name=tensor, kind=kinds, axis=axis, parts=parts, quiet=quiet
+            )
+        return differences.diff(self.history, before, after, kinds=kinds, names=names, by=by, exact=exact, quiet=quiet)
 
     def trajectory(
         self,
@@ -88,11 +114,13 @@ class Explorer:
         metric: str = "relative_update",
         kinds: Patterns = "model",
         run: str | None = None,
+        exact: bool = False,
         quiet: bool = False,
     ) -> "TrajectoryTable":
         """How tensors move over the checkpoints of a run and its parents: a row for each tensor and step.
 
-        Exact, as the diff is, and read as it is: nothing that is equal by checksum to the checkpoint before.
+        Norms and counts come from the statistics, where there are some; the rest is exact or estimated as the diff is, and
+        nothing is read that is equal by checksum to the checkpoint before.
 
         Args:
             names: patterns of tensor names, as '*.mlp.*'
@@ -100,11 +128,41 @@ class Explorer:
                 cosine, max_change, changed_share, sign_flips
             kinds: patterns of kinds: model, buffer, master, exp_avg, ...; '*' for all
             run: this run and its parents; default: the current run
+            exact: read the tensors, however large
             quiet: no progress bar
         """
         from dshistory import trajectories
 
-        return trajectories.trajectory(self.history, names=names, metric=metric, kinds=kinds, run=run, quiet=quiet)
+        return trajectories.trajectory(
+            self.history, names=names, metric=metric, kinds=kinds, run=run, exact=exact, quiet=quiet
+        )
+
+    def distances(self, names: Patterns = "*", *, kinds: Patterns = "model", run: str | None = None) -> "DistanceTable":
+        """How far each checkpoint of a run and its parents is from each other, from sketches; .path() puts them into the
+        plane.
+
+        Args:
+            names: patterns of tensor names, as '*.mlp.*'
+            kinds: patterns of kinds: model, master, exp_avg, ...; '*' for all
+            run: this run and its parents; default: the current run
+        """
+        from dshistory import geometry
+
+        return geometry.step_distances(self.history, run=run, names=names, kinds=kinds)
+
+    def anomalies(self, *, run: str | None = None) -> Table:
+        """What is out of line in a run and its parents, from the statistics: a row for each kind of trouble and tensor, with
+        the first step at which it is seen.
+
+        Not finite; norm jumps, large update: five times more than in any of the eight checkpoints before; second moment
+        explodes: a hundred times more; goes to zero: half of a weight's elements.
+
+        Args:
+            run: this run and its parents; default: the current run
+        """
+        from dshistory import outliers
+
+        return outliers.anomalies(self.history, run=run)
 
     def tensor(self, name: str, step: Ref = "latest", *, kind: str = "model") -> "torch.Tensor":
         """One logical tensor of one checkpoint: reads only its own bytes and verifies them.
@@ -181,6 +239,18 @@ class Explorer:
             quiet: no progress bar
         """
         return listing.verify(self.history, None if ref is None else [self.history.resolve(ref)], quiet=quiet)
+
+    def analyze(self, ref: Ref | None = None, *, quiet: bool = False) -> int:
+        """Compute the statistics that a training had no time for: returns how many checkpoints lacked some.
+
+        Args:
+            ref: only of this checkpoint; else of all
+            quiet: no progress bar
+        """
+        from dshistory import analysis
+
+        refs = self.history.checkpoints() if ref is None else [self.history.resolve(ref)]
+        return analysis.analyze(self.history, refs, quiet=quiet)
 
     def reindex(self) -> int:
         """Rebuild the index from manifests, markers and journals: returns how many checkpoints it has.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from dshistory.table import Table
 
-__all__ = ["loss_timeline", "moved_tensors", "trajectories"]
+__all__ = ["heat_map", "loss_timeline", "moved_tensors", "trajectories"]
 
 BLUE: Final = "#0072B2"
 ORANGE: Final = "#E69F00"
@@ -100,6 +100,22 @@ def trajectories(rows: "Table", *, metric: str, top: int) -> "go.Figure":
             line={"color": colour, "width": 1.5, "dash": dash},
         )
     return figure.update_layout(xaxis_title="step", yaxis_title=metric, height=420)
+
+
+def heat_map(values: Any, *, x: list[str], y: list[str], value: str) -> "go.Figure":
+    """A matrix as colours; the scale is Cividis, which reads the same with any colour vision, and in grey."""
+    figure = _figure()
+    figure.add_heatmap(
+        z=values,
+        x=[escape(label) for label in x],
+        y=[escape(label) for label in y],
+        colorscale="Cividis",
+        colorbar={"title": escape(value)},
+        hovertemplate="%{y}, %{x}<br>" + escape(value) + " %{z:.4g}<extra></extra>",
+    )
+    figure.update_xaxes(type="category")
+    figure.update_yaxes(type="category", autorange="reversed", automargin=True)
+    return figure.update_layout(height=480)
 
 
 def _dashes() -> Iterator[str]:

@@ -20,6 +20,7 @@ from catalog.extents import extent_table
 from catalog.header import Entry, encode_header, entries_json
 from catalog.records import Extent, Placement, RunFacts
 from catalog.run import RunWriter, create_history, create_run
+from dshistory.explorer import Explorer
 
 ALIGN = 4096
 
@@ -177,3 +178,14 @@ def _bytes_extent(name: str, kind: str, content: bytes, file: str, offset: int) 
         name=name, kind=kind, dtype="U8", shape=(len(content),), start=0, numel=len(content), file=file,
         offset=offset, nbytes=len(content), checksum=native.checksum(content), placement="rank_local",
     )  # fmt: skip
+
+
+def history_of(root: Path, *checkpoints: list[list[Piece]], world_sizes: tuple[int, ...] = (1, 1)) -> Explorer:
+    """A run for each checkpoint (steps 10, 20, ...), each the child of the one before."""
+    parent = None
+    for i, (ranks, world_size) in enumerate(zip(checkpoints, world_sizes, strict=True)):
+        run = Run(root, f"run-{i}", world_size, parent, created=f"2026-11-21T10:15:0{i}+00:00")
+        run.checkpoint(10 * (i + 1), *ranks)
+        run.close()
+        parent = (run.run, 10 * (i + 1))
+    return Explorer.open(root)

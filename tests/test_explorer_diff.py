@@ -5,12 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from explorer_helpers import Piece, Run, flip_bit, shares, whole
+from explorer_helpers import Piece, flip_bit, history_of, shares, whole
 
-import dshistory
 from catalog.errors import CorruptError, NotFoundError
 from dshistory import fragments
-from dshistory.explorer import Explorer
 
 GENERATOR = torch.Generator().manual_seed(0)
 BEFORE = {
@@ -29,17 +27,6 @@ AFTER = {
     "e.empty": torch.empty(0, 4),
     "f.scalar": torch.tensor(-2.0),
 }
-
-
-def history(root: Path, *checkpoints: list[list[Piece]], world_sizes: tuple[int, ...] = (1, 1)) -> Explorer:
-    """A run for each checkpoint (steps 10, 20, ...), each the child of the one before."""
-    parent = None
-    for i, (ranks, world_size) in enumerate(zip(checkpoints, world_sizes, strict=True)):
-        run = Run(root, f"run-{i}", world_size, parent, created=f"2026-11-21T10:15:0{i}+00:00")
-        run.checkpoint(10 * (i + 1), *ranks)
-        run.close()
-        parent = (run.run, 10 * (i + 1))
-    return dshistory.Explorer.open(root)
 
 
 def check_numbers(rows: dict[str, dict[str, object]]) -> None:
@@ -63,7 +50,9 @@ def check_numbers(rows: dict[str, dict[str, object]]) -> None:
 
 @pytest.mark.parametrize("world_sizes", [(1, 1), (1, 3), (2, 1), (2, 3)])
 def test_every_number_whatever_world_size_wrote_it(tmp_path: Path, world_sizes: tuple[int, int]) -> None:
-    explorer = history(tmp_path, shares(BEFORE, world_sizes[0]), shares(AFTER, world_sizes[1]), world_sizes=world_sizes)
+    explorer = history_of(
+        tmp_path, shares(BEFORE, world_sizes[0]), shares(AFTER, world_sizes[1]), world_sizes=world_sizes
+    )
     table = explorer.diff(10, 20)
     rows = {row["name"]: row for row in table}
     if world_sizes[0] == world_sizes[1]:
@@ -78,12 +67,12 @@ def test_every_number_whatever_world_size_wrote_it(tmp_path: Path, world_sizes: 
 
 def test_pieces_larger_than_the_limit_give_the_same_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fragments, "PIECE_BYTES", 30)
-    explorer = history(tmp_path, [whole(BEFORE)], [whole(AFTER)])
+    explorer = history_of(tmp_path, [whole(BEFORE)], [whole(AFTER)])
     check_numbers({row["name"]: row for row in explorer.diff(10, 20)})
 
 
 def test_equal_bytes_are_not_read(tmp_path: Path) -> None:
-    explorer = history(tmp_path, [whole({"same": torch.ones(3)})], [whole({"same": torch.ones(3)})])
+    explorer = history_of(tmp_path, [whole({"same": torch.ones(3)})], [whole({"same": torch.ones(3)})])
     for data in tmp_path.rglob("*.safetensors"):
         flip_bit(data, offset=4096)
     (row,) = explorer.diff(10, 20)
@@ -91,7 +80,7 @@ def test_equal_bytes_are_not_read(tmp_path: Path) -> None:
 
 
 def test_damage_is_named_not_diffed(tmp_path: Path) -> None:
-    explorer = history(tmp_path, [whole({"w": torch.zeros(3)})], [whole({"w": torch.ones(3)})])
+    explorer = history_of(tmp_path, [whole({"w": torch.zeros(3)})], [whole({"w": torch.ones(3)})])
     flip_bit(tmp_path / "runs/run-1/steps/000000000020/rank-00000.safetensors", offset=4096)
     with pytest.raises(CorruptError, match=r"run-1/steps/000000000020/rank-00000.safetensors.*model 'w'.*4096"):
         explorer.diff(10, 20)
@@ -102,7 +91,7 @@ def test_damage_is_named_not_diffed(tmp_path: Path) -> None:
 def test_tensors_of_one_side_and_of_another_shape(tmp_path: Path) -> None:
     before = {"gone": torch.ones(2), "both": torch.zeros(2), "grown": torch.ones(2)}
     after = {"new": torch.ones(2), "both": torch.ones(2), "grown": torch.ones(3)}
-    table = history(tmp_path, [whole(before)], [whole(after)]).diff(10, 20)
+    table = history_of(tmp_path, [whole(before)], [whole(after)]).diff(10, 20)
     assert {row["name"]: row["status"] for row in table} == {
         "both": "changed",
         "gone": "removed",
@@ -118,7 +107,7 @@ def test_tensors_of_one_side_and_of_another_shape(tmp_path: Path) -> None:
 def test_a_tensor_that_became_nan_stands_on_top(tmp_path: Path) -> None:
     before = {"a": torch.ones(4), "b": torch.ones(4), "c": torch.tensor([math.nan, 1.0])}
     after = {"a": torch.ones(4) * 9, "b": torch.tensor([1.0, math.nan, 1.5, 1.0]), "c": torch.tensor([math.nan, 2.0])}
-    table = history(tmp_path, [whole(before)], [whole(after)]).diff(10, 20)
+    table = history_of(tmp_path, [whole(before)], [whole(after)]).diff(10, 20)
     assert table["name"].to_pylist() == ["b", "a", "c"]
     assert (table[0]["nonfinite_before"], table[0]["nonfinite_after"], table[0]["update_norm"]) == (0, 1, 0.5)
     assert "finite on both sides" in table.note
@@ -127,7 +116,7 @@ def test_a_tensor_that_became_nan_stands_on_top(tmp_path: Path) -> None:
 def test_kinds_and_patterns(tmp_path: Path) -> None:
     before = [*whole(BEFORE), *whole({"a.weight": torch.ones(2)}, kind="exp_avg")]
     after = [*whole(AFTER), *whole({"a.weight": torch.zeros(2)}, kind="exp_avg")]
-    explorer = history(tmp_path, [before], [after])
+    explorer = history_of(tmp_path, [before], [after])
     assert set(explorer.diff(10, 20)["kind"].to_pylist()) == {"model"}
     assert set(explorer.diff(10, 20, kinds="*")["kind"].to_pylist()) == {"model", "exp_avg"}
     assert explorer.diff(10, 20, names="*.weight")["name"].to_pylist() == ["a.weight", "b.weight"]
@@ -144,7 +133,7 @@ def test_one_of_rank_local_state(tmp_path: Path) -> None:
     def ranks(values: list[float]) -> list[list[Piece]]:
         return [[Piece("running_mean", torch.tensor([v]), "buffer", placement="rank_local")] for v in values]
 
-    explorer = history(tmp_path, ranks([1.0, 7.0]), ranks([3.0, 7.0]), world_sizes=(2, 2))
+    explorer = history_of(tmp_path, ranks([1.0, 7.0]), ranks([3.0, 7.0]), world_sizes=(2, 2))
     table = explorer.diff(10, 20, kinds="buffer")
     assert table["update_norm"].to_pylist() == [2.0]
     assert "rank 0's" in table.note
@@ -152,7 +141,7 @@ def test_one_of_rank_local_state(tmp_path: Path) -> None:
 
 
 def test_one_tensor_from_the_fragments_of_three_ranks(tmp_path: Path) -> None:
-    explorer = history(tmp_path, [whole(BEFORE)], shares(AFTER, 3), world_sizes=(1, 3))
+    explorer = history_of(tmp_path, [whole(BEFORE)], shares(AFTER, 3), world_sizes=(1, 3))
     for name, expected in AFTER.items():
         got = explorer.tensor(name, 20)
         assert got.dtype == expected.dtype
@@ -164,13 +153,13 @@ def test_one_tensor_from_the_fragments_of_three_ranks(tmp_path: Path) -> None:
 def test_a_tied_tensor_by_its_alias(tmp_path: Path) -> None:
     tied = [Piece("wte.weight", torch.ones(2), aliases=("lm_head.weight",))]
     moved = [Piece("wte.weight", torch.zeros(2), aliases=("lm_head.weight",))]
-    explorer = history(tmp_path, [tied], [moved])
+    explorer = history_of(tmp_path, [tied], [moved])
     assert explorer.tensor("lm_head.weight", 20).tolist() == [0.0, 0.0]
     assert explorer.diff(10, 20, names="lm_head.*")["name"].to_pylist() == ["wte.weight"]
 
 
 def test_names_are_no_patterns_where_one_tensor_is_meant(tmp_path: Path) -> None:
     before = whole({"w[0]": torch.ones(1), "w0": torch.ones(1) * 5})
-    explorer = history(tmp_path, [before], [whole({"w[0]": torch.zeros(1), "w0": torch.zeros(1)})])
+    explorer = history_of(tmp_path, [before], [whole({"w[0]": torch.zeros(1), "w0": torch.zeros(1)})])
     assert explorer.tensor("w[0]", 10).tolist() == [1.0]
     assert set(explorer.diff(10, 20, names="w[0]")["name"].to_pylist()) == {"w[0]", "w0"}

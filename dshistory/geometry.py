@@ -1,0 +1,156 @@
+"""How far every checkpoint is from every other, from their sketches, and the path they make in the plane."""
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from catalog.errors import NotFoundError
+from catalog.history import History
+from catalog.records import CheckpointRef
+from catalog.resolve import lineage
+from dshistory.naming import Patterns, matching
+from dshistory.table import Table
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+__all__ = ["DistanceTable", "plane", "step_distances"]
+
+_TENSORS_AT_ONCE: Final = 64
+
+Matrix = npt.NDArray[np.float64]
+
+
+class DistanceTable(Table):
+    """A row for each pair of checkpoints, the earlier one first, with the estimated norm of the difference of all tensors chosen."""
+
+    refs: Sequence[CheckpointRef]
+    squares: Matrix
+    """(checkpoints, checkpoints): the squared distances, in the order of `refs`."""
+
+    def path(self) -> Table:
+        """Each checkpoint as a point in the plane that keeps the distances best (classical scaling). The note says how much of the
+        variance the plane has, and how much it would have for a random walk with steps of the same lengths: a path that
+        shows no more than that shows nothing.
+        """
+        points, share = plane(self.squares)
+        steps = np.array([self.squares[i, i + 1] for i in range(len(self.refs) - 1)])
+        ends = np.concatenate([[0.0], np.cumsum(steps)])
+        _, of_walk = plane(np.abs(ends[:, None] - ends[None, :]))
+        table = pa.table(
+            {
+                "run": pa.array([ref.run for ref in self.refs], pa.string()),
+                "step": pa.array([ref.step for ref in self.refs], pa.int64()),
+                "x": points[:, 0],
+                "y": points[:, 1],
+            }
+        )
+        note = f"the plane has {share:.0%} of the variance; of a random walk with the same steps it would have {of_walk:.0%}"
+        return Table(table, note=note)
+
+    def plot(self) -> "go.Figure":
+        """The distances as a heat map, step by step. Needs the [notebook] extra."""
+        from dshistory import plot
+
+        labels = [str(ref.step) for ref in self.refs]
+        return plot.heat_map(np.sqrt(self.squares), x=labels, y=labels, value="distance")
+
+
+def step_distances(history: History, *, run: str | None, names: Patterns, kinds: Patterns) -> DistanceTable:
+    """See `Explorer.distances`."""
+    run = run or history.current_run()
+    path = lineage(history, run)
+    place = {ref: i for i, ref in enumerate(path)}
+    runs = sorted({ref.run for ref in path})
+    keys = history.query(
+        "SELECT kind, name, count(*) AS steps FROM sketches WHERE list_contains($runs, run) GROUP BY kind, name",
+        {"runs": runs},
+    )
+    if not keys.num_rows:
+        raise NotFoundError(f"no checkpoint of run {run} has sketches yet: `analyze` computes them")
+    where = f"the sketches of run {run}"
+    wanted_kinds = matching(set(keys["kind"].to_pylist()), kinds, what="kind", where=where)
+    of_kind = keys.filter(pc.is_in(keys["kind"], pa.array(sorted(wanted_kinds))))
+    wanted = sorted(matching(set(of_kind["name"].to_pylist()), names, what="tensor", where=where))
+    sums = _Gram(path, place)
+    for first in range(0, len(wanted), _TENSORS_AT_ONCE):
+        sums.add(history, runs, wanted[first : first + _TENSORS_AT_ONCE], sorted(wanted_kinds))
+    squares, seen = sums.squares()
+    return _table([path[i] for i in seen], squares, tensors=len(sums.tensors), missing=len(path) - len(seen))
+
+
+def plane(squares: Matrix) -> tuple[Matrix, float]:
+    """Points (n, 2) whose distances are as near to the given ones as in a plane they can be, and the share of the variance
+    that they have. Classical multidimensional scaling: Torgerson, Psychometrika 17 (1952).
+    """
+    count = len(squares)
+    centred = squares - squares.mean(axis=0) - squares.mean(axis=1)[:, None] + squares.mean()
+    values, vectors = np.linalg.eigh(-centred / 2)
+    values, vectors = np.maximum(values[::-1], 0.0), vectors[:, ::-1]
+    points = np.zeros((count, 2))
+    dimensions = min(2, count)
+    points[:, :dimensions] = vectors[:, :dimensions] * np.sqrt(values[:dimensions])
+    total = values.sum()
+    return points, float(values[:2].sum() / total) if total else 1.0
+
+
+class _Gram:
+    """Inner products of the sketches of all checkpoints with each other, summed over tensors."""
+
+    def __init__(self, path: Sequence[CheckpointRef], place: dict[CheckpointRef, int]) -> None:
+        self._place = place
+        self._products = np.zeros((len(path), len(path)))
+        self._counts = np.zeros(len(path), np.int64)
+        self.tensors: set[tuple[str, str]] = set()
+
+    def add(self, history: History, runs: list[str], names: list[str], kinds: list[str]) -> None:
+        rows = history.query(
+            "SELECT run, step, kind, name, sketch FROM sketches WHERE list_contains($runs, run) "
+            "AND list_contains($names, name) AND list_contains($kinds, kind) ORDER BY kind, name",
+            {"runs": runs, "names": names, "kinds": kinds},
+        )
+        columns = [rows[name].to_pylist() for name in ("run", "step", "kind", "name")]
+        by_tensor: dict[tuple[str, str], list[tuple[int, int]]] = {}
+        for row, (run, step, kind, name) in enumerate(zip(*columns, strict=True)):
+            at = self._place.get(CheckpointRef(run, step))
+            if at is not None:
+                by_tensor.setdefault((kind, name), []).append((row, at))
+        for tensor, members in by_tensor.items():
+            sketches = np.array(rows["sketch"].take([row for row, _ in members]).to_pylist(), dtype=np.float64)
+            places = np.array([place for _, place in members])
+            self._products[np.ix_(places, places)] += sketches @ sketches.T
+            self._counts[places] += 1
+            self.tensors.add(tensor)
+
+    def squares(self) -> tuple[Matrix, list[int]]:
+        """Squared distances between the checkpoints that have all the sketches, and which those are."""
+        seen = np.flatnonzero(self._counts == len(self.tensors))
+        products = self._products[np.ix_(seen, seen)]
+        norms = np.diag(products)
+        squares = np.maximum(norms[:, None] + norms[None, :] - 2 * products, 0.0)
+        np.fill_diagonal(squares, 0.0)
+        return squares, seen.tolist()
+
+
+def _table(refs: Sequence[CheckpointRef], squares: Matrix, *, tensors: int, missing: int) -> DistanceTable:
+    first, second = (index.tolist() for index in np.triu_indices(len(refs), k=1))
+    rows = pa.table(
+        {
+            "run_a": pa.array([refs[i].run for i in first], pa.string()),
+            "a": pa.array([refs[i].step for i in first], pa.int64()),
+            "run_b": pa.array([refs[i].run for i in second], pa.string()),
+            "b": pa.array([refs[i].step for i in second], pa.int64()),
+            "distance": np.sqrt(squares[first, second]),
+        }
+    )
+    note = f"estimated from the sketches of {tensors} tensors, each within about {1 / math.sqrt(1 - 2 * math.sqrt(2 / 256)) - 1:.0%}"
+    if missing:
+        note += f"; {missing} checkpoints have no statistics: `analyze` computes them"
+    table = DistanceTable(rows, note=note)
+    table.refs, table.squares = refs, squares
+    return table

@@ -1,0 +1,77 @@
+"""Planted faults are found at the step where they were planted, in the tensor where they were planted."""
+
+import math
+
+import pytest
+import torch
+from capture_helpers import make, one_step
+
+import capture
+import dshistory
+from catalog.errors import NotFoundError
+
+
+def trained(history, fault, *, at=9, steps=12, analyzed=True):
+    """Twelve steps of a calm training, with `fault(model, optimizer)` right after step `at`."""
+    model, optimizer = make(128)
+    for group in optimizer.param_groups:
+        group["lr"] = 1e-4
+    with capture.enable(model, optimizer=optimizer, history=history, every=1, stats_every=0) as session:
+        for step in range(1, steps + 1):
+            if step == at:
+                with session.modify():
+                    fault(model, optimizer)
+            one_step(model, optimizer)
+            session.wait()
+    explorer = dshistory.open(history)
+    if analyzed:
+        explorer.analyze(quiet=True)
+    return explorer
+
+
+def found(explorer):
+    return [(row["step"], row["anomaly"], row["name"]) for row in explorer.anomalies() if row["kind"] == "model"]
+
+
+def test_a_calm_training_has_none(history):
+    assert found(trained(history, lambda model, optimizer: None)) == []
+
+
+def test_the_origin_of_values_that_are_not_finite(history):
+    def fault(model, optimizer):
+        with torch.no_grad():
+            model.outer.weight[3, 4] = math.nan
+
+    explorer = trained(history, fault)
+    first = next(iter(explorer.anomalies()))
+    assert (first["step"], first["anomaly"], first["name"]) == (9, "not finite", "outer.weight")
+
+
+def test_a_spike_of_the_learning_rate(history):
+    def fault(model, optimizer):
+        for group in optimizer.param_groups:
+            group["lr"] *= 100
+
+    rows = found(trained(history, fault))
+    assert {step for step, _, _ in rows} == {9}
+    assert (9, "large update", "inner.weight") in rows
+
+
+def test_a_weight_that_goes_to_zero(history):
+    def fault(model, optimizer):
+        with torch.no_grad():
+            model.inner.weight[:100] = 0
+            optimizer.param_groups[0]["lr"] = 0.0
+
+    assert (9, "goes to zero", "inner.weight") in found(trained(history, fault))
+
+
+def test_what_has_no_statistics_is_said(history):
+    explorer = trained(history, lambda model, optimizer: None, analyzed=False)
+    assert "0 of 13 checkpoints that have statistics" in repr(explorer.anomalies())
+
+
+def test_a_run_that_is_not_there(history):
+    explorer = trained(history, lambda model, optimizer: None, steps=1)
+    with pytest.raises(NotFoundError, match="no run"):
+        explorer.anomalies(run="nothing")
