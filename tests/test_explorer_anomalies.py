@@ -38,13 +38,20 @@ def test_a_calm_training_has_none(history):
 
 
 def test_the_origin_of_values_that_are_not_finite(history):
+    """One weight is NaN after step 9; the step after that spreads it over everything."""
+
     def fault(model, optimizer):
         with torch.no_grad():
             model.outer.weight[3, 4] = math.nan
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
 
     explorer = trained(history, fault)
-    first = next(iter(explorer.anomalies()))
-    assert (first["step"], first["anomaly"], first["name"]) == (9, "not finite", "outer.weight")
+    rows = [row for row in explorer.anomalies() if row["kind"] == "model" and row["anomaly"] == "not finite"]
+    assert [(row["step"], row["name"], row["value"]) for row in rows[:1]] == [(9, "outer.weight", 1.0)]
+    assert {row["step"] for row in rows[1:]} == {10}
+    assert {row["name"] for row in rows} >= {"inner.weight", "outer.bias"}
 
 
 def test_a_spike_of_the_learning_rate(history):
