@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks import grid, machine, report, restore, save, scaling, tensors, training
+from benchmarks import grid, machine, report, restore, save, scaling, statistics, tensors, training
 
 FULL = {
     "save": {"state_bytes": 1_100_000_000, "times": 5, "window_s": 1.0},
@@ -14,6 +14,7 @@ FULL = {
     "grid": {"total_bytes": 256 << 20, "pieces": (64 << 10, 8 << 20), "times": 3},
     "tensors": {"total_bytes": 640 << 20, "counts": (10, 100, 1_000, 10_000), "times": 5},
     "scaling": {"sizes": (64_000_000, 256_000_000, 1_024_000_000), "ranks": (1, 2), "tensors": 100, "times": 5},
+    "statistics": {"total_bytes": 256 << 20, "times": 5},
     "training": {"state_bytes": 1_000_000_000, "times": 3, "batch": 4},
 }
 SMOKE = {
@@ -22,9 +23,18 @@ SMOKE = {
     "grid": {"total_bytes": 16 << 20, "pieces": (64 << 10, 8 << 20), "times": 1},
     "tensors": {"total_bytes": 8 << 20, "counts": (10, 100), "times": 1},
     "scaling": {"sizes": (1_000_000, 4_000_000), "ranks": (1, 2), "tensors": 10, "times": 1},
+    "statistics": {"total_bytes": 1 << 20, "times": 1},
     "training": {"state_bytes": 1, "times": 1, "batch": 1},
 }
-SUITES = {"save": save, "restore": restore, "grid": grid, "tensors": tensors, "scaling": scaling, "training": training}
+SUITES = {
+    "save": save,
+    "restore": restore,
+    "grid": grid,
+    "tensors": tensors,
+    "scaling": scaling,
+    "statistics": statistics,
+    "training": training,
+}
 
 
 def main() -> None:

@@ -175,3 +175,59 @@ def probe_file_system(directory: str) -> dict[str, Any]:
     for congruent placement: the largest of page size, st_blksize and both O_DIRECT alignments), reason (str, why not
     direct).
     """
+
+class Statistics:
+    """What a run of elements is like. Runs of one tensor, cut apart anywhere, merge exactly: counts and `exponents` add, the
+    least of the minima and the largest of the maxima count, and sums and sketches add up to float64 rounding. `checksum`
+    alone is of this run only. docs/sketches.md has every definition.
+    """
+    @property
+    def count(self) -> int:
+        """Of elements: nan + inf + zeros + exponents.sum()."""
+    @property
+    def nan(self) -> int: ...
+    @property
+    def inf(self) -> int:
+        """Of either sign."""
+    @property
+    def zeros(self) -> int:
+        """Of either sign."""
+    @property
+    def min(self) -> float | None:
+        """Of every element but NaN, Inf included; None where there is none. Zero has no sign."""
+    @property
+    def max(self) -> float | None: ...
+    @property
+    def sum(self) -> float:
+        """Of the finite elements, added in float64; Inf or NaN where F64 exceeds its range."""
+    @property
+    def sum_of_squares(self) -> float:
+        """Of the finite elements, added in float64: the square of the norm. Inf where F64 exceeds its range."""
+    @property
+    def exponents(self) -> Any:
+        """uint64 [64]: bin i counts finite elements with 2**(i-52) <= |x| < 2**(i-51), and not 0; the first has all below,
+        the last all above. The array is a view that keeps these statistics alive.
+        """
+    @property
+    def sketch(self) -> Any:
+        """float64 [buckets]: linear in the elements; a NaN or Inf counts as 0. A view as well."""
+    @property
+    def checksum(self) -> bytes:
+        """XXH3-128 of the run's bytes, as `checksum` gives it, made of the very bytes that were counted."""
+
+def statistics(
+    data: Any, dtype: str, *, start: int = 0, key: int = 0, buckets: int = 256, kernel: str = ""
+) -> Statistics:
+    """Statistics, sketch and checksum of a contiguous buffer in one pass, at any address.
+
+    data: its bytes are elements of `dtype`, named as in the format (F32, BF16, I64, BOOL, ...), little-endian; integers and
+    BOOL (1 where the byte is not 0) count as their value in float64. start: index of the first element in the flattened
+    logical tensor; key: 64 bits that stand for the tensor's name and kind. Only sketches of equal key and buckets compare.
+    buckets: a power of two from 16 to 2**20, or 0 for no sketch. kernel: one of `statistics_kernels`; "": the fastest.
+    ValueError names what does not fit. The caller keeps the bytes from changing.
+    """
+
+def statistics_kernels() -> list[str]:
+    """The kernels that this processor runs, of "avx512", "avx2" and "portable": the fastest first, "portable" last. All
+    count the same; their sums differ by rounding alone.
+    """

@@ -12,8 +12,10 @@ struct Lanes {
     static constexpr unsigned width = 8;
 
     static Vector all(double value) { return _mm512_set1_pd(value); }
-    static Vector load(const float *numbers) { return _mm512_cvtps_pd(_mm256_loadu_ps(numbers)); }
-    static Vector load(const double *numbers) { return _mm512_loadu_pd(numbers); }
+    static Vector load(const void *numbers, float) {
+        return _mm512_cvtps_pd(_mm256_loadu_ps(static_cast<const float *>(numbers)));
+    }
+    static Vector load(const void *numbers, double) { return _mm512_loadu_pd(static_cast<const double *>(numbers)); }
     static void store(double *numbers, Vector values) { _mm512_storeu_pd(numbers, values); }
 
     // Of a NaN and a number the second argument is the answer.

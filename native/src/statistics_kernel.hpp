@@ -61,12 +61,13 @@ template <typename Lanes> struct BlockSums {
         }
     }
 
-    template <typename Number> void add(const Number *numbers, Sketching sketching, uint64_t hash, Tally &tally) {
+    // Numbers of any alignment.
+    template <typename Number> void add(const char *numbers, Sketching sketching, uint64_t hash, Tally &tally) {
         Vector values[vectors];
         alignas(64) uint64_t pairs[block_elements / 2];
         unsigned special = 0;
         for (unsigned i = 0; i < vectors; ++i) {
-            values[i] = Lanes::load(numbers + i * width);
+            values[i] = Lanes::load(numbers + i * width * sizeof(Number), Number{});
             min[i % chains] = Lanes::min(values[i], min[i % chains]);
             max[i % chains] = Lanes::max(values[i], max[i % chains]);
             zeros += static_cast<unsigned>(__builtin_popcount(Lanes::zeros(values[i])));
@@ -107,7 +108,7 @@ template <typename Lanes> struct BlockSums {
         for (unsigned i = 0; i < vectors; ++i) {
             double *target = row + width * (i ^ turn / width);
             const Vector signed_values = Lanes::negated(values[i], signs >> i * width);
-            Lanes::store(target, Lanes::sum(Lanes::turned(signed_values, turn % width), Lanes::load(target)));
+            Lanes::store(target, Lanes::sum(Lanes::turned(signed_values, turn % width), Lanes::load(target, double{})));
         }
     }
 
@@ -137,7 +138,8 @@ void add_blocks(const void *numbers, size_t blocks, uint64_t first_block, Sketch
     }
     BlockSums<Lanes> sums;
     for (size_t block = 0; block < blocks; ++block) {
-        sums.add(static_cast<const Number *>(numbers) + block * block_elements, sketching, hashes[block], tally);
+        const char *first = static_cast<const char *>(numbers) + block * block_elements * sizeof(Number);
+        sums.template add<Number>(first, sketching, hashes[block], tally);
     }
     sums.into(tally);
 }

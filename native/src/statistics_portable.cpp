@@ -12,8 +12,7 @@ struct Lanes {
     static constexpr unsigned width = 1;
 
     static double all(double value) { return value; }
-    template <typename Number> static double load(const Number *numbers) {
-        Number value; // of any alignment
+    template <typename Number> static double load(const void *numbers, Number value) {
         std::memcpy(&value, numbers, sizeof value);
         return value;
     }

@@ -1,0 +1,102 @@
+"""Statistics, sketch (256 buckets) and content hash of normally distributed numbers in one pass on one core, its parts alone, and numpy."""
+
+from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import native
+from benchmarks.measure import Rows, Series, clock, rotations
+
+DTYPES = {
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F64": torch.float64,
+    "I32": torch.int32,
+    "I8": torch.int8,
+}
+COLUMNS = {name: "GB/s" for name in DTYPES}
+ALL_KERNELS = ("avx512", "avx2", "portable")
+RUN_ELEMENTS = 1_000
+Contender = tuple[str, str, np.ndarray, Callable[[np.ndarray], object]]
+
+
+def run(scratch: Path, *, total_bytes: int, times: int) -> tuple[Rows, dict[str, object]]:
+    """Bytes per second, the same bytes for each; numpy's sketch takes a sixteenth of them. Nothing touches a disk."""
+    rows: Rows = defaultdict(lambda: defaultdict(Series))
+    contenders = [one for name in DTYPES for one in (*native_ways(name, total_bytes), *numpy_ways(name, total_bytes))]
+    for _, _, memory, compute in contenders:
+        compute(memory[: 1 << 20])
+    for index in rotations(range(len(contenders)), times=times):
+        label, dtype, memory, compute = contenders[index]
+        with clock() as took:
+            compute(memory)
+        rows[label][dtype].add(memory.nbytes / took.seconds)
+    absent = {f"everything, {name}": "not on this processor" for name in ALL_KERNELS if name not in kernels()}
+    return rows, {"total_bytes": total_bytes, "rotations": times, "skipped": absent}
+
+
+def kernels() -> list[str]:
+    return native.statistics_kernels()
+
+
+def native_ways(dtype: str, nbytes: int) -> list[Contender]:
+    memory = numbers(dtype, nbytes)
+    ways: dict[str, Callable[[np.ndarray], object]] = {
+        f"everything, {name}": partial(native.statistics, dtype=dtype, kernel=name) for name in kernels()
+    }
+    ways["everything, in runs of 1,000 elements"] = partial(in_runs, dtype=dtype)
+    ways["without the sketch"] = partial(native.statistics, dtype=dtype, buckets=0)
+    ways["the content hash alone"] = native.checksum
+    return [(label, dtype, memory, way) for label, way in ways.items()]
+
+
+def numpy_ways(dtype: str, nbytes: int) -> list[Contender]:
+    if dtype not in ("F32", "F64"):
+        return []
+    memory = numbers(dtype, nbytes).view(f"<f{np.dtype(dtype.lower().replace('f', 'float')).itemsize}")
+    return [
+        ("numpy: minimum, maximum, sum, sum of squares", dtype, memory, moments),
+        ("numpy: all but sketch and hash", dtype, memory, counts),
+        ("numpy: the sketch", dtype, memory[: memory.size // 16], sketch),
+    ]
+
+
+def numbers(dtype: str, nbytes: int) -> np.ndarray:
+    """Like weights; those of integers fill a good part of 8 bits."""
+    element = torch.empty(0, dtype=DTYPES[dtype]).element_size()
+    normal = torch.empty(nbytes // element).normal_(generator=torch.Generator().manual_seed(0))
+    scale = 0.02 if DTYPES[dtype].is_floating_point else 30.0
+    return (normal * scale).to(DTYPES[dtype]).view(torch.uint8).numpy()
+
+
+def in_runs(memory: np.ndarray, *, dtype: str) -> None:
+    step = RUN_ELEMENTS * torch.empty(0, dtype=DTYPES[dtype]).element_size()
+    for offset in range(0, memory.size, step):
+        native.statistics(memory[offset : offset + step], dtype, start=offset)
+
+
+def moments(values: np.ndarray) -> tuple[float, ...]:
+    return values.min(), values.max(), values.sum(dtype=np.float64), np.square(values, dtype=np.float64).sum()
+
+
+def counts(values: np.ndarray) -> tuple[object, ...]:
+    _, powers = np.frexp(values)
+    histogram = np.bincount(np.clip(powers + 51, 0, 63), minlength=64)
+    return *moments(values), np.isnan(values).sum(), np.isinf(values).sum(), (values == 0).sum(), histogram
+
+
+def sketch(values: np.ndarray) -> np.ndarray:
+    """As docs/sketches.md has it, with key 0."""
+    index = np.arange(values.size, dtype=np.uint64)
+    mixed = ((index >> 4) + 1) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(0x4453486973746F72)
+    mixed = (mixed ^ mixed >> 30) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ mixed >> 27) * np.uint64(0x94D049BB133111EB)
+    mixed = mixed ^ mixed >> 31
+    lane = index & 15
+    bucket = (mixed >> 32 & 15) * 16 + (lane ^ (mixed >> 16 & 15))
+    return np.bincount(bucket.astype(np.int64), weights=values * (1.0 - 2.0 * (mixed >> lane & 1)), minlength=256)
