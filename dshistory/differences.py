@@ -52,7 +52,7 @@ _SCHEMA: Final = pa.schema(
     ]
 )
 _IDENTITY: Final = frozenset({"name", "kind", "shape", "status", "bound"})
-_FORMATS: Final[dict[str, Format]] = {"shape": "shape", "cosine": "cosine", "changed_share": "share"}
+_FORMATS: Final[dict[str, Format]] = {"shape": "shape", "cosine": "cosine", "changed_share": "share", "bound": "share"}
 AT_ONCE_BYTES: Final = 256 << 20
 """What takes a moment to read is compared exactly anyway."""
 
