@@ -5,7 +5,8 @@ import pytest
 import torch
 from explorer_helpers import history_of, shares, whole
 
-from catalog.analysis import BATCH_BYTES, buckets_of
+import native
+from catalog.analysis import BATCH_BYTES, buckets_of, sketch_key
 from catalog.errors import FormatError
 from catalog.statistics import (
     SCHEMA,
@@ -68,6 +69,9 @@ def test_a_large_fragment_is_read_in_pieces(tmp_path):
     assert row["numel"] == large.numel()
     assert (row["min"], row["max"]) == (float(exact.min()), float(exact.max()))
     assert row["norm"] == pytest.approx(float(exact.norm()), rel=1e-12)
+    whole_at_once = native.statistics(large.numpy(), "F32", key=sketch_key("model", "w"))
+    (sketched,) = explorer.sql("SELECT sketch FROM sketches")
+    assert sketched["sketch"] == pytest.approx(whole_at_once.sketch.tolist(), rel=1e-6, abs=1e-6)
 
 
 @pytest.mark.parametrize(
