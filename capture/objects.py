@@ -19,7 +19,7 @@ from capture.dtypes import dtype_name, torch_dtype
 from catalog.errors import FormatError, UnsupportedError
 from catalog.layout import DTYPES
 
-__all__ = ["EncodedObject", "decode_object", "encode_object", "inlined"]
+__all__ = ["Decoder", "EncodedObject", "Encoder", "decode_object", "encode_object", "inlined"]
 
 _MAX_DEPTH = 200
 
@@ -38,7 +38,7 @@ class EncodedObject:
 def encode_object(name: str, value: Any) -> EncodedObject:
     """Encode `value` as it is now. UnsupportedError names the path of what can't be stored as data."""
     encoded = EncodedObject(name, b"")
-    tree = _Encoder(encoded).tree(value, name, 0)
+    tree = Encoder(encoded).tree(value, name, 0)
     encoded.json = json.dumps(tree, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
     return encoded
 
@@ -49,7 +49,7 @@ def decode_object(name: str, data: bytes, *, tensor: Callable[[str], torch.Tenso
         tree = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise FormatError(f"object {name!r}: not readable as JSON: {error}") from error
-    return _Decoder(tensor).value(tree, name)
+    return Decoder(tensor).value(tree, name)
 
 
 def inlined(encoded: EncodedObject) -> EncodedObject:
@@ -75,11 +75,14 @@ def _with_data(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     }
 
 
-class _Encoder:
+class Encoder:
+    """Values to trees. A subclass that knows more classes overrides `tree`, one that keeps tensors elsewhere `tensor`."""
+
     def __init__(self, encoded: EncodedObject) -> None:
         self._encoded = encoded
 
     def tree(self, value: Any, path: str, depth: int) -> Any:
+        """The JSON of `value`, which is found at `path`."""
         if depth > _MAX_DEPTH:
             raise UnsupportedError(f"{path}: nested deeper than {_MAX_DEPTH} levels, or containing itself")
         if value is None or type(value) in (bool, int, str):
@@ -91,10 +94,11 @@ class _Encoder:
         if type(value) in (tuple, torch.Size):
             return {"$": "tuple", "items": [self.tree(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(value)]}
         if isinstance(value, Mapping):
-            return self._mapping(value, path, depth)
+            return self.mapping(value, path, depth)
         return self._leaf(value, path)
 
-    def _mapping(self, value: Mapping[Any, Any], path: str, depth: int) -> Any:
+    def mapping(self, value: Mapping[Any, Any], path: str, depth: int) -> Any:
+        """The JSON of a dictionary, its order kept."""
         if all(type(key) is str for key in value) and "$" not in value:
             return {key: self.tree(item, f"{path}[{key!r}]", depth + 1) for key, item in value.items()}
         pairs = [
@@ -105,11 +109,11 @@ class _Encoder:
 
     def _leaf(self, value: Any, path: str) -> Any:
         if isinstance(value, torch.Tensor):
-            return {"$": "tensor", **self._tensor(value.detach().to("cpu", copy=True).contiguous(), path)}
+            return {"$": "tensor", **self.tensor(value.detach().to("cpu", copy=True).contiguous(), path)}
         if isinstance(value, (np.ndarray, np.generic)) and value.dtype.hasobject is False:
             array = np.array(value, order="C")
             try:
-                return {"$": "ndarray", **self._tensor(torch.from_numpy(array), path)}
+                return {"$": "ndarray", **self.tensor(torch.from_numpy(array), path)}
             except TypeError as error:
                 raise UnsupportedError(f"{path}: numpy dtype {array.dtype} can't be stored: convert it") from error
         if type(value) in (bytes, bytearray):
@@ -123,18 +127,22 @@ class _Encoder:
             "or give its content as numbers, strings, lists, dicts or tensors"
         )
 
-    def _tensor(self, tensor: torch.Tensor, path: str) -> dict[str, Any]:
+    def tensor(self, tensor: torch.Tensor, path: str) -> dict[str, Any]:
+        """Keep a private contiguous host tensor; how the tree refers to it."""
         entry = f"{self._encoded.name}/{len(self._encoded.tensors)}"
         dtype_name(tensor.dtype, what=path)
         self._encoded.tensors[entry] = tensor
         return {"entry": entry}
 
 
-class _Decoder:
+class Decoder:
+    """Trees to values. A subclass that knows more tags overrides `tagged`."""
+
     def __init__(self, tensor: Callable[[str], torch.Tensor]) -> None:
         self._tensor = tensor
 
     def value(self, tree: Any, path: str) -> Any:
+        """What `tree` stands for."""
         if isinstance(tree, list):
             return [self.value(item, f"{path}[{i}]") for i, item in enumerate(tree)]
         if not isinstance(tree, dict):
@@ -142,13 +150,14 @@ class _Decoder:
         if "$" not in tree:
             return {key: self.value(item, f"{path}[{key!r}]") for key, item in tree.items()}
         try:
-            return self._tagged(tree, path)
+            return self.tagged(tree, path)
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             if isinstance(error, FormatError):
                 raise
             raise FormatError(f"object {path}: malformed {tree.get('$')!r}: {error}") from error
 
-    def _tagged(self, tree: dict[str, Any], path: str) -> Any:
+    def tagged(self, tree: dict[str, Any], path: str) -> Any:
+        """What a tree with a tag stands for."""
         match tree["$"]:
             case "tuple":
                 return tuple(self.value(item, f"{path}[{i}]") for i, item in enumerate(tree["items"]))
@@ -159,9 +168,9 @@ class _Decoder:
             case "bytes":
                 return base64.b64decode(tree["base64"], validate=True)
             case "tensor":
-                return self._held(tree, path)
+                return self.held(tree, path)
             case "ndarray":
-                return self._held(tree, path).numpy()
+                return self.held(tree, path).numpy()
             case "dtype":
                 return _dtype(tree["name"], path)
             case "device":
@@ -169,7 +178,7 @@ class _Decoder:
             case tag:
                 raise FormatError(f"object {path}: the tag {tag!r} is not known to this release")
 
-    def _held(self, tree: dict[str, Any], path: str) -> torch.Tensor:
+    def held(self, tree: dict[str, Any], path: str) -> torch.Tensor:
         """A tensor that has an extent of its own, or lies in the JSON."""
         if "entry" in tree:
             return self._tensor(tree["entry"])
