@@ -16,6 +16,7 @@ except ImportError as error:
 
 check_siblings(__file__, ("catalog", "native"))
 
+from capture.checkpoint_engine import checkpoint_engine  # noqa: E402
 from capture.enable import enable  # noqa: E402
 from capture.items import Available, StateProvider, TensorItem  # noqa: E402
 from capture.providers import Stateful  # noqa: E402
@@ -29,6 +30,7 @@ __all__ = [
     "StateProvider",
     "Stateful",
     "TensorItem",
+    "checkpoint_engine",
     "enable",
     "restore",
 ]

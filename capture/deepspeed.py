@@ -1,4 +1,4 @@
-"""A DeepSpeed engine as a training loop; the only module that imports deepspeed."""
+"""A DeepSpeed engine as a training loop."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence

@@ -61,9 +61,9 @@ class Ranks:
             return
         nonce = self.broadcast(secrets.token_hex(16))
         path = folder / f".nonce-{nonce}"
-        self.agree("writing into the history", lambda: path.touch() if self.rank == 0 else None)
+        self.agree(f"writing into {folder}", lambda: path.touch() if self.rank == 0 else None)
         try:
-            self.agree("seeing the history", lambda: self._require(path))
+            self.agree(f"seeing {folder}", lambda: self._require(path))
         finally:
             if self.rank == 0:
                 path.unlink(missing_ok=True)
@@ -72,8 +72,8 @@ class Ranks:
         # A listing makes network file systems look again instead of answering from their cache.
         if not path.parent.is_dir() or path.name not in os.listdir(path.parent):
             raise SetupError(
-                f"rank {self.rank} does not see what rank 0 wrote in {path.parent}: the history must be on a file system that "
-                "all ranks share"
+                f"rank {self.rank} does not see what rank 0 wrote in {path.parent}: the folder must be on a file system "
+                "that all ranks share"
             )
 
     def _gather(self, text: str) -> list[Any]:

@@ -5,14 +5,14 @@ same methods.
 import functools
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from capture.loop import LoopEvents
 from capture.zero_engine import loss_scale
 
-__all__ = ["Meter", "attach", "wrap"]
+__all__ = ["Barrier", "Meter", "attach", "attach_barrier", "wrap"]
 
 _MISSING = object()
 
@@ -42,6 +42,18 @@ def wrap(owner: Any, name: str, around: Callable[..., Any]) -> Callable[[], None
 
     setattr(owner, name, wrapper)
     return undo
+
+
+class Barrier(Protocol):
+    """The part of `LoopEvents` that keeps the state whole: what comes before anything writes it."""
+
+    def before_update(self) -> None: ...
+
+    def before_access(self, what: str) -> None: ...
+
+    def layout_changed(self) -> None: ...
+
+    def closing(self) -> None: ...
 
 
 class Meter:
@@ -94,13 +106,26 @@ class Meter:
 def attach(engine: Any, events: LoopEvents) -> Callable[[], None]:
     """Install every hook of `LoopEvents` on `engine`; returns the detacher, which may be called more than once."""
     meter = Meter(engine)
+
+    def due() -> None:
+        meter.saw_update()
+        events.before_update()
+
     undo = [
-        _before_update(engine.optimizer, events, meter),
+        _before_update(engine.optimizer, due),
         *_metrics(engine, meter),
         *_steps(engine, events, meter),
         *_accesses(engine, events),
     ]
+    return _undoing(undo)
 
+
+def attach_barrier(engine: Any, barrier: Barrier) -> Callable[[], None]:
+    """Only the hooks before whatever writes the state; returns the detacher, which may be called more than once."""
+    return _undoing([_before_update(engine.optimizer, barrier.before_update), *_accesses(engine, barrier)])
+
+
+def _undoing(undo: list[Callable[[], None]]) -> Callable[[], None]:
     def detach() -> None:
         while undo:
             undo.pop()()
@@ -108,14 +133,10 @@ def attach(engine: Any, events: LoopEvents) -> Callable[[], None]:
     return detach
 
 
-def _before_update(optimizer: Any, events: LoopEvents, meter: Meter) -> Callable[[], None]:
-    def due(*_: Any) -> None:
-        meter.saw_update()
-        events.before_update()
-
+def _before_update(optimizer: Any, due: Callable[[], None]) -> Callable[[], None]:
     if isinstance(optimizer, torch.optim.Optimizer):
         # Wrapping `step` of a torch optimizer would make its schedulers warn that they are out of order.
-        handle = optimizer.register_step_pre_hook(due)
+        handle = optimizer.register_step_pre_hook(lambda *_: due())
         return handle.remove
 
     def step(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -150,7 +171,7 @@ def _steps(engine: Any, events: LoopEvents, meter: Meter) -> list[Callable[[], N
     return [wrap(engine, "train_batch" if engine.pipeline_parallelism else "step", step)]
 
 
-def _accesses(engine: Any, events: LoopEvents) -> list[Callable[[], None]]:
+def _accesses(engine: Any, events: Barrier) -> list[Callable[[], None]]:
     optimizer = engine.optimizer
     undo = [wrap(engine, name, _guard(events, name)) for name in ("load_checkpoint", "load_module_state_dict")]
     undo.append(wrap(engine, "destroy", _closing(events)))
@@ -168,7 +189,7 @@ def _accesses(engine: Any, events: LoopEvents) -> list[Callable[[], None]]:
     return undo + [wrap(optimizer, name, _guard(events, name)) for name in moving]
 
 
-def _guard(events: LoopEvents, what: str) -> Callable[..., Any]:
+def _guard(events: Barrier, what: str) -> Callable[..., Any]:
     def around(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         events.before_access(what)
         try:
@@ -179,7 +200,7 @@ def _guard(events: LoopEvents, what: str) -> Callable[..., Any]:
     return around
 
 
-def _closing(events: LoopEvents) -> Callable[..., Any]:
+def _closing(events: Barrier) -> Callable[..., Any]:
     def destroy(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         try:
             events.closing()
