@@ -6,6 +6,7 @@
     h.diff(1200, 1250)                 # what changed, tensor by tensor
     h.tensor("lm_head.weight", 1200)   # one tensor
     h.restore(1200, engine=engine)     # back to a step, bit for bit
+    h.export(1200, "model.safetensors")  # for other programs
 
 The functions `log`, `show`, `diff`, ... of this module act on the history opened last, else on `$DSHISTORY`, else on
 `./history`. `open` is not in `__all__`: a star import would replace the builtin. Importing this package loads neither
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
         anomalies,
         diff,
         distances,
+        export,
         log,
         reindex,
         restore,
@@ -62,6 +64,7 @@ __all__ = [
     "diff",
     "distances",
     "doctor",
+    "export",
     "load_ipython_extension",
     "log",
     "reindex",
@@ -87,6 +90,7 @@ _HOMES = {
             "anomalies",
             "diff",
             "distances",
+            "export",
             "log",
             "open",
             "reindex",

@@ -22,6 +22,7 @@ __all__ = [
     "default_path",
     "diff",
     "distances",
+    "export",
     "log",
     "open",
     "reindex",
@@ -95,6 +96,7 @@ anomalies: Final = _on_current(Explorer.anomalies)
 tensor: Final = _on_current(Explorer.tensor)
 tags: Final = _on_current(Explorer.tags)
 restore: Final = _on_current(Explorer.restore)
+export: Final = _on_current(Explorer.export)
 sql: Final = _on_current(Explorer.sql)
 analyze: Final = _on_current(Explorer.analyze)
 verify: Final = _on_current(Explorer.verify)

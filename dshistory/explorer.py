@@ -220,6 +220,44 @@ class Explorer:
             verify=verify,
         )
 
+    def export(
+        self,
+        step: Ref,
+        path: Path | str,
+        *,
+        format: str = "safetensors",
+        weights: str = "model",
+        shard_bytes: int | None = None,
+        config: Path | str | None = None,
+        model: Any = None,
+        overwrite: bool = False,
+        quiet: bool = False,
+    ) -> Table:
+        """Write a checkpoint in another format: a row for each file written, with its bytes.
+
+        Whole or not at all: it is made beside `path` under a temporary name, made durable, and named last. Raises SetupError,
+        with what there is, for an unknown format, a place that is taken, or an option that the format does not have;
+        NotFoundError for what the checkpoint does not have.
+
+        Args:
+            step: the checkpoint
+            path: the file or folder to make
+            format: safetensors, huggingface, dcp or torch
+            weights: model, or master for the fp32 weights that the optimizer updates
+            shard_bytes: safetensors and huggingface: a folder of files of at most so many bytes, with their index
+            config: huggingface: a config.json, or a folder that has one
+            model: huggingface: a model (or its configuration) in place of config
+            overwrite: replace what is at path
+            quiet: no progress bar
+        """
+        from dshistory import exporting
+
+        ref = self.history.resolve(step)
+        wanted = exporting.options(weights=weights, shard_bytes=shard_bytes, config=config, model=model)
+        return exporting.export(
+            self.history, ref, Path(path), format=format, options=wanted, overwrite=overwrite, quiet=quiet
+        )
+
     def sql(self, /, query: str, **params: object) -> Table:
         """The rows of a DuckDB query over the catalog: runs, checkpoints, tensors, fragments, metrics, events.
         Nothing can be changed.

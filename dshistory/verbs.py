@@ -33,6 +33,7 @@ _TEXTUAL: Final = (
     Patterns,
     Patterns | None,
     Ref | None,
+    Path | str,
     Path | str | None,
     object,
 )
@@ -153,6 +154,11 @@ VERBS: Final[tuple[Verb, ...]] = (
     Verb("tensor", Explorer.tensor, ("tensor lm_head.weight 1200", "tensor lm_head.weight 1200 --kind exp_avg")),
     Verb("tags", Explorer.tags, ("tags",)),
     Verb("restore", Explorer.restore, ("restore 1200 --kinds model",), surfaces=("magic",)),
+    Verb(
+        "export",
+        Explorer.export,
+        ("export 1200 step-1200.safetensors", "export latest my-model --format huggingface --config config.json"),
+    ),
     Verb(
         "sql",
         Explorer.sql,

@@ -1,0 +1,92 @@
+"""Checkpoints in the formats of others: one writer for each format, chosen by name."""
+
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pyarrow as pa
+
+from catalog.errors import SetupError
+from catalog.history import History
+from catalog.records import CheckpointRef
+from dshistory.exporting.options import Options
+from dshistory.exporting.source import Source, checked_weights
+from dshistory.exporting.target import new_target
+from dshistory.progress import ByteProgress
+from dshistory.table import Table
+
+__all__ = ["FORMATS", "export", "options"]
+
+FORMATS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "safetensors": ("dshistory.exporting.safetensors", "write_safetensors"),
+        "torch": ("dshistory.exporting.torchfile", "write_torch"),
+        "dcp": ("dshistory.exporting.dcp", "write_dcp"),
+        "huggingface": ("dshistory.exporting.huggingface", "write_huggingface"),
+    }
+)
+"""Format -> module and function `(source, target, options)` that writes it at `target`, which does not exist yet."""
+
+_SCHEMA = pa.schema([("file", pa.string()), ("bytes", pa.int64())])
+
+
+def options(
+    *,
+    weights: str,
+    shard_bytes: int | None,
+    config: Path | str | None,
+    model: Any,
+) -> Options:
+    """The options as `Explorer.export` takes them. SetupError for what can't be meant."""
+    if config is not None and model is not None:
+        raise SetupError("pass config= or model=, not both: each says what the configuration is")
+    content = config if model is None else _config_of(model)
+    return Options(weights=checked_weights(weights), shard_bytes=shard_bytes, config=content)
+
+
+def _config_of(model: Any) -> dict[str, Any]:
+    """The configuration of a Hugging Face model, or that it is."""
+    described = getattr(model, "config", model)
+    if not hasattr(described, "to_dict"):
+        raise SetupError(
+            f"model= must be a Hugging Face model or configuration, not a {type(model).__name__}: it has no to_dict"
+        )
+    content: dict[str, Any] = described.to_dict()
+    # As save_pretrained does: from_pretrained finds the class by it.
+    content.setdefault("architectures", [type(model).__name__] if described is not model else None)
+    return content
+
+
+def export(
+    history: History,
+    ref: CheckpointRef,
+    path: Path,
+    *,
+    format: str,
+    options: Options,
+    overwrite: bool,
+    quiet: bool,
+) -> Table:
+    """See `Explorer.export`."""
+    if format not in FORMATS:
+        raise SetupError(f"there is no format {format!r}; the formats are {', '.join(FORMATS)}")
+    module, function = FORMATS[format]
+    write = getattr(import_module(module), function)
+    with new_target(path, history=history.root, overwrite=overwrite) as target:
+        total = sum(extent.nbytes for extent in history.extents(ref))
+        with ByteProgress(total, description=f"export to {format}", quiet=quiet) as bar:
+            write(Source(history, ref, advance=bar.advance), target, options)
+        files = _files(target)
+    rows: list[dict[str, Any]] = [{"file": str(path / name), "bytes": nbytes} for name, nbytes in files]
+    note = f"checkpoint {ref} as {format} at {path}"
+    return Table(pa.Table.from_pylist(rows, schema=_SCHEMA), formats={"bytes": "bytes"}, note=note)
+
+
+def _files(target: Path) -> list[tuple[str, int]]:
+    """The files below `target`, or itself under the empty name, with their sizes."""
+    if target.is_file():
+        return [("", target.stat().st_size)]
+    found = sorted(path for path in target.rglob("*") if path.is_file())
+    return [(path.relative_to(target).as_posix(), path.stat().st_size) for path in found]

@@ -1,0 +1,44 @@
+"""Weights as a folder of torch.distributed.checkpoint, written by one process, one tensor in memory at a time."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.planner import WriteItem
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from capture.dtypes import torch_dtype
+from dshistory.exporting.options import Options
+from dshistory.exporting.source import Source
+from dshistory.fragments import StoredTensor
+
+__all__ = ["write_dcp"]
+
+
+def write_dcp(source: Source, target: Path, options: Options) -> None:
+    """A folder that `dcp.load` loads into a state dict of the same names; tied tensors stand under each of their names."""
+    options.require_only("dcp")
+    tensors = source.state_dict(options.weights)
+    tensors.update({alias: tensors[name] for alias, name in source.aliases(options.weights).items()})
+    shapes = {
+        name: torch.empty(tensor.shape, dtype=torch_dtype(tensor.dtype), device="meta")
+        for name, tensor in tensors.items()
+    }
+    writer = FileSystemWriter(target, single_file_per_rank=True, sync_files=False, thread_count=1)
+    save(shapes, storage_writer=writer, planner=_LazyPlanner(source, tensors), no_dist=True)
+
+
+class _LazyPlanner(DefaultSavePlanner):
+    """Plans with tensors that have no memory, and reads each when the writer asks for it."""
+
+    def __init__(self, source: Source, tensors: dict[str, StoredTensor]) -> None:
+        super().__init__(flatten_state_dict=False)
+        self._source = source
+        self._tensors = tensors
+
+    def resolve_data(self, write_item: WriteItem) -> Any:
+        index: MetadataIndex = write_item.index
+        return self._source.whole(self._tensors[index.fqn])

@@ -1,0 +1,33 @@
+"""What a user can ask of an export, beside the checkpoint and the place."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from catalog.errors import SetupError
+from dshistory.exporting.source import Weights
+
+__all__ = ["Options"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The options of all formats; each format refuses, by name, those that mean nothing to it.
+
+    `shard_bytes`: files of weights grow no larger, but for a single larger tensor. `config`: a Hugging Face config.json, a
+    folder with one, or its content; `zero_stage`, `world_size`: the DeepSpeed layout to write."""
+
+    weights: Weights = "model"
+    shard_bytes: int | None = None
+    config: Path | str | dict[str, Any] | None = None
+    zero_stage: int | None = None
+    world_size: int | None = None
+
+    def require_only(self, format: str, *allowed: str) -> None:
+        """SetupError for an option that was given and that `format` does not have."""
+        optional = ("shard_bytes", "config", "zero_stage", "world_size")
+        for name in optional:
+            if name not in allowed and getattr(self, name) is not None:
+                raise SetupError(f"{name} means nothing to the format {format!r}; leave it out")
+        if self.shard_bytes is not None and self.shard_bytes <= 0:
+            raise SetupError(f"shard_bytes={self.shard_bytes}: must be a positive number of bytes")

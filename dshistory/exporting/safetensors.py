@@ -1,0 +1,85 @@
+"""Weights as safetensors: one file, or a folder of shards with an index; streamed, so memory stays bounded."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from catalog.header import Entry, encode_header, entries_json, header_bytes_needed
+from catalog.layout import DTYPES
+from dshistory.exporting.options import Options
+from dshistory.exporting.source import Source
+from dshistory.fragments import StoredTensor
+
+__all__ = ["write_safetensors", "write_sharded"]
+
+_ALIGN: Final = 64
+_NAME: Final = "model.safetensors"
+
+
+def write_safetensors(source: Source, target: Path, options: Options) -> None:
+    """One valid safetensors file; with `shard_bytes` a folder of files, and their index when there is more than one.
+
+    Tied tensors have one entry; the metadata maps each further name to it, as `safetensors.torch.load_model` expects."""
+    options.require_only("safetensors", "shard_bytes")
+    tensors = source.state_dict(options.weights)
+    metadata = {
+        **source.aliases(options.weights),
+        "format": "pt",
+        "dshistory": str(source.ref),
+        "weights": options.weights,
+    }
+    if options.shard_bytes is None:
+        _write_file(source, target, tensors, metadata)
+    else:
+        target.mkdir()
+        write_sharded(source, target, tensors, metadata, shard_bytes=options.shard_bytes)
+
+
+def write_sharded(
+    source: Source, folder: Path, tensors: Mapping[str, StoredTensor], metadata: Mapping[str, str], *, shard_bytes: int
+) -> None:
+    """`model.safetensors` in `folder`, or `model-0000i-of-0000n.safetensors` and their index as Hugging Face names them."""
+    shards = _shards(tensors, shard_bytes)
+    if len(shards) == 1:
+        _write_file(source, folder / _NAME, tensors, metadata)
+        return
+    places = {}
+    for number, names in enumerate(shards, 1):
+        file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        _write_file(source, folder / file, {name: tensors[name] for name in names}, metadata)
+        places.update(dict.fromkeys(names, file))
+    total = sum(tensor.nbytes for tensor in tensors.values())
+    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}
+    (folder / f"{_NAME}.index.json").write_text(json.dumps(index, indent=2) + "\n")
+
+
+def _shards(tensors: Mapping[str, StoredTensor], shard_bytes: int) -> list[list[str]]:
+    """Names in order, cut before the tensor that would make a shard larger than `shard_bytes`."""
+    shards: list[list[str]] = [[]]
+    held = 0
+    for name, tensor in tensors.items():
+        if shards[-1] and held + tensor.nbytes > shard_bytes:
+            shards.append([])
+            held = 0
+        shards[-1].append(name)
+        held += tensor.nbytes
+    return shards
+
+
+def _write_file(source: Source, path: Path, tensors: Mapping[str, StoredTensor], metadata: Mapping[str, str]) -> None:
+    # By falling item size, so that every tensor begins at a multiple of its own.
+    ordered = sorted(tensors.items(), key=lambda item: (-DTYPES[item[1].dtype], item[0]))
+    entries, at = [], 0
+    for name, tensor in ordered:
+        entries.append(Entry(name, tensor.dtype, tensor.shape, at, at + tensor.nbytes))
+        at += tensor.nbytes
+    needed = header_bytes_needed(entries, metadata=metadata)
+    header = encode_header([entries_json(entries)], metadata=metadata, data_start=-(-needed // _ALIGN) * _ALIGN)
+    with path.open("xb") as file:
+        file.write(header)
+        for _, tensor in ordered:
+            for piece in source.pieces(tensor):
+                file.write(piece.view(torch.uint8).numpy().data)

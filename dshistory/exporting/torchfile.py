@@ -1,0 +1,18 @@
+"""Weights as `torch.save` of a state dict, which `torch.load(..., weights_only=True)` reads."""
+
+from pathlib import Path
+
+import torch
+
+from dshistory.exporting.options import Options
+from dshistory.exporting.source import Source
+
+__all__ = ["write_torch"]
+
+
+def write_torch(source: Source, target: Path, options: Options) -> None:
+    """One file with `{name: tensor}`; tied names share one tensor, as they did in the model. Holds the weights in memory."""
+    options.require_only("torch")
+    state = {name: source.whole(tensor) for name, tensor in source.state_dict(options.weights).items()}
+    state.update({alias: state[name] for alias, name in source.aliases(options.weights).items()})
+    torch.save(state, target)
