@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from dshistory.current import open as open
     from dshistory.examination import doctor
     from dshistory.explorer import Explorer
+    from dshistory.importing import import_checkpoint
     from dshistory.report import Report
     from dshistory.table import Table
 
@@ -65,6 +66,7 @@ __all__ = [
     "distances",
     "doctor",
     "export",
+    "import_checkpoint",
     "load_ipython_extension",
     "log",
     "reindex",
@@ -84,6 +86,7 @@ _HOMES = {
     "Report": "dshistory.report",
     "Table": "dshistory.table",
     "doctor": "dshistory.examination",
+    "import_checkpoint": "dshistory.importing",
     **dict.fromkeys(
         (
             "analyze",

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Final, Literal
 from catalog.errors import HistoryError
 from dshistory import current, examination
 from dshistory.explorer import Explorer, Ref
+from dshistory.importing import import_checkpoint
 from dshistory.naming import Patterns, nearest
 
 __all__ = ["VERBS", "Parameter", "Surface", "UsageError", "Verb", "verb_named"]
@@ -172,5 +173,11 @@ VERBS: Final[tuple[Verb, ...]] = (
     Verb("analyze", Explorer.analyze, ("analyze", "analyze 1200")),
     Verb("verify", Explorer.verify, ("verify", "verify 1200")),
     Verb("reindex", Explorer.reindex, ("reindex",)),
+    Verb(
+        "import",
+        import_checkpoint,
+        ("import outputs/ --history my-history", "import model.safetensors --step 1200"),
+        needs_history=False,
+    ),
     Verb("doctor", examination.doctor, ("doctor .",), needs_history=False),
 )

@@ -1,0 +1,102 @@
+"""The few classes that DeepSpeed pickles into its checkpoints, as data: read and written without importing deepspeed.
+
+A stand-in has the attributes and nothing else. When one is written, the file names DeepSpeed's class; when DeepSpeed's
+is read, the stand-in is made in its place."""
+
+import pickle
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+
+__all__ = ["KNOWN", "DeepSpeedPickle", "StandIn", "loss_scaler"]
+
+
+class StandIn:
+    """Attributes of an object of DeepSpeed's, whatever they are."""
+
+    def __init__(self, *values: Any) -> None:
+        self.values = values
+
+    def __setstate__(self, state: Any) -> None:
+        self.__dict__.update(state if isinstance(state, dict) else {"values": state})
+
+
+class _LossScaler(StandIn):
+    pass
+
+
+class _DynamicLossScaler(StandIn):
+    pass
+
+
+class _FragmentAddress(StandIn):
+    pass
+
+
+class _ZeroStage(StandIn):
+    pass
+
+
+class _LossScaleProfile(StandIn):
+    pass
+
+
+_SCALERS: Final = "deepspeed.runtime.fp16.loss_scaler"
+
+KNOWN: Final[list[tuple[type, str]]] = [
+    (_LossScaler, f"{_SCALERS}.LossScaler"),
+    (_DynamicLossScaler, f"{_SCALERS}.DynamicLossScaler"),
+    (_LossScaleProfile, f"{_SCALERS}.LossScaleProfile"),
+    (_FragmentAddress, "deepspeed.utils.tensor_fragment.fragment_address"),
+    (_ZeroStage, "deepspeed.runtime.zero.config.ZeroStageEnum"),
+]
+"""Stand-in and the name of what it stands for, as torch.serialization.safe_globals takes them."""
+
+_NAMES: Final = dict(KNOWN)
+
+
+def loss_scaler(state: dict[str, Any], *, fp16: dict[str, Any]) -> StandIn:
+    """A loss scaler with the values of `state`; what else it has comes from the section `fp16` of DeepSpeed's configuration."""
+    if not state.get("dynamic"):
+        made: StandIn = _LossScaler()
+        made.__dict__ = {"cur_scale": 1.0, "dynamic": False, **state.get("scaler", {})}
+        return made
+    made = _DynamicLossScaler()
+    made.__dict__ = {
+        "cur_scale": float(2 ** fp16.get("initial_scale_power", 16)),
+        "cur_iter": 0,
+        "last_overflow_iter": -1,
+        "scale_factor": 2.0,
+        "scale_window": fp16.get("loss_scale_window", 1000),
+        "min_scale": fp16.get("min_loss_scale", 1),
+        "delayed_shift": fp16.get("hysteresis", 2),
+        "cur_hysteresis": fp16.get("hysteresis", 2),
+        "consecutive_hysteresis": fp16.get("consecutive_hysteresis", False),
+        "raise_error_at_min_scale": True,
+        "dynamic": True,
+        "dtype": torch.half,
+        **state["scaler"],
+    }
+    return made
+
+
+class _Pickler(pickle._Pickler):
+    """Writes the name of DeepSpeed's class for a stand-in; the C pickler would look the class up by that name."""
+
+    write: Callable[[bytes], Any]
+    memoize: Callable[[Any], None]
+
+    def save_global(self, obj: Any, name: str | None = None) -> None:
+        if obj not in _NAMES:
+            super().save_global(obj, name)  # type: ignore[misc]
+            return
+        module, _, qualified = _NAMES[obj].rpartition(".")
+        self.write(pickle.GLOBAL + f"{module}\n{qualified}\n".encode())
+        self.memoize(obj)
+
+
+class DeepSpeedPickle:
+    """What torch.save takes as its pickle_module, for state that holds stand-ins."""
+
+    Pickler = _Pickler
