@@ -230,6 +230,8 @@ class Explorer:
         shard_bytes: int | None = None,
         config: Path | str | None = None,
         model: Any = None,
+        zero_stage: int | None = None,
+        world_size: int | None = None,
         overwrite: bool = False,
         quiet: bool = False,
     ) -> Table:
@@ -242,18 +244,27 @@ class Explorer:
         Args:
             step: the checkpoint
             path: the file or folder to make
-            format: safetensors, huggingface, dcp or torch
+            format: safetensors, huggingface, dcp, torch; deepspeed or universal, which have the optimizer too
             weights: model, or master for the fp32 weights that the optimizer updates
             shard_bytes: safetensors and huggingface: a folder of files of at most so many bytes, with their index
             config: huggingface: a config.json, or a folder that has one
             model: huggingface: a model (or its configuration) in place of config
+            zero_stage: deepspeed: 0, 1, 2 or 3; default: that of the run
+            world_size: deepspeed: for so many ranks; default: those of the run
             overwrite: replace what is at path
             quiet: no progress bar
         """
         from dshistory import exporting
 
         ref = self.history.resolve(step)
-        wanted = exporting.options(weights=weights, shard_bytes=shard_bytes, config=config, model=model)
+        wanted = exporting.options(
+            weights=weights,
+            shard_bytes=shard_bytes,
+            config=config,
+            model=model,
+            zero_stage=zero_stage,
+            world_size=world_size,
+        )
         return exporting.export(
             self.history, ref, Path(path), format=format, options=wanted, overwrite=overwrite, quiet=quiet
         )

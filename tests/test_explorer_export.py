@@ -9,13 +9,16 @@ import safetensors.torch
 import torch
 import torch.distributed.checkpoint as dcp
 from capture_helpers import bits
-from explorer_helpers import Run, flip_bit, shares, tiny_history, whole
+from explorer_helpers import Piece, Run, flip_bit, shares, tiny_history, whole
+from hypothesis import given
+from hypothesis import strategies as st
 
 import capture
 import dshistory
-from catalog.errors import CorruptError, FormatError, NotFoundError, SetupError
+from catalog.errors import CorruptError, FormatError, NotFoundError, SetupError, UnsupportedError
 from dshistory import cli, fragments
 from dshistory.explorer import Explorer
+from dshistory.exporting.partitions import groups_cut, parameters_cut
 
 
 class Tied(torch.nn.Module):
@@ -183,7 +186,9 @@ def test_master_weights_in_place_of_those_of_the_model(tmp_path):
 
 def test_refusals_name_what_there_is(tiny, tmp_path):
     explorer = Explorer.open(tiny.root)
-    with pytest.raises(SetupError, match="no format 'gguf'; the formats are safetensors, torch, dcp, huggingface"):
+    with pytest.raises(
+        SetupError, match="no format 'gguf'; the formats are safetensors, torch, dcp, huggingface, deepspeed, universal"
+    ):
         explorer.export(10, tmp_path / "x", format="gguf")
     with pytest.raises(NotFoundError, match="10"):
         explorer.export(11, tmp_path / "x")
@@ -194,6 +199,62 @@ def test_refusals_name_what_there_is(tiny, tmp_path):
     with pytest.raises(SetupError, match="does not exist; make it first"):
         explorer.export(10, tmp_path / "no" / "x")
     assert not [path for path in tmp_path.iterdir() if path.name != "history"]
+
+
+@pytest.mark.parametrize("format", ["deepspeed", "universal"])
+def test_what_has_no_form_in_deepspeeds_checkpoints_is_refused_by_name(tiny, tmp_path, format):
+    explorer = Explorer.open(tiny.root)
+    with pytest.raises(NotFoundError, match=r"run-a:10 has no optimizer state"):
+        explorer.export(10, tmp_path / "x", format=format)
+    for number, (facts, group, what) in enumerate(
+        [
+            ({"engine": "deepspeed.runtime.pipe.engine.PipelineEngine"}, {}, "a pipeline"),
+            ({}, {"moe": True}, "experts"),
+        ]
+    ):
+        run = Run(tmp_path / f"history-{number}", facts=facts)
+        saved = {"class": "torch.optim.adamw.AdamW", "groups": [{"params": ["w"], **group}], "kinds": [], "state": {}}
+        json_bytes = torch.frombuffer(bytearray(json.dumps(saved).encode()), dtype=torch.uint8)
+        run.checkpoint(1, [*whole({"w": torch.ones(3)}), Piece("optimizer", json_bytes, "object")])
+        run.close()
+        with pytest.raises(UnsupportedError, match=f"of a run with {what}"):
+            Explorer.open(run.root).export(1, tmp_path / "x", format=format)
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_layout_that_there_is_not_is_refused(trained, tmp_path):
+    explorer = Explorer.open(trained[0])
+    with pytest.raises(SetupError, match="zero_stage=4: must be one of 0, 1, 2, 3"):
+        explorer.export(4, tmp_path / "x", format="deepspeed", zero_stage=4)
+    with pytest.raises(SetupError, match="world_size=0: must be 1 or more"):
+        explorer.export(4, tmp_path / "x", format="deepspeed", world_size=0)
+    with pytest.raises(SetupError, match="zero_stage means nothing to the format 'universal'"):
+        explorer.export(4, tmp_path / "x", format="universal", zero_stage=1)
+
+
+@given(
+    groups=st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=6), min_size=1, max_size=3),
+    world_size=st.integers(1, 5),
+    limit=st.integers(1, 60),
+)
+def test_every_element_lies_in_exactly_one_rank(groups, world_size, limit):
+    named = [[(f"{g}.{i}", numel) for i, numel in enumerate(group)] for g, group in enumerate(groups)]
+    for stage in (2, 3):
+        seen = {name: [0] * numel for group in named for name, numel in group}
+        for rank in range(world_size):
+            if stage == 3:
+                flats = parameters_cut(named, rank=rank, world_size=world_size, sub_group_elements=limit)
+            else:
+                flats = groups_cut(named, rank=rank, world_size=world_size)
+            for flat in flats:
+                held = [False] * flat.numel
+                for piece in flat.pieces:
+                    for i in range(piece.numel):
+                        seen[piece.name][piece.start + i] += 1
+                        assert not held[piece.at + i]
+                        held[piece.at + i] = True
+                assert not any(held[flat.numel - flat.padding :])
+        assert all(count == 1 for counts in seen.values() for count in counts)
 
 
 def test_what_exists_is_replaced_only_when_asked(tiny, tmp_path):

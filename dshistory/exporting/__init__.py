@@ -25,6 +25,8 @@ FORMATS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "torch": ("dshistory.exporting.torchfile", "write_torch"),
         "dcp": ("dshistory.exporting.dcp", "write_dcp"),
         "huggingface": ("dshistory.exporting.huggingface", "write_huggingface"),
+        "deepspeed": ("dshistory.exporting.deepspeed", "write_deepspeed"),
+        "universal": ("dshistory.exporting.universal", "write_universal"),
     }
 )
 """Format -> module and function `(source, target, options)` that writes it at `target`, which does not exist yet."""
@@ -38,12 +40,20 @@ def options(
     shard_bytes: int | None,
     config: Path | str | None,
     model: Any,
+    zero_stage: int | None,
+    world_size: int | None,
 ) -> Options:
     """The options as `Explorer.export` takes them. SetupError for what can't be meant."""
     if config is not None and model is not None:
         raise SetupError("pass config= or model=, not both: each says what the configuration is")
     content = config if model is None else _config_of(model)
-    return Options(weights=checked_weights(weights), shard_bytes=shard_bytes, config=content)
+    return Options(
+        weights=checked_weights(weights),
+        shard_bytes=shard_bytes,
+        config=content,
+        zero_stage=zero_stage,
+        world_size=world_size,
+    )
 
 
 def _config_of(model: Any) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """One checkpoint as an exporter sees it: logical tensors in bounded memory, and the decoded objects."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any, Final, Literal, get_args
 
@@ -8,11 +8,12 @@ import torch
 
 from capture.dtypes import torch_dtype
 from capture.objects import decode_object
-from capture.reading import read_extents
-from capture.targets import choose
-from catalog.errors import NotFoundError, SetupError
+from capture.reading import read_extents, read_into
+from capture.targets import Assignment, choose
+from catalog.errors import NotFoundError, SetupError, UnsupportedError
 from catalog.history import History
 from catalog.records import CheckpointRef, RunFacts
+from dshistory.exporting.partitions import Flat, Piece
 from dshistory.fragments import FragmentStream, StoredTensor, stored_tensors
 
 __all__ = ["Source", "Weights", "checked_weights"]
@@ -82,7 +83,7 @@ class Source:
         if low and not master:
             raise NotFoundError(
                 f"checkpoint {self.ref} has no master weights: {low[0]!r} and {len(low) - 1} more are "
-                f"{model[low[0]].dtype} alone; export weights='model'"
+                f"{model[low[0]].dtype} alone; export weights='model', as safetensors, huggingface, dcp or torch"
             )
         return {**model, **{name: master[name] for name in model.keys() & master.keys()}}
 
@@ -117,3 +118,28 @@ class Source:
             flat[at : at + piece.numel()] = piece
             at += piece.numel()
         return made
+
+    def flat(self, flat: Flat, tensors: Mapping[str, StoredTensor]) -> torch.Tensor:
+        """One rank's flat tensor, its pieces taken from `tensors`; zero where it belongs to none. Reads only the fragments that
+        overlap.
+
+        UnsupportedError when its tensors have several dtypes."""
+        dtypes = {tensors[piece.name].dtype for piece in flat.pieces} or {"F32"}
+        if len(dtypes) > 1:
+            raise UnsupportedError(
+                f"checkpoint {self.ref}: {flat.pieces[0].name!r} and its neighbours in one flat tensor are of the dtypes "
+                f"{', '.join(sorted(dtypes))}; DeepSpeed keeps them in one"
+            )
+        made = torch.zeros(flat.numel, dtype=torch_dtype(dtypes.pop()))
+        assignments = [one for piece in flat.pieces for one in _overlaps(piece, tensors[piece.name], made)]
+        read_into(self._root, assignments)
+        self._advance(made.nbytes)
+        return made
+
+
+def _overlaps(piece: Piece, tensor: StoredTensor, made: torch.Tensor) -> Iterable[Assignment]:
+    for extent in tensor.fragments:
+        first = max(piece.start, extent.start)
+        last = min(piece.start + piece.numel, extent.start + extent.numel)
+        if first < last:
+            yield Assignment(extent, made, piece.at + first - piece.start, first - extent.start, last - first)

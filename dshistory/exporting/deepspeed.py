@@ -1,0 +1,268 @@
+"""A DeepSpeed checkpoint folder, of any ZeRO stage and world size, that `engine.load_checkpoint` and `zero_to_fp32` read.
+
+Only what those read is written. DeepSpeed itself is not needed for it."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from capture.dtypes import torch_dtype
+from catalog.errors import SetupError, UnsupportedError
+from dshistory.deepspeed_classes import DeepSpeedPickle, StandIn, loss_scaler
+from dshistory.exporting.options import Options
+from dshistory.exporting.partitions import Flat, groups_cut, parameters_cut, sub_groups
+from dshistory.exporting.source import Source
+from dshistory.exporting.training import Training, training_of
+
+__all__ = ["loss_scaler_of", "model_states", "module_state", "save", "write_deepspeed"]
+
+_STAGES: Final = (0, 1, 2, 3)
+_SUB_GROUP_ELEMENTS: Final = 1_000_000_000  # DeepSpeed's default
+
+
+def write_deepspeed(source: Source, target: Path, options: Options) -> None:
+    """`target/global_step<N>/` and `target/latest`, for `zero_stage` and `world_size` (default: those of the run). Holds one
+    rank's file in memory.
+
+    SetupError for a layout that there is not; UnsupportedError by name for runs that have no form there."""
+    options.require_only("deepspeed", "zero_stage", "world_size")
+    stage, world_size = _layout(source, options)
+    training = training_of(source)
+    _refuse_reordered(training, stage)
+    folder = target / f"global_step{training.counters['global_steps']}"
+    folder.mkdir(parents=True)
+    if stage == 0:
+        save(_stage0(source, training, world_size), folder / "mp_rank_00_model_states.pt")
+    else:
+        _write_zero(source, training, folder, stage, world_size)
+    (target / "latest").write_text(folder.name)
+
+
+def _layout(source: Source, options: Options) -> tuple[int, int]:
+    stage = source.facts.facts.get("zero_stage", 0) if options.zero_stage is None else options.zero_stage
+    world_size = source.facts.world_size if options.world_size is None else options.world_size
+    if stage not in _STAGES:
+        raise SetupError(f"zero_stage={stage}: must be one of {', '.join(map(str, _STAGES))}")
+    if world_size < 1:
+        raise SetupError(f"world_size={world_size}: must be 1 or more")
+    return stage, world_size
+
+
+def _refuse_reordered(training: Training, stage: int) -> None:
+    zero = training.config.get("zero_optimization", {})
+    for name in ("round_robin_gradients", "parameter_alignment"):
+        if zero.get(name) and stage in (1, 2):
+            raise UnsupportedError(
+                f"the run had zero_optimization.{name}, with which DeepSpeed orders its flat tensors in another way: an engine "
+                "configured so would load this export wrongly; export it as universal, or with zero_stage=3"
+            )
+
+
+def _write_zero(source: Source, training: Training, folder: Path, stage: int, world_size: int) -> None:
+    prefix = "bf16_zero" if training.low_precision == "bf16" else "zero"
+    for rank in range(world_size):
+        flats = _flats(training, stage, rank, world_size)
+        optimizer = (
+            _stage3(source, training, flats, world_size)
+            if stage == 3
+            else _stage12(source, training, flats, stage, world_size)
+        )
+        content = {
+            "optimizer_state_dict": optimizer,
+            "ds_config": _config(training, stage),
+            "ds_version": training.version,
+        }
+        save(content, folder / f"{prefix}_pp_rank_{rank}_mp_rank_00_optim_states.pt")
+        if stage == 3:
+            save(
+                _partitioned(source, training, rank, world_size),
+                folder / f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt",
+            )
+    if stage != 3:
+        state = {**model_states(training, stage, world_size), "module": module_state(source, training)}
+        save(
+            {**state, **_frozen(source, training), **_names(source, training, training.groups)},
+            folder / "mp_rank_00_model_states.pt",
+        )
+
+
+def _flats(training: Training, stage: int, rank: int, world_size: int) -> list[Flat]:
+    if stage != 3:
+        return groups_cut(training.groups, rank=rank, world_size=world_size)
+    limit = _sub_group_elements(training)
+    return parameters_cut(training.groups, rank=rank, world_size=world_size, sub_group_elements=limit)
+
+
+def _sub_group_elements(training: Training) -> int:
+    return int(training.config.get("zero_optimization", {}).get("sub_group_size", _SUB_GROUP_ELEMENTS))
+
+
+def model_states(training: Training, stage: int, world_size: int) -> dict[str, Any]:
+    """What every file of model states has beside the tensors."""
+    counters = training.counters
+    return {
+        "optimizer": None,
+        "lr_scheduler": training.scheduler,
+        "data_sampler": None,
+        "random_ltd": None,
+        "skipped_steps": counters["skipped_steps"],
+        "global_steps": counters["global_steps"],
+        "global_samples": counters["global_samples"],
+        "dp_world_size": world_size,
+        "mp_world_size": 1,
+        "ds_config": _config(training, stage),
+        "ds_version": training.version,
+    }
+
+
+def module_state(source: Source, training: Training) -> dict[str, torch.Tensor]:
+    """The module's state dict, tied names on one tensor."""
+    state = {name: source.whole(tensor) for name, tensor in {**training.weights, **source.buffers}.items()}
+    state.update({alias: state[name] for alias, name in source.aliases("model").items()})
+    return state
+
+
+def _names(source: Source, training: Training, groups: Sequence[Sequence[tuple[str, int]]]) -> dict[str, Any]:
+    """What zero_to_fp32 takes the flat tensors apart by."""
+    shapes = [{name: torch.Size(training.weights[name].shape) for name, _ in group} for group in groups]
+    ties = {alias: name for name, tensor in training.weights.items() for alias in tensor.aliases}
+    return {"buffer_names": list(source.buffers), "param_shapes": shapes, "shared_params": ties}
+
+
+def _frozen(source: Source, training: Training) -> dict[str, Any]:
+    names = training.frozen
+    return {
+        "frozen_param_shapes": {name: torch.Size(training.weights[name].shape) for name in names},
+        "frozen_param_fragments": {name: source.whole(training.weights[name]) for name in names},
+    }
+
+
+def _partitioned(source: Source, training: Training, rank: int, world_size: int) -> dict[str, Any]:
+    """A rank's model states under stage 3: empty tensors for the parameters, its parts of the frozen ones, its buffers."""
+    state = {name: torch.empty(0, dtype=torch_dtype(tensor.dtype)) for name, tensor in training.weights.items()}
+    state.update({name: source.whole(tensor) for name, tensor in source.buffers.items()})
+    state.update({alias: state[name] for alias, name in source.aliases("model").items()})
+    fragments = {}
+    for name in training.frozen:
+        tensor = training.weights[name]
+        part = parameters_cut(
+            [[(name, tensor.numel)]], rank=rank, world_size=world_size, sub_group_elements=tensor.numel
+        )
+        fragments[name] = source.flat(part[0], {name: tensor})
+    limit = _sub_group_elements(training)
+    groups = [part for _, part in sub_groups(training.groups, world_size=world_size, sub_group_elements=limit)]
+    shapes = {name: torch.Size(training.weights[name].shape) for name in fragments}
+    whole = {**model_states(training, 3, world_size), "module": state, **_names(source, training, groups)}
+    return {**whole, "frozen_param_shapes": shapes, "frozen_param_fragments": fragments}
+
+
+def _stage12(source: Source, training: Training, flats: Sequence[Flat], stage: int, world_size: int) -> dict[str, Any]:
+    masters = [source.flat(flat, training.masters) for flat in flats]
+    return {
+        "loss_scaler": loss_scaler_of(training),
+        "dynamic_loss_scale": bool(training.scaler.get("dynamic")),
+        "overflow": False,
+        "base_optimizer_state": _optimizer(source, training, flats),
+        "single_partition_of_fp32_groups": [
+            # Cloned, or torch.save would write the padding too.
+            master[: flat.numel - flat.padding].clone()
+            for flat, master in zip(flats, masters, strict=True)
+        ],
+        "zero_stage": stage,
+        "group_paddings": [flat.padding for flat in flats],
+        "param_alignment_paddings": [[0] * len(group) for group in training.groups],
+        "partition_count": [world_size] * len(training.groups),
+        "ds_version": training.version,
+    }
+
+
+def _stage3(source: Source, training: Training, flats: Sequence[Flat], world_size: int) -> dict[str, Any]:
+    return {
+        "zero_stage": 3,
+        "loss_scaler": loss_scaler_of(training),
+        "dynamic_loss_scale": bool(training.scaler.get("dynamic")),
+        "overflow": False,
+        "partition_count": world_size,
+        "optimizer_state_dict": _optimizer(source, training, flats),
+        "fp32_flat_groups": [source.flat(flat, training.masters) for flat in flats],
+    }
+
+
+def _optimizer(source: Source, training: Training, flats: Sequence[Flat]) -> dict[str, Any]:
+    """The inner optimizer's state dict: its parameters are the flats, numbered in order."""
+    state = {}
+    for number, flat in enumerate(flats):
+        values = {key: _copied(value) for key, value in training.shared[flat.group].items()}
+        values.update({kind: source.flat(flat, source.of_kind(kind)) for kind in training.kinds})
+        if values:
+            state[number] = values
+    numbers = [
+        [number for number, flat in enumerate(flats) if flat.group == index] for index in range(len(training.groups))
+    ]
+    groups = [{**hyper, "params": own} for hyper, own in zip(training.hyper, numbers, strict=True)]
+    return {"state": state, "param_groups": groups}
+
+
+def _stage0(source: Source, training: Training, world_size: int) -> dict[str, Any]:
+    """Without ZeRO: every parameter is one of the optimizer's, and under bf16 or fp16 has a master copy."""
+    wrapper = str(source.facts.facts.get("optimizer_wrapper", ""))
+    if wrapper.endswith((".FP16_Optimizer", ".BF16_Optimizer")):
+        raise UnsupportedError(
+            f"the run's optimizer was in a {wrapper.rpartition('.')[2]}, whose files without ZeRO are not written; pass zero_stage=1"
+        )
+    flats = [Flat(index, piece, numel) for index, piece, numel in _one_by_one(training)]
+    optimizer = _optimizer(source, training, flats)
+    if training.low_precision is not None:
+        scaler = loss_scaler_of(training).__dict__
+        scale = {"cur_iter": 0, "last_overflow_iter": -1, "scale_factor": 2.0, "scale_window": 1000, **scaler}
+        optimizer = {
+            **{
+                key: scale[key]
+                for key in ("cur_scale", "cur_iter", "last_overflow_iter", "scale_factor", "scale_window")
+            },
+            "dynamic_loss_scale": bool(training.scaler.get("dynamic")),
+            "optimizer_state_dict": _shaped(optimizer, training),
+            "fp32_groups": [[source.whole(training.masters[name]) for name, _ in group] for group in training.groups],
+        }
+    else:
+        optimizer = _shaped(optimizer, training)
+    state = {**model_states(training, 0, world_size), "module": module_state(source, training), "optimizer": optimizer}
+    empty = dict.fromkeys(("param_shapes", "frozen_param_shapes", "shared_params", "frozen_param_fragments"))
+    return {**state, **empty, "buffer_names": list(source.buffers)}
+
+
+def _one_by_one(training: Training) -> Iterator[tuple[int, Any, int]]:
+    for index, group in enumerate(training.groups):
+        for flat in groups_cut([[one] for one in group], rank=0, world_size=1):
+            yield index, flat.pieces, flat.numel - flat.padding
+
+
+def _shaped(optimizer: dict[str, Any], training: Training) -> dict[str, Any]:
+    """State in the shapes of the parameters, which flats of one parameter each have lost."""
+    shapes = [training.weights[name].shape for group in training.groups for name, _ in group]
+    for number, values in optimizer["state"].items():
+        values.update({kind: values[kind].view(shapes[number]) for kind in training.kinds})
+    return optimizer
+
+
+def loss_scaler_of(training: Training) -> StandIn:
+    """What DeepSpeed keeps as its loss scaler, static ones too."""
+    return loss_scaler(dict(training.scaler), fp16=dict(training.config.get("fp16", {})))
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def _config(training: Training, stage: int) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads(json.dumps(training.config))
+    config.setdefault("zero_optimization", {})["stage"] = stage
+    return config
+
+
+def save(content: Mapping[str, Any], path: Path) -> None:
+    """torch.save, with DeepSpeed's names for the stand-ins of its classes."""
+    torch.save(dict(content), path, pickle_module=DeepSpeedPickle)

@@ -1,0 +1,113 @@
+"""What an optimizer and an engine keep, in one form whatever wrote the checkpoint: plain torch or any stage of DeepSpeed."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from catalog.errors import NotFoundError, UnsupportedError
+from dshistory.exporting.source import Source
+from dshistory.fragments import StoredTensor
+
+__all__ = ["Training", "training_of"]
+
+_DEEPSPEED = "0.19.8"  # the release whose files are written for runs that had none
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """`groups`: for each group the trained parameters with their elements, in the optimizer's order; `hyper`: the rest of each
+    group; `kinds`: state with an element for each of the parameter; `shared`: the other state, one value per group."""
+
+    groups: Sequence[Sequence[tuple[str, int]]]
+    hyper: Sequence[Mapping[str, Any]]
+    kinds: tuple[str, ...]
+    shared: Sequence[Mapping[str, Any]]
+    weights: Mapping[str, StoredTensor]
+    masters: Mapping[str, StoredTensor]
+    counters: Mapping[str, int]
+    scaler: Mapping[str, Any]
+    scheduler: Any
+    config: Mapping[str, Any]
+    version: str
+
+    @property
+    def frozen(self) -> list[str]:
+        """The parameters that no group has."""
+        trained = {name for group in self.groups for name, _ in group}
+        return [name for name in self.weights if name not in trained]
+
+    @property
+    def low_precision(self) -> str | None:
+        """bf16 or fp16, as DeepSpeed's configuration names it; None for fp32."""
+        dtypes = {self.weights[name].dtype for group in self.groups for name, _ in group}
+        return "bf16" if "BF16" in dtypes else "fp16" if "F16" in dtypes else None
+
+
+def training_of(source: Source) -> Training:
+    """NotFoundError when the checkpoint has no optimizer state, UnsupportedError by name for runs whose ranks held different
+    parameters and for optimizers without a form in DeepSpeed's checkpoints."""
+    saved = source.objects.get("optimizer")
+    if saved is None:
+        raise NotFoundError(
+            f"checkpoint {source.ref} has no optimizer state, which a DeepSpeed checkpoint needs; export it as safetensors, "
+            "huggingface, dcp or torch"
+        )
+    facts = source.facts.facts
+    _refuse_split(source, saved, facts)
+    weights, masters = source.parameters("model"), source.parameters("master")
+    names = [[name for name in group["params"] if weights[name].numel] for group in saved["groups"]]
+    frozen = _untrained(source, saved, names)
+    groups = [[(name, weights[name].numel) for name in group if name not in frozen] for group in names]
+    own = {"global_steps": source.ref.step, "global_samples": 0, "skipped_steps": 0, "micro_steps": source.ref.step}
+    return Training(
+        groups=groups,
+        hyper=[{key: value for key, value in group.items() if key != "params"} for group in saved["groups"]],
+        kinds=tuple(saved["kinds"]),
+        shared=[_shared(source, saved, index, group) for index, group in enumerate(groups)],
+        weights=weights,
+        masters=masters,
+        counters={**own, **source.objects.get("counters", {})},
+        scaler=source.objects.get("loss_scaler", {}),
+        scheduler=source.objects.get("lr_scheduler"),
+        config=facts.get("config", {}),
+        version=str(facts.get("deepspeed", _DEEPSPEED)),
+    )
+
+
+def _refuse_split(source: Source, saved: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+    what = {
+        "a pipeline": "PipelineEngine" in str(facts.get("engine", "")),
+        "experts": any(group.get("moe") for group in saved["groups"]),
+        "several optimizers": any(name.startswith("optimizer") and name != "optimizer" for name in source.objects),
+        "optimizer state that belongs to no parameter": bool(saved.get("globals") or saved.get("values")),
+    }
+    for name, found in what.items():
+        if found:
+            raise UnsupportedError(
+                f"checkpoint {source.ref} is of a run with {name}, which can't be written as a DeepSpeed checkpoint; "
+                "export its weights as safetensors, huggingface, dcp or torch"
+            )
+
+
+def _untrained(source: Source, saved: Mapping[str, Any], names: Sequence[Sequence[str]]) -> set[str]:
+    """Parameters that a plain optimizer was given but has no state of while it has of others: they had no gradient."""
+    kinds = saved["kinds"]
+    if not kinds or "step" in saved.get("state", {}):
+        return set()
+    return {name for group in names for name in group if (kinds[0], name) not in source.tensors}
+
+
+def _shared(source: Source, saved: Mapping[str, Any], index: int, group: Sequence[tuple[str, int]]) -> dict[str, Any]:
+    values = {key: each[index] for key, each in saved["state"].items() if each[index] is not None}
+    for kind in saved.get("other_kinds", ()):
+        found = [source.whole(source.tensors[kind, name]) for name, _ in group if (kind, name) in source.tensors]
+        if any(not torch.equal(one, found[0]) for one in found):
+            raise UnsupportedError(
+                f"checkpoint {source.ref}: {kind!r} differs between the parameters of optimizer group {index}; DeepSpeed keeps one "
+                "for all of them"
+            )
+        if found:
+            values[kind] = found[0]
+    return values
