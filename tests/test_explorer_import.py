@@ -40,12 +40,13 @@ def sound(root: Path) -> Explorer:
 
 @pytest.fixture
 def states() -> dict[int, dict[str, torch.Tensor]]:
-    """A state dict at three steps; `table` is large and never changes."""
+    """A state dict at three steps; `table` is large and never changes, `moving` is as large and does."""
     table = torch.randn(300, 100)
     made = {}
     for step in (10, 20, 30):
         weight = torch.randn(5, 3) * step
         made[step] = {"weight": weight, "tied": weight, "low": torch.randn(7).bfloat16(), "table": table}
+        made[step]["moving"] = torch.randn(300, 100)
         made[step] |= {
             "count": torch.tensor(step),
             "none": torch.zeros(0, 3),
@@ -89,6 +90,22 @@ def test_a_hugging_face_folder_with_shards(states, tmp_path):
         same(stored(explorer, step)["model"], state)
 
 
+def test_a_trainers_folder_is_its_steps(states, tmp_path):
+    """The last weights, a pickle and logs beside the checkpoints do not count."""
+    out = tmp_path / "out"
+    for step, state in states.items():
+        (out / f"checkpoint-{step}").mkdir(parents=True)
+        weights = {**state, "tied": state["weight"].clone()}
+        safetensors.torch.save_file(weights, out / f"checkpoint-{step}" / "model.safetensors")
+        torch.save(Harm(), out / f"checkpoint-{step}" / "training_args.bin")
+    safetensors.torch.save_file({"last": torch.ones(1)}, out / "model.safetensors")
+    torch.save(Harm(), out / "training_args.bin")
+    (out / "runs").mkdir()
+    table = dshistory.import_checkpoint(out, history=tmp_path / "history")
+    assert [row["step"] for row in table] == [10, 20, 30]
+    same(stored(sound(tmp_path / "history"), 30)["model"], states[30])
+
+
 def test_what_rests_is_not_written_again_and_ties_are_kept(states, tmp_path):
     for step, state in states.items():
         torch.save({"model": state, "global_step": step, "notes": "x"}, tmp_path / f"{step:06d}.pt")
@@ -121,6 +138,24 @@ def test_an_optimizer_comes_along_when_its_parameters_have_names(tmp_path):
     torch.save(state, tmp_path / "step_1.pt")
     table = dshistory.import_checkpoint(tmp_path / "step_1.pt", history=tmp_path / "history")
     assert table[0]["left_out"] == "optimizer (its parameters have no names)"
+
+
+def test_an_optimizer_without_names_belongs_to_all_parameters_in_order_or_to_nobody_knows_which(tmp_path):
+    first, second = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.zeros(3))
+    weights = {"first": first.detach(), "second": second.detach()}
+    left_out = []
+    for step, groups in enumerate([[first, second], [{"params": [second]}, {"params": [first]}]]):
+        optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
+        (first * 2 + second * 5).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        torch.save({"model": weights, "optimizer": optimizer.state_dict()}, tmp_path / f"step_{step}.pt")
+        table = dshistory.import_checkpoint(tmp_path / f"step_{step}.pt", history=tmp_path / "history")
+        left_out.append(table[0]["left_out"])
+        if step == 0:
+            found = stored(sound(tmp_path / "history"), 0)["momentum_buffer"]
+            same(found, {"first": torch.full((3,), 2.0), "second": torch.full((3,), 5.0)})
+    assert left_out == [None, "optimizer (its parameters have no names)"]
 
 
 def test_a_dcp_checkpoint_with_an_optimizer(tmp_path):

@@ -33,11 +33,15 @@ def places_of(path: Path, readers: Mapping[str, Reader], *, format: str | None) 
     chosen = readers if format is None else {format: readers[format]}
     if not path.exists():
         raise NotFoundError(f"nothing to import at {path}: it does not exist")
-    found = _place(path, chosen)
-    if found is not None:
-        return [found]
     children = sorted(path.iterdir()) if path.is_dir() else []
     inside = [place for child in children for place in [_place(child, chosen)] if place is not None]
+    # First, for a trainer leaves its last weights beside the folders of its steps.
+    steps = [place for place in inside if place.step is not None and place.path.is_dir()]
+    found = _place(path, chosen)
+    if steps:
+        inside = steps
+    elif found is not None:
+        return [found]
     if not inside:
         raise NotFoundError(
             f"nothing to import at {path}: neither it nor anything directly in it is a checkpoint of the formats "
