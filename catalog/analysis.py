@@ -4,14 +4,13 @@ extents of the part -> read in batches, verified -> the native kernel -> rows of
                     -> bytes of an earlier checkpoint that has statistics: its row, nothing read
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 import native
@@ -20,6 +19,7 @@ from catalog.errors import CorruptError, HistoryError
 from catalog.layout import DTYPES, HistoryPaths, parse_data_file
 from catalog.manifest import NOT_STATE
 from catalog.marker import read_marker
+from catalog.pieces import Buffer, Piece, batches, read_pieces
 from catalog.records import CheckpointRef, Extent
 from catalog.statistics import SCHEMA, StatisticsFile, publish_statistics, read_statistics
 
@@ -68,7 +68,7 @@ def analyze_part(
         else:
             rows.append(row)
     buffer = np.empty(BATCH_BYTES, np.uint8)
-    for batch in _batches(sorted(to_read, key=lambda extent: (extent.file, extent.offset))):
+    for batch in batches(sorted(to_read, key=lambda extent: (extent.file, extent.offset)), most_bytes=BATCH_BYTES):
         if stopped():
             return False
         rows += _computed(paths.root, batch, buffer)
@@ -118,20 +118,7 @@ class _Known:
         return {(row["kind"], row["name"], row["start"], row["numel"]): row for row in table.to_pylist()}
 
 
-def _batches(extents: Iterable[Extent]) -> Iterator[list[Extent]]:
-    batch: list[Extent] = []
-    nbytes = 0
-    for extent in extents:
-        if batch and nbytes + extent.nbytes > BATCH_BYTES:
-            yield batch
-            batch, nbytes = [], 0
-        batch.append(extent)
-        nbytes += extent.nbytes
-    if batch:
-        yield batch
-
-
-def _computed(root: Path, batch: list[Extent], buffer: npt.NDArray[np.uint8]) -> list[dict[str, Any]]:
+def _computed(root: Path, batch: list[Extent], buffer: Buffer) -> list[dict[str, Any]]:
     if len(batch) == 1 and batch[0].nbytes > BATCH_BYTES:
         return [_in_pieces(root, batch[0], buffer)]
     starts = np.concatenate([[0], np.cumsum([extent.nbytes for extent in batch])]).astype(np.int64)
@@ -147,7 +134,7 @@ def _computed(root: Path, batch: list[Extent], buffer: npt.NDArray[np.uint8]) ->
     return rows
 
 
-def _in_pieces(root: Path, extent: Extent, buffer: npt.NDArray[np.uint8]) -> dict[str, Any]:
+def _in_pieces(root: Path, extent: Extent, buffer: Buffer) -> dict[str, Any]:
     itemsize = DTYPES[extent.dtype]
     found = []
     for at in range(0, extent.nbytes, BATCH_BYTES):
@@ -157,24 +144,14 @@ def _in_pieces(root: Path, extent: Extent, buffer: npt.NDArray[np.uint8]) -> dic
     return _row(extent, found)
 
 
-def _read(root: Path, pieces: list[tuple[str, int, int]], buffer: npt.NDArray[np.uint8]) -> bytes:
-    """Pieces of files one behind the other into the buffer; their digests."""
-    files = sorted({file for file, _, _ in pieces})
-    nbytes = np.array([size for _, _, size in pieces], np.uint64)
-    starts = np.concatenate([np.zeros(1, np.uint64), np.cumsum(nbytes)[:-1]]).astype(np.uint64)
+def _read(root: Path, pieces: Sequence[Piece], buffer: Buffer) -> bytes:
     try:
-        return native.read(
-            [str(root / file) for file in files],
-            file_index=np.array([files.index(file) for file, _, _ in pieces], np.uint32),
-            offsets=np.array([offset for _, offset, _ in pieces], np.uint64),
-            addresses=starts + np.uint64(buffer.ctypes.data),
-            nbytes=nbytes,
-        )
+        return read_pieces(root, pieces, buffer)
     except OSError as error:
         raise CorruptError(f"{error.filename}: {error.strerror}: the file is damaged, truncated or missing") from error
 
 
-def _of(extent: Extent, data: npt.NDArray[np.uint8], skipped: int) -> native.Statistics:
+def _of(extent: Extent, data: Buffer, skipped: int) -> native.Statistics:
     return native.statistics(
         data,
         extent.dtype,

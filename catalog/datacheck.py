@@ -4,23 +4,18 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-import native
 from catalog.errors import FormatError
 from catalog.header import Entry, read_header
 from catalog.manifest import Manifest
+from catalog.pieces import Buffer, batches, read_pieces
 from catalog.records import Extent
 
 __all__ = ["DamagedExtent", "check_data_file", "check_extents", "check_header"]
 
 BATCH_BYTES = 64 << 20
-_BATCH_EXTENTS = 4096
-
-Buffer: TypeAlias = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +75,11 @@ def check_extents(
 
     Takes memory for the largest extent, or BATCH_BYTES. An extent that can't be read is damage, too.
     """
-    batches = list(_batches(sorted(extents, key=lambda extent: (extent.file, extent.offset))))
+    in_order = sorted(extents, key=lambda extent: (extent.file, extent.offset))
+    todo = list(batches(in_order, most_bytes=BATCH_BYTES))
     # One buffer for all: fresh memory costs a page fault every 4 KiB.
-    buffer = np.empty(max([1, *map(_total_bytes, batches)]), np.uint8)
-    for batch in batches:
+    buffer = np.empty(max([1, *map(_total_bytes, todo)]), np.uint8)
+    for batch in todo:
         yield from _compared(root, batch, buffer)
         progress(_total_bytes(batch))
 
@@ -92,22 +88,9 @@ def _total_bytes(batch: list[Extent]) -> int:
     return sum(extent.nbytes for extent in batch)
 
 
-def _batches(extents: list[Extent]) -> Iterator[list[Extent]]:
-    batch: list[Extent] = []
-    nbytes = 0
-    for extent in extents:
-        if batch and (nbytes + extent.nbytes > BATCH_BYTES or len(batch) == _BATCH_EXTENTS):
-            yield batch
-            batch, nbytes = [], 0
-        batch.append(extent)
-        nbytes += extent.nbytes
-    if batch:
-        yield batch
-
-
 def _compared(root: Path, batch: list[Extent], buffer: Buffer) -> Iterator[DamagedExtent]:
     try:
-        checksums = _read(root, batch, buffer)
+        checksums = read_pieces(root, [(extent.file, extent.offset, extent.nbytes) for extent in batch], buffer)
     except (OSError, ValueError) as error:
         if len(batch) > 1:
             for extent in batch:
@@ -121,20 +104,6 @@ def _compared(root: Path, batch: list[Extent], buffer: Buffer) -> Iterator[Damag
             place = f"bytes {extent.offset} to {extent.offset + extent.nbytes}"
             told = f"{place} have the checksum {actual.hex()}, the manifest says {extent.checksum.hex()}: damaged"
             yield DamagedExtent(extent.file, _field(extent), told)
-
-
-def _read(root: Path, batch: list[Extent], buffer: Buffer) -> bytes:
-    """The checksums of a batch, 16 bytes each."""
-    files = sorted({extent.file for extent in batch})
-    nbytes = np.array([extent.nbytes for extent in batch], np.uint64)
-    starts = np.concatenate([np.zeros(1, np.uint64), np.cumsum(nbytes)[:-1]]).astype(np.uint64)
-    return native.read(
-        [str(root / file) for file in files],
-        file_index=np.array([files.index(extent.file) for extent in batch], np.uint32),
-        offsets=np.array([extent.offset for extent in batch], np.uint64),
-        addresses=starts + np.uint64(buffer.ctypes.data),
-        nbytes=nbytes,
-    )
 
 
 def _field(extent: Extent) -> str:
