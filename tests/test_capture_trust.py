@@ -2,6 +2,8 @@
 
 import ast
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,8 +30,21 @@ def sources() -> list[Path]:
     ]
 
 
+OF_OTHERS = {
+    # Files of other programs, as data alone, unless the user allows more by name.
+    "capture/foreign_files.py": {"pickle", "load"},
+    "dshistory/importing/dcp.py": {"pickle", "load"},
+    "dshistory/importing/trusted.py": {"pickle", "load"},
+    # DeepSpeed's own dictionaries: pickles only where the user asks for them, here and where they are loaded.
+    "capture/state_tree.py": {"pickle"},
+    # Writes what DeepSpeed reads.
+    "dshistory/deepspeed_classes.py": {"pickle"},
+}
+"""What may touch pickles, and no history goes through it."""
+
+
 def test_no_source_file_can_unpickle_or_evaluate():
-    found = []
+    found: dict[str, set[str]] = {}
     for path in sources():
         for node in ast.walk(ast.parse(path.read_text())):
             match node:
@@ -43,9 +58,36 @@ def test_no_source_file_can_unpickle_or_evaluate():
                     bad = [name] if (owner, name) in FORBIDDEN_METHODS else []
                 case _:
                     bad = []
-            found += [f"{path.name}: {name}" for name in bad]
+            if bad:
+                found.setdefault(path.relative_to(_root(path)).as_posix(), set()).update(bad)
     assert sources()
-    assert found == []
+    assert found == OF_OTHERS
+
+
+def test_nothing_that_opens_a_history_reaches_those_files(history):
+    model, optimizer = make()
+    with capture.enable(model, optimizer=optimizer, every=1, history=history):
+        one_step(model, optimizer)
+    script = f"""
+import sys
+import torch, capture, dshistory
+h = dshistory.open({str(history)!r})
+h.log(), h.diff(0, 1), h.verify(), h.restore(1), h.show(1), h.trajectory(metric="norm"), h.sql("SELECT 1"), h.reindex()
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.AdamW(model.parameters())
+capture.enable(model, optimizer=optimizer, history={str(history) + "-other"!r}).close()
+capture.restore(0, history={str(history) + "-other"!r}, model=model, optimizer=optimizer)
+print(*sorted(sys.modules))
+"""
+    loaded = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout.split()
+    assert "dshistory.differences" in loaded
+    assert not {file.removesuffix(".py").replace("/", ".") for file in OF_OTHERS} & set(loaded)
+
+
+def _root(path: Path) -> Path:
+    """The folder that holds the package of a source file."""
+    package = next(p for p in (capture, catalog, dshistory, native) if Path(p.__file__).parent in path.parents)
+    return Path(package.__file__).parent.parent
 
 
 def test_a_restore_works_where_unpickling_is_impossible(history, monkeypatch):
