@@ -23,7 +23,7 @@ from catalog.pieces import Buffer, Piece, batches, read_pieces
 from catalog.records import CheckpointRef, Extent
 from catalog.statistics import SCHEMA, StatisticsFile, publish_statistics, read_statistics
 
-__all__ = ["SKETCHED_KINDS", "analyze_part", "buckets_of", "missing_parts", "sketch_key"]
+__all__ = ["BUCKETS", "SKETCHED_KINDS", "analyze_part", "buckets_of", "missing_parts", "sketch_key"]
 
 BATCH_BYTES = 32 << 20
 BUCKETS = 256

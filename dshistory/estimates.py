@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from catalog.history import History
 from catalog.records import CheckpointRef
 
-__all__ = ["estimated", "norms"]
+__all__ = ["estimated", "norm_bound", "norms"]
 
 _ROUNDING: Final = 6e-8
 """Of a sketch stored as float32, relative to the norms of the two tensors."""
@@ -40,6 +40,12 @@ def estimated(history: History, before: CheckpointRef, after: CheckpointRef) -> 
     return found
 
 
+def norm_bound(buckets: int) -> float:
+    """How far the true norm may be above an estimate, relatively, at about 95 %; infinite for very short sketches."""
+    deviation = 2.5 * math.sqrt(2 / buckets)
+    return 1 / math.sqrt(1 - deviation) - 1 if deviation < 1 else math.inf
+
+
 def norms(history: History, ref: CheckpointRef) -> Mapping[Key, Mapping[str, float]]:
     """The exact norm of each (kind, name) that has statistics, as that before and after a diff that finds it unchanged."""
     sql = "SELECT kind, name, norm FROM statistics WHERE run = $run AND step = $step"
@@ -66,7 +72,6 @@ def _numbers(sketch_before: _Sketch, norm_before: float, sketch_after: _Sketch, 
     update_norm = math.sqrt(squares)
     if update_norm <= 10 * _ROUNDING * (norm_before + norm_after):
         return None
-    deviation = 2 * math.sqrt(2 / len(sketch_before))
     lengths = math.sqrt(float(np.square(sketch_before).sum()) * float(np.square(sketch_after).sum()))
     cosine = float(sketch_before @ sketch_after) / lengths if lengths else None
     return {
@@ -77,5 +82,5 @@ def _numbers(sketch_before: _Sketch, norm_before: float, sketch_after: _Sketch, 
         "norm_after": norm_after,
         "nonfinite_before": 0,
         "nonfinite_after": 0,
-        "bound": 1 / math.sqrt(1 - deviation) - 1 if deviation < 1 else math.inf,
+        "bound": norm_bound(len(sketch_before)),
     }

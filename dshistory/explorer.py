@@ -138,8 +138,8 @@ class Explorer:
         )
 
     def distances(self, names: Patterns = "*", *, kinds: Patterns = "model", run: str | None = None) -> "DistanceTable":
-        """How far each checkpoint of a run and its parents is from each other, from sketches; .path() puts them into the
-        plane.
+        """How far each checkpoint is from each other: of a run and its parents, estimated from sketches; .path() puts them
+        into the plane.
 
         Args:
             names: patterns of tensor names, as '*.mlp.*'

@@ -1,6 +1,5 @@
 """How far every checkpoint is from every other, from their sketches, and the path they make in the plane."""
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -9,10 +8,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from catalog.analysis import BUCKETS
 from catalog.errors import NotFoundError
 from catalog.history import History
 from catalog.records import CheckpointRef
 from catalog.resolve import lineage
+from dshistory.estimates import norm_bound
 from dshistory.naming import Patterns, matching
 from dshistory.table import Table
 
@@ -148,7 +149,7 @@ def _table(refs: Sequence[CheckpointRef], squares: Matrix, *, tensors: int, miss
             "distance": np.sqrt(squares[first, second]),
         }
     )
-    note = f"estimated from the sketches of {tensors} tensors, each within about {1 / math.sqrt(1 - 2 * math.sqrt(2 / 256)) - 1:.0%}"
+    note = f"estimated from the sketches of {tensors} tensors, each within about {norm_bound(BUCKETS):.0%}"
     if missing:
         note += f"; {missing} checkpoints have no statistics: `analyze` computes them"
     table = DistanceTable(rows, note=note)
