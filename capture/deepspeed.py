@@ -15,7 +15,8 @@ from deepspeed.utils import groups
 
 from capture.items import StateProvider
 from capture.loop import LoopEvents
-from capture.providers import Buffers, ExtraState, ModuleParameters, Stateful, TorchOptimizer, unwrapped
+from capture.providers import Buffers, ExtraState, ModuleParameters, Stateful, TorchOptimizer
+from capture.unwrap import unwrapped
 from capture.zero import ZeroState
 from capture.zero_engine import EngineState
 from capture.zero_groups import class_name

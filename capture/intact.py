@@ -26,13 +26,13 @@ class Witness:
 
     def __init__(self, items: Sequence[TensorItem], *, hashed: Sequence[Part] = ()) -> None:
         self._items = items
-        self._marks = [_mark(item.tensor) for item in items]
+        self._marks = [_mark(item) for item in items]
         self._hashed = hashed
         self._digests = [_digest(part) for part in hashed]
 
     def moved(self) -> list[str]:
         """The tensors that were written to, or freed, since."""
-        now = [_mark(item.tensor) for item in self._items]
+        now = [_mark(item) for item in self._items]
         if now != self._marks:
             triples = zip(self._items, self._marks, now, strict=True)
             return [_label(item) for item, before, mark in triples if mark != before]
@@ -40,9 +40,14 @@ class Witness:
         return [_label(part.item) for part, digest in pairs if _digest(part) != digest]
 
 
-def _mark(tensor: torch.Tensor) -> tuple[int, int]:
-    # Tensors made in inference mode have no version; freed memory has another address.
-    return tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version
+def _mark(item: TensorItem) -> tuple[int, int, int]:
+    # Freed memory has another address. A write through a DTensor is counted there, one to its local memory is not.
+    return item.tensor.data_ptr(), _version(item.tensor), -1 if item.through is None else _version(item.through)
+
+
+def _version(tensor: torch.Tensor) -> int:
+    # Tensors made in inference mode have none.
+    return -1 if tensor.is_inference() else tensor._version
 
 
 def _digest(part: Part) -> bytes:

@@ -18,7 +18,8 @@ class TensorItem:
     `tensor` is dense memory (contiguous in some order of its own dimensions, flattened as stored) whose numel elements
     are `[start, start + numel)` of the logical tensor `name` of global `shape`. `when` says how long it may be read:
     "lazy" until the next barrier, "eager" only at the step itself (buffers, 0-dim state). `placement` "replicated"
-    items are offered whole by every rank; the plan gives each rank its share.
+    items are offered whole by every rank; the plan gives each rank its share. `through` is another tensor by which the
+    same memory is written, such as the DTensor around it.
     """
 
     name: str
@@ -29,6 +30,7 @@ class TensorItem:
     placement: Placement = "replicated"
     when: Literal["lazy", "eager"] = "lazy"
     aliases: tuple[str, ...] = ()
+    through: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -274,6 +274,9 @@ def _shares(items: Sequence[TensorItem], rank: int, world_size: int, sources: Or
             at += numel * itemsize
             if begin >= end and not (numel == 0 and rank == 0):
                 continue
+        elif item.placement == "partitioned" and not numel:
+            # A rank that holds nothing of a tensor has nothing to say of it.
+            continue
         address, live, device = sources.place(item, begin, end)
         dtype = dtype_name(item.tensor.dtype, what=f"{item.kind} {item.name!r}")
         yield Part(item, item.start + begin, end - begin, address, itemsize, dtype, live, device)

@@ -13,7 +13,7 @@ from capture.items import Available, StateProvider, TensorItem
 from capture.loops import loop_for
 from capture.objects import decode_object
 from capture.places import history_path
-from capture.providers import DataloaderPosition, RandomState
+from capture.providers import DataloaderPosition, ModuleParameters, RandomState
 from capture.ranks import Ranks
 from capture.reading import read_extents, read_into
 from capture.registry import note_origin, sessions_of
@@ -205,9 +205,13 @@ def _objects(root: Path, chosen: Chosen) -> Mapping[str, Any]:
 
 def _check_all_wanted(ref: CheckpointRef, chosen: Chosen, providers: Sequence[StateProvider]) -> None:
     """MismatchError when the checkpoint has parameters that nobody here takes: it is of another model."""
-    items = [item for provider in providers for item in provider.tensors() if item.kind == "model"]
-    if not items or any(item.placement != "replicated" for item in items):
+    items, partial = [], False
+    for provider in providers:
+        found = [item for item in provider.tensors() if item.kind == "model"]
+        items += found
         # A ZeRO-3 rank lists only the parameters that it holds a part of.
+        partial |= any(item.placement != "replicated" for item in found) and not isinstance(provider, ModuleParameters)
+    if not items or partial:
         return
     here = {name for item in items for name in (item.name, *item.aliases)}
     stored = {name for kind, name in chosen.by_key if kind == "model"}

@@ -26,8 +26,8 @@ from capture.providers import (
     ModuleParameters,
     Stateful,
     TorchOptimizer,
-    unwrapped,
 )
+from capture.unwrap import unwrapped, unwrapped_optimizer, unwrapped_scheduler
 from catalog.errors import SetupError, UnsupportedError
 
 __all__ = ["Optimizers", "TorchLoop"]
@@ -52,7 +52,7 @@ class TorchLoop:
     def __init__(self, module: torch.nn.Module, *, optimizer: Optimizers, scheduler: Any, scaler: Any) -> None:
         self._module = module
         self._optimizers = _optimizers(optimizer)
-        self._scheduler = scheduler
+        self._scheduler = unwrapped_scheduler(scheduler)
         self._scaler = scaler
 
     def step(self) -> int:
@@ -179,8 +179,7 @@ def _optimizers(given: Any) -> tuple[torch.optim.Optimizer, ...]:
     several = () if given is None else given if isinstance(given, (list, tuple)) else (given,)
     found = []
     for optimizer in several:
-        while isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
-            optimizer = optimizer.optimizer
+        optimizer = unwrapped_optimizer(optimizer)
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise UnsupportedError(f"optimizer: expected a torch.optim.Optimizer, got a {_qualified(optimizer)}")
         found.append(optimizer)

@@ -71,14 +71,26 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
             process.wait()
 
 
+def _join(module: str) -> None:
+    """The process group, made by DeepSpeed for the modules named after it and by torch for the others."""
+    if module.startswith("deepspeed"):
+        import deepspeed
+        from deepspeed.utils import logger
+
+        logger.setLevel(logging.ERROR)
+        deepspeed.init_distributed("gloo", verbose=False, timeout=timedelta(seconds=60))
+    else:
+        import torch
+
+        torch.set_num_threads(1)
+        torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=60))
+
+
 def main(module: str, folder: Path) -> None:
-    import deepspeed
     import pytest
     import torch
-    from deepspeed.utils import logger
 
-    logger.setLevel(logging.ERROR)
-    deepspeed.init_distributed("gloo", verbose=False, timeout=timedelta(seconds=60))
+    _join(module)
     sys.path.insert(0, str(HERE.parent))
     cases = importlib.import_module(module)
     rank = int(os.environ["RANK"])

@@ -7,7 +7,6 @@ from capture.providers.optimizer import TorchOptimizer
 from capture.providers.parameters import ModuleParameters
 from capture.providers.rng import RandomState
 from capture.providers.stateful import DataloaderPosition, Stateful
-from capture.providers.tree import unwrapped
 
 __all__ = [
     "Buffers",
@@ -18,5 +17,4 @@ __all__ = [
     "RandomState",
     "Stateful",
     "TorchOptimizer",
-    "unwrapped",
 ]

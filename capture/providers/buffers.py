@@ -7,6 +7,8 @@ import torch
 
 from capture.items import Available, TensorItem
 from capture.providers.tree import ModuleTree, tensor_marks
+from capture.sharded import local_part, local_tensor
+from capture.unwrap import logical_name
 from catalog.records import Placement
 
 __all__ = ["Buffers"]
@@ -28,7 +30,7 @@ class Buffers:
     def live(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every buffer as it is now, under the name that `tensors` gives it."""
         for name, buffer, _ in self._tree:
-            yield name, buffer
+            yield name, local_tensor(buffer)
 
     def layout(self) -> Hashable:
         return self._tree.shape(), tensor_marks([buffer for _, buffer, _ in self._tree])
@@ -40,7 +42,9 @@ class Buffers:
             shape = tuple(buffer.shape)
             if restoring and name in transient and restoring.tensors.get(("buffer", name), ((-1,), ""))[0] != shape:
                 continue
-            items.append(TensorItem(name, "buffer", shape, buffer.detach(), 0, "rank_local", "eager", aliases))
+            part = local_part(buffer, what=f"buffer {name!r}")
+            placement: Placement = "rank_local" if part.placement == "replicated" else part.placement
+            items.append(TensorItem(name, "buffer", shape, part.tensor, part.start, placement, "eager", aliases))
         return items
 
     def objects(self) -> Mapping[str, tuple[Any, Placement]]:
@@ -55,7 +59,7 @@ class Buffers:
 
     def _non_persistent(self) -> set[str]:
         return {
-            f"{prefix}.{name}" if prefix else name
+            logical_name(f"{prefix}.{name}" if prefix else name)
             for prefix, module in self._tree.module.named_modules()
             for name in module._non_persistent_buffers_set
         }

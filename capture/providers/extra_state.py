@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from capture.items import Available, TensorItem
-from capture.providers.tree import unwrapped
+from capture.unwrap import logical_name, unwrapped
 from catalog.records import Placement
 
 __all__ = ["ExtraState"]
@@ -39,7 +39,7 @@ class ExtraState:
     def _speakers(self) -> dict[str, torch.nn.Module]:
         silent = torch.nn.Module.get_extra_state
         return {
-            name.replace("_orig_mod.", ""): module
+            logical_name(name): module
             for name, module in self._module.named_modules()
             if type(module).get_extra_state is not silent
         }

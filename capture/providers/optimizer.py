@@ -7,7 +7,7 @@ by name, the state that is no tensor; `globals`, the state that belongs to no pa
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -15,6 +15,7 @@ from capture.dtypes import torch_dtype
 from capture.items import Available, TensorItem
 from capture.optimizer_rule import require_same_rule
 from capture.providers.tree import ModuleTree, tensor_marks
+from capture.sharded import local_part
 from catalog.errors import MismatchError, UnsupportedError
 from catalog.records import Placement
 
@@ -40,9 +41,7 @@ class TorchOptimizer:
 
     def tensors(self) -> Sequence[TensorItem]:
         return [
-            TensorItem(
-                name, _kind(key, name), tuple(value.shape), value.detach(), when="lazy" if value.dim() else "eager"
-            )
+            _item(name, key, value)
             for name, parameter in self._named()
             for key, value in self._state(parameter).items()
             if isinstance(value, torch.Tensor) and key not in self._shared
@@ -183,6 +182,14 @@ class TorchOptimizer:
             f"optimizer param group {index}: only in this optimizer {only_here or 'nothing'}, only in the checkpoint "
             f"{only_there or 'nothing'}; build it with the same parameters in the same order: nothing was changed"
         )
+
+
+def _item(name: str, key: str, value: torch.Tensor) -> TensorItem:
+    part = local_part(value, what=f"optimizer state {key!r} of {name!r}")
+    when: Literal["lazy", "eager"] = "lazy" if value.dim() else "eager"
+    return TensorItem(
+        name, _kind(key, name), part.shape, part.tensor, part.start, part.placement, when, (), part.through
+    )
 
 
 def _kind(key: str, name: str) -> str:

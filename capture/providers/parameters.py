@@ -8,6 +8,7 @@ from torch.nn.parameter import is_lazy
 
 from capture.items import Available, TensorItem
 from capture.providers.tree import ModuleTree, tensor_marks
+from capture.sharded import drop_gathered, local_part, local_tensor, refuse_flat_parameters
 from catalog.errors import UnsupportedError
 from catalog.records import Placement
 
@@ -23,19 +24,26 @@ class ModuleParameters:
         self._tree = ModuleTree(module, of="parameters")
 
     def tensors(self) -> Sequence[TensorItem]:
+        refuse_flat_parameters(self._tree.module)
         items = []
         renormed = self._renormed()
         for name, parameter, aliases in self._tree:
             if is_lazy(parameter):
                 raise UnsupportedError(f"parameter {name!r} has no shape yet: run a forward before it is captured")
-            value = parameter.detach()
-            if type(parameter.data) is not torch.Tensor or value.layout is not torch.strided or value.is_meta:
+            value = local_tensor(parameter).detach()
+            if (
+                type(local_tensor(parameter).data) is not torch.Tensor
+                or value.layout is not torch.strided
+                or value.is_meta
+            ):
                 raise UnsupportedError(
                     f"parameter {name!r} is a {type(parameter.data).__qualname__} of layout {value.layout} on {value.device}: "
-                    "only dense local tensors can be captured, not DTensor, sparse or meta ones"
+                    "only dense tensors can be captured, not sparse or meta ones"
                 )
+            part = local_part(parameter, what=f"parameter {name!r}")
             when: Literal["lazy", "eager"] = "eager" if id(parameter) in renormed else "lazy"
-            items.append(TensorItem(name, "model", tuple(value.shape), value, when=when, aliases=aliases))
+            place = part.start, part.placement
+            items.append(TensorItem(name, "model", part.shape, part.tensor, *place, when, aliases, part.through))
         return items
 
     def _renormed(self) -> set[int]:
@@ -54,6 +62,7 @@ class ModuleParameters:
         """Nothing to make: parameters exist as soon as the module does."""
 
     def finish(self, available: Available) -> None:
-        """Partial gradients are dropped: they belong to the weights that were there before."""
+        """Partial gradients and gathered weights are dropped: they belong to the weights that were there before."""
         for parameter in self._tree.module.parameters():
             parameter.grad = None
+        drop_gathered(self._tree.module)

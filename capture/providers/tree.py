@@ -6,9 +6,10 @@ from typing import Literal
 
 import torch
 
-__all__ = ["ModuleTree", "tensor_marks", "unwrapped"]
+from capture.sharded import local_tensors, sharded_of
+from capture.unwrap import logical_name, unwrapped
 
-_WRAPPERS = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
+__all__ = ["ModuleTree", "tensor_marks"]
 
 Named = tuple[str, torch.Tensor, tuple[str, ...]]
 
@@ -53,8 +54,10 @@ class ModuleTree:
         names: dict[int, list[str]] = {}
         tensors: dict[int, torch.Tensor] = {}
         named = self.module.named_parameters if self._of == "parameters" else self.module.named_buffers
-        for name, tensor in named(remove_duplicate=False):
-            names.setdefault(id(tensor), []).append(name.replace("_orig_mod.", ""))
+        sharded = sharded_of(self.module) if self._of == "parameters" else {}
+        for name, hanging in named(remove_duplicate=False):
+            tensor = sharded.get(id(hanging), hanging)
+            names.setdefault(id(tensor), []).append(logical_name(name))
             tensors[id(tensor)] = tensor
         for key, (first, *others) in names.items():
             yield first, tensors[key], tuple(others)
@@ -62,19 +65,11 @@ class ModuleTree:
 
 def tensor_marks(tensors: list[torch.Tensor]) -> Hashable:
     """Equal as long as the same tensor objects lie at the same places in the same form."""
+    local = local_tensors(tensors)
     return (
         tuple(map(id, tensors)),
-        tuple([tensor.data_ptr() for tensor in tensors]),
-        tuple([tensor.shape for tensor in tensors]),
-        tuple([tensor.stride() for tensor in tensors]),
-        tuple([tensor.dtype for tensor in tensors]),
+        tuple([tensor.data_ptr() for tensor in local]),
+        tuple([tensor.shape for tensor in local]),
+        tuple([tensor.stride() for tensor in local]),
+        tuple([tensor.dtype for tensor in local]),
     )
-
-
-def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
-    """The module inside DistributedDataParallel, DataParallel and torch.compile, whose names are the logical ones."""
-    while True:
-        inner = module.module if isinstance(module, _WRAPPERS) else getattr(module, "_orig_mod", None)
-        if not isinstance(inner, torch.nn.Module):
-            return module
-        module = inner

@@ -1,0 +1,148 @@
+"""DTensors and FSDP2: which range of a logical tensor lies in this rank's memory, and which tensor is the lasting one.
+
+FSDP2 hangs the gathered weights into the module from a forward until it reshards, and frees them afterwards. What lasts,
+and what the optimizer updates in place, is the local shard. Nothing here imports torch's DTensor or FSDP before the training
+has.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from catalog.errors import UnsupportedError
+from catalog.records import Placement
+
+__all__ = [
+    "LocalPart",
+    "drop_gathered",
+    "local_part",
+    "local_tensor",
+    "local_tensors",
+    "refuse_flat_parameters",
+    "sharded_of",
+]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LocalPart:
+    """Elements `[start, start + tensor.numel())` of a logical tensor of `shape`, as they lie in this rank's memory; `through`
+    is the DTensor that they are written by.
+    """
+
+    shape: tuple[int, ...]
+    tensor: torch.Tensor
+    start: int
+    placement: Placement
+    through: torch.Tensor | None = None
+
+
+def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a DTensor on this rank; any other tensor is its own."""
+    return tensor._local_tensor if _is_dtensor(tensor) else tensor  # type: ignore[attr-defined,no-any-return]
+
+
+def local_tensors(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The same for many; costs nothing in a training without DTensors."""
+    return tensors if "torch.distributed.tensor" not in sys.modules else list(map(local_tensor, tensors))
+
+
+def local_part(tensor: torch.Tensor, *, what: str) -> LocalPart:
+    """What this rank holds of `tensor`, detached. UnsupportedError, with `what` as its name, unless that is one range
+    of the flattened logical tensor and all ranks hold equally much, or each its own.
+    """
+    shape = tuple(tensor.shape)
+    local = local_tensor(tensor).detach()
+    if not _is_dtensor(tensor):
+        return LocalPart(shape, local, 0, "replicated")
+    return LocalPart(shape, local, *_range(tensor, shape, what=what), through=tensor)
+
+
+def sharded_of(module: torch.nn.Module) -> dict[int, torch.Tensor]:
+    """By the id of what hangs in the modules below `module` at the moment: the sharded parameter it is gathered from."""
+    found = {}
+    for state in _states(module):
+        for held in _held(state):
+            info = held._module_info
+            found[id(getattr(info.module, info.param_name))] = held.sharded_param
+    return found
+
+
+def drop_gathered(module: torch.nn.Module) -> None:
+    """Free gathered weights, so that the next forward gathers what the shards hold by then, and partial gradients."""
+    for state in _states(module):
+        for group in state._fsdp_param_groups:
+            group.reshard()
+        for held in _held(state):
+            held.unsharded_accumulated_grad = None
+            held.sharded_param.grad = None
+
+
+def refuse_flat_parameters(module: torch.nn.Module) -> None:
+    """UnsupportedError for the first generation of FSDP, whose parameters have no tensors of their own."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    for name, part in module.named_modules():
+        if fsdp is not None and isinstance(part, fsdp.FullyShardedDataParallel):
+            raise UnsupportedError(
+                f"module {name or type(part).__name__!r} is wrapped in FullyShardedDataParallel, which flattens its parameters: "
+                "use torch.distributed.fsdp.fully_shard"
+            )
+
+
+def _is_dtensor(tensor: torch.Tensor) -> bool:
+    dtensor = sys.modules.get("torch.distributed.tensor")
+    return dtensor is not None and isinstance(tensor, dtensor.DTensor)
+
+
+def _range(tensor: Any, shape: tuple[int, ...], *, what: str) -> tuple[int, Placement]:
+    """Where the local part of a DTensor begins, and whether the other ranks have the same or another."""
+    if not prod(shape):
+        return 0, "replicated"
+    mesh, placements = tensor.device_mesh, tensor.placements
+    if mesh.size() != dist.get_world_size() or mesh.get_coordinate() is None:
+        raise UnsupportedError(
+            f"{what} is a DTensor on a mesh of {mesh.size()} of {dist.get_world_size()} ranks: capture needs a mesh of all ranks"
+        )
+    wide = [placement for size, placement in zip(mesh.shape, placements, strict=True) if size > 1]
+    if any(type(placement).__name__ not in ("Shard", "Replicate") for placement in wide):
+        raise UnsupportedError(f"{what} is a DTensor placed as {placements}: only Shard and Replicate can be captured")
+    if wide and all(placement.is_replicate() for placement in wide):
+        return 0, "replicated"
+    if any(placement.is_replicate() for placement in wide):
+        raise UnsupportedError(
+            f"{what} is a DTensor placed as {placements}, shards with replicas (HSDP): use a mesh of one dimension"
+        )
+    return _start(shape, tensor, what=what), "partitioned"
+
+
+def _start(shape: Sequence[int], tensor: Any, *, what: str) -> int:
+    """The first element of this rank's block, which is one range when it is of length 1 in all dimensions before the last
+    one that is cut.
+    """
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    mine, at = compute_local_shape_and_global_offset(shape, tensor.device_mesh, tensor.placements)
+    cut = max((i for i, size in enumerate(mine) if size != shape[i]), default=0)
+    if prod(mine) and any(size != 1 for size in mine[:cut]):
+        raise UnsupportedError(
+            f"{what} of shape {tuple(shape)} is a DTensor placed as {tensor.placements}: a rank's block is no single range of it; "
+            "shard dimension 0"
+        )
+    return sum(first * prod(shape[i + 1 :]) for i, first in enumerate(at)) if prod(mine) else prod(shape)
+
+
+def _states(module: torch.nn.Module) -> Iterator[Any]:
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is not None:
+        for part in module.modules():
+            if isinstance(part, fsdp.FSDPModule):
+                yield part._get_fsdp_state()
+
+
+def _held(state: Any) -> Iterator[Any]:
+    for group in state._fsdp_param_groups:
+        yield from group.fsdp_params
