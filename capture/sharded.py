@@ -6,7 +6,7 @@ has.
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -43,7 +43,7 @@ class LocalPart:
 
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """The memory of a DTensor on this rank; any other tensor is its own."""
-    return tensor._local_tensor if _is_dtensor(tensor) else tensor  # type: ignore[attr-defined,no-any-return]
+    return tensor._local_tensor if _is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def local_tensors(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -119,7 +119,7 @@ def _range(tensor: Any, shape: tuple[int, ...], *, what: str) -> tuple[int, Plac
     return _start(shape, tensor, what=what), "partitioned"
 
 
-def _start(shape: Sequence[int], tensor: Any, *, what: str) -> int:
+def _start(shape: tuple[int, ...], tensor: Any, *, what: str) -> int:
     """The first element of this rank's block, which is one range when it is of length 1 in all dimensions before the last
     one that is cut.
     """
