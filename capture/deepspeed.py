@@ -1,5 +1,6 @@
 """A DeepSpeed engine as a training loop."""
 
+import gc
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -24,7 +25,7 @@ from capture.zero_hooks import attach
 from capture.zero_topology import Topology
 from catalog.errors import UnsupportedError
 
-__all__ = ["DeepSpeedLoop"]
+__all__ = ["DeepSpeedLoop", "engine_of"]
 
 _KNOWN_WRAPPERS = (
     "DeepSpeedZeroOptimizer",
@@ -80,11 +81,23 @@ class DeepSpeedLoop:
             "data_parallel_size": engine.dp_world_size,
             "gradient_accumulation_steps": engine.gradient_accumulation_steps(),
             "train_batch_size": engine.train_batch_size(),
-            "config": json.loads(json.dumps(engine._config._param_dict, default=str)),
+            "config": json.loads(json.dumps(engine._config._param_dict, default=str), parse_constant=str),
         }
 
     def attach(self, events: LoopEvents) -> Callable[[], None]:
         return attach(self._engine, events)
+
+
+def engine_of(optimizer: Any) -> Any:
+    """The engine whose optimizer is inside Accelerate's wrapper; None for an optimizer that is not wrapped for an engine.
+
+    Nothing that the Trainer tells a callback refers to the engine, so it is looked for among all objects.
+    """
+    inner = getattr(optimizer, "optimizer", None)
+    if inner is None:
+        return None
+    engines = (held for held in gc.get_objects() if issubclass(type(held), deepspeed.DeepSpeedEngine))
+    return next((engine for engine in engines if engine.optimizer is inner), None)
 
 
 def _refuse_unsupported(engine: Any) -> None:

@@ -1,6 +1,7 @@
 """Which kind of loop a target is. DeepSpeed is only looked at when the training itself has imported it."""
 
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from capture.loop import Loop
 from capture.torch_loop import Optimizers, TorchLoop
 from catalog.errors import SetupError
 
-__all__ = ["loop_for"]
+__all__ = ["loop_for", "trainer_target"]
 
 
 def loop_for(target: Any, *, optimizer: Optimizers = None, scheduler: Any = None, scaler: Any = None) -> Loop:
@@ -28,3 +29,16 @@ def loop_for(target: Any, *, optimizer: Optimizers = None, scheduler: Any = None
     if isinstance(target, torch.nn.Module):
         return TorchLoop(target, optimizer=optimizer, scheduler=scheduler, scaler=scaler)
     raise SetupError(f"expected a DeepSpeed engine or a torch.nn.Module, got {type(target).__qualname__}")
+
+
+def trainer_target(model: torch.nn.Module, *, optimizer: Any, scheduler: Any) -> tuple[Any, Mapping[str, Any]]:
+    """What `capture.enable` takes for a loop that tells its callbacks of a bare model and of Accelerate's wrappers: the
+    target, and the arguments besides it.
+    """
+    if "deepspeed" in sys.modules:
+        from capture.deepspeed import engine_of
+
+        engine = engine_of(optimizer)
+        if engine is not None:
+            return engine, {}
+    return model, {"optimizer": optimizer, "scheduler": scheduler}

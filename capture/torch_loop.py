@@ -27,10 +27,10 @@ from capture.providers import (
     Stateful,
     TorchOptimizer,
 )
-from capture.unwrap import unwrapped, unwrapped_optimizer, unwrapped_scheduler
+from capture.unwrap import scaler_of, unwrapped, unwrapped_optimizer, unwrapped_scheduler
 from catalog.errors import SetupError, UnsupportedError
 
-__all__ = ["Optimizers", "TorchLoop"]
+__all__ = ["Optimizers", "TorchLoop", "count_from"]
 
 _steps: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
 """Steps of each optimizer: they outlive a session, so that a restore before `enable` sets them too."""
@@ -53,7 +53,7 @@ class TorchLoop:
         self._module = module
         self._optimizers = _optimizers(optimizer)
         self._scheduler = unwrapped_scheduler(scheduler)
-        self._scaler = scaler
+        self._scaler = scaler if scaler is not None else scaler_of(optimizer)
 
     def step(self) -> int:
         return _steps.get(self._optimizers[-1], 0) if self._optimizers else 0
@@ -172,6 +172,11 @@ class TorchLoop:
         if self._optimizers:
             _steps[self._optimizers[-1]] = int(counters["global_steps"])
             _by_epochs[self._optimizers[-1]] = bool(counters.get("scheduler_by_epochs", False))
+
+
+def count_from(optimizer: Any, step: int) -> None:
+    """Number the steps of `optimizer` on from `step`, as the loop around it does."""
+    _steps[unwrapped_optimizer(optimizer)] = step
 
 
 def _optimizers(given: Any) -> tuple[torch.optim.Optimizer, ...]:

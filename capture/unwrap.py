@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["logical_name", "unwrapped", "unwrapped_optimizer", "unwrapped_scheduler"]
+__all__ = ["logical_name", "scaler_of", "unwrapped", "unwrapped_loader", "unwrapped_optimizer", "unwrapped_scheduler"]
 
 _WRAPPERS = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
 
@@ -33,8 +33,21 @@ def unwrapped_optimizer(optimizer: Any) -> Any:
     return optimizer
 
 
+def scaler_of(optimizer: Any) -> Any:
+    """The gradient scaler that Accelerate's wrapper of an optimizer calls; None without one."""
+    return getattr(optimizer, "scaler", None) if unwrapped_optimizer(optimizer) is not optimizer else None
+
+
 def unwrapped_scheduler(scheduler: Any) -> Any:
     """The scheduler inside Accelerate's wrapper, which has no state of its own. Other wrappers may have: they stay."""
-    while type(scheduler).__module__.partition(".")[0] == "accelerate" and hasattr(scheduler, "scheduler"):
-        scheduler = scheduler.scheduler
-    return scheduler
+    return scheduler.scheduler if _is_of_accelerate(scheduler) and hasattr(scheduler, "scheduler") else scheduler
+
+
+def unwrapped_loader(dataloader: Any) -> Any:
+    """The data loader inside Accelerate's wrapper, which reads a batch ahead and accounts for that in its own state."""
+    return dataloader.base_dataloader if _is_of_accelerate(dataloader) else dataloader
+
+
+def _is_of_accelerate(wrapper: Any) -> bool:
+    # Its loaders claim the class of the loader inside.
+    return type(wrapper).__module__.partition(".")[0] == "accelerate"

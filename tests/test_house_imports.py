@@ -5,7 +5,19 @@ import json
 import pytest
 from house_helpers import run_python
 
-HEAVY = ("torch", "duckdb", "deepspeed", "pandas", "plotly", "ipywidgets", "IPython", "tqdm", "pyarrow.parquet")
+HEAVY = (
+    "torch",
+    "duckdb",
+    "deepspeed",
+    "transformers",
+    "accelerate",
+    "pandas",
+    "plotly",
+    "ipywidgets",
+    "IPython",
+    "tqdm",
+    "pyarrow.parquet",
+)
 
 
 def heavy_after(statement, cwd):

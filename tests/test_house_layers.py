@@ -7,6 +7,7 @@ ONE_PLACE = {
     "deepspeed": {"capture/deepspeed.py", "capture/zero_checkpoint.py", "capture/zero_classes.py"},
     "duckdb": {"catalog/db.py"},
     "plotly": {"dshistory/plot.py"},
+    "transformers": {"capture/huggingface.py"},
 }
 
 

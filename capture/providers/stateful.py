@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from capture.items import Available, TensorItem
+from capture.unwrap import unwrapped_loader
 from catalog.errors import MismatchError, UnsupportedError
 from catalog.records import Placement
 
@@ -58,16 +59,18 @@ class DataloaderPosition(Stateful):
     """
 
     def __init__(self, dataloader: Any) -> None:
-        if not (hasattr(dataloader, "state_dict") and hasattr(dataloader, "load_state_dict")):
+        self._inner = unwrapped_loader(dataloader)
+        if not (hasattr(self._inner, "state_dict") and hasattr(self._inner, "load_state_dict")):
             raise UnsupportedError(
                 f"dataloader: {type(dataloader).__qualname__} can't tell its position (no state_dict); use "
-                "torchdata.stateful_dataloader.StatefulDataLoader, or leave dataloader= out and restore the position yourself"
+                "torchdata.stateful_dataloader.StatefulDataLoader (with Accelerate: DataLoaderConfiguration(use_stateful_dataloader="
+                "True)), or leave dataloader= out and restore the position yourself"
             )
         super().__init__("dataloader", dataloader, placement="rank_local")
 
     def finish(self, available: Available) -> None:
         super().finish(available)
-        if self.name in available.objects and hasattr(self._target, "_initial_iter_for_state_dict"):
+        if self.name in available.objects and hasattr(self._inner, "_initial_iter_for_state_dict"):
             # Makes the iterator now, which draws a seed: a later `iter(dataloader)` takes this one, and the RNG,
             # restored after us, is not touched again.
-            self._target.state_dict()
+            self._inner.state_dict()

@@ -1,0 +1,97 @@
+"""Hugging Face's Trainer: a callback that captures what it trains. The only module that imports transformers."""
+
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from capture.enable import enable
+from capture.loops import trainer_target
+from capture.registry import sessions_of
+from capture.session import Session
+from capture.torch_loop import count_from
+from capture.unwrap import unwrapped, unwrapped_optimizer
+from catalog.errors import SetupError
+
+__all__ = ["HistoryCallback"]
+
+_OF_THE_TRAINER = ("target", "optimizer", "scheduler", "scaler")
+
+
+class HistoryCallback(TrainerCallback):  # type: ignore[misc]
+    """`Trainer(..., callbacks=[HistoryCallback(every=50, history="history")])` captures every `every`-th update.
+
+    Guarantees what `capture.enable` does; steps have the numbers of `trainer.state.global_step`. A step's `loss` is that of
+    its own batches; what the Trainer logs is recorded too, its mean loss as `trainer_loss`. The session ends with the
+    training. After an exception, of which the Trainer tells its callbacks nothing, it ends with the process or when a
+    training of the same model begins.
+
+    options: further arguments of `capture.enable`, but for those that the Trainer has itself. `resume` is refused: the
+    Trainer has chosen its first batch before any callback runs.
+    """
+
+    def __init__(self, *, every: int = 50, history: Path | str | None = None, **options: Any) -> None:
+        if "resume" in options:
+            raise SetupError(
+                "HistoryCallback can't resume: the Trainer chooses the batch it begins with before a callback runs; give "
+                "trainer.train(resume_from_checkpoint=...) a checkpoint of the Trainer's own, or capture.restore(step, model=model) "
+                "weights to begin with"
+            )
+        for name in _OF_THE_TRAINER:
+            if name in options:
+                raise SetupError(f"HistoryCallback takes the {name} from the Trainer: leave {name}= out")
+        self._options = {**options, "every": every, "history": history}
+        self._session: Session | None = None
+
+    @property
+    def session(self) -> Session:
+        """The session of the training that runs, or of the last one. SetupError before the first."""
+        if self._session is None:
+            raise SetupError("HistoryCallback has no session yet: it begins with trainer.train()")
+        return self._session
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        *,
+        model: Any,
+        optimizer: Any,
+        lr_scheduler: Any,
+        **others: Any,
+    ) -> None:
+        """Begin the session. Raises what `capture.enable` raises, before the first batch."""
+        target, of_torch = trainer_target(model, optimizer=optimizer, scheduler=lr_scheduler)
+        if of_torch:
+            # A session that an exception has left open counts the steps of the same optimizer.
+            for previous in sessions_of([unwrapped(model), unwrapped_optimizer(optimizer)]):
+                previous.close()
+            count_from(optimizer, state.global_step)
+        self._session = enable(target, **of_torch, **self._options)
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any) -> None:
+        """Capture the last step before the Trainer loads the best weights of all."""
+        if control.should_training_stop:
+            self.session.snapshot()
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        *,
+        logs: dict[str, Any],
+        **others: Any,
+    ) -> None:
+        """Record the numbers among `logs`."""
+        numbers = {name: value for name, value in logs.items() if isinstance(value, (int, float))}
+        if "loss" in numbers:
+            numbers["trainer_loss"] = numbers.pop("loss")
+        self.session.log(**numbers)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
+    ) -> None:
+        """End the session. Raises what `Session.close` raises."""
+        self.session.close()
