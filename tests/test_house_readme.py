@@ -34,6 +34,10 @@ engine, _, _, _ = deepspeed.initialize(model=model, model_parameters=model.param
 model = GPT(config)
 optimizer = torch.optim.AdamW(model.parameters())
 scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+gpt2 = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=16, n_positions=8, vocab_size=29))
+dataset = [{{"input_ids": torch.arange(8), "labels": torch.arange(8)}}] * 20
+arguments = TrainingArguments("trainer-out", max_steps=10, per_device_train_batch_size=2, use_cpu=True, save_strategy="no", report_to=[])
 """
 
 
@@ -58,6 +62,7 @@ def test_the_python_blocks_leave_the_histories_they_speak_of(followed):
 
     assert {10, 20} <= set(dshistory.Explorer.open(followed / "history").log()["step"].to_pylist())
     assert {5, 10, 15, 20} <= set(dshistory.Explorer.open(followed / "plain").log()["step"].to_pylist())
+    assert {0, 5, 10} <= set(dshistory.Explorer.open(followed / "trainer").log()["step"].to_pylist())
 
 
 @pytest.mark.parametrize(
