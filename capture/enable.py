@@ -63,8 +63,8 @@ def enable(
     and that the training waits only for what is not yet safe when the next update begins. All ranks must call it; a
     refusal on one is raised on all.
 
-    target: a DeepSpeed engine, or a torch module together with `optimizer` (and `scheduler`, `scaler`). Several
-       optimizers are given in the order in which the loop calls them; the last one ends a step.
+    target: a DeepSpeed engine, or a torch module together with `optimizer` (and `scheduler`, `scaler`): bare, compiled, in
+       DistributedDataParallel, sharded by `fully_shard`, or as Accelerate has prepared it all. Several optimizers are given in the order in which the loop calls them; the last one ends a step.
     history: the folder; default `$DSHISTORY`, else `./history`. Every rank must see the same.
     dataloader: anything with state_dict() and load_state_dict(), to resume at the very next batch.
     providers: further State Providers, such as `capture.Stateful("ema", ema)`.

@@ -1,5 +1,7 @@
 """Hugging Face's Trainer: a callback that captures what it trains. The only module that imports transformers."""
 
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from capture.registry import sessions_of
 from capture.session import Session
 from capture.torch_loop import count_from
 from capture.unwrap import unwrapped, unwrapped_optimizer
-from catalog.errors import SetupError
+from catalog.errors import HistoryError, SetupError
 
 __all__ = ["HistoryCallback"]
 
@@ -23,7 +25,7 @@ class HistoryCallback(TrainerCallback):  # type: ignore[misc]
 
     Guarantees what `capture.enable` does; steps have the numbers of `trainer.state.global_step`. A step's `loss` is that of
     its own batches; what the Trainer logs is recorded too, its mean loss as `trainer_loss`. The session ends with the
-    training. After an exception, of which the Trainer tells its callbacks nothing, it ends with the process or when a
+    training, which no failed snapshot ends early: that is a warning. After an exception, of which the Trainer tells its callbacks nothing, it ends with the process or when a
     training of the same model begins.
 
     options: further arguments of `capture.enable`, but for those that the Trainer has itself. `resume` is refused: the
@@ -42,6 +44,7 @@ class HistoryCallback(TrainerCallback):  # type: ignore[misc]
                 raise SetupError(f"HistoryCallback takes the {name} from the Trainer: leave {name}= out")
         self._options = {**options, "every": every, "history": history}
         self._session: Session | None = None
+        self._training = False
 
     @property
     def session(self) -> Session:
@@ -69,11 +72,12 @@ class HistoryCallback(TrainerCallback):  # type: ignore[misc]
                 previous.close()
             count_from(optimizer, state.global_step)
         self._session = enable(target, **of_torch, **self._options)
+        self._training = True
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any) -> None:
         """Capture the last step before the Trainer loads the best weights of all."""
         if control.should_training_stop:
-            self.session.snapshot()
+            _or_warn(self.session.snapshot)
 
     def on_log(
         self,
@@ -84,7 +88,9 @@ class HistoryCallback(TrainerCallback):  # type: ignore[misc]
         logs: dict[str, Any],
         **others: Any,
     ) -> None:
-        """Record the numbers among `logs`."""
+        """Record the numbers among `logs`, unless they are of an evaluation on its own."""
+        if not self._training:
+            return
         numbers = {name: value for name, value in logs.items() if isinstance(value, (int, float))}
         if "loss" in numbers:
             numbers["trainer_loss"] = numbers.pop("loss")
@@ -93,5 +99,13 @@ class HistoryCallback(TrainerCallback):  # type: ignore[misc]
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
     ) -> None:
-        """End the session. Raises what `Session.close` raises."""
-        self.session.close()
+        """End the session."""
+        self._training = False
+        _or_warn(self.session.close)
+
+
+def _or_warn(action: Callable[[], object]) -> None:
+    try:
+        action()
+    except (HistoryError, OSError) as error:
+        warnings.warn(str(error), stacklevel=3)

@@ -48,12 +48,16 @@ def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 def local_tensors(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """The same for many; costs nothing in a training without DTensors."""
-    return tensors if "torch.distributed.tensor" not in sys.modules else list(map(local_tensor, tensors))
+    dtensor = sys.modules.get("torch.distributed.tensor")
+    if dtensor is None:
+        return tensors
+    kind = dtensor.DTensor
+    return [tensor._local_tensor if isinstance(tensor, kind) else tensor for tensor in tensors]
 
 
 def local_part(tensor: torch.Tensor, *, what: str) -> LocalPart:
     """What this rank holds of `tensor`, detached. UnsupportedError, with `what` as its name, unless that is one range
-    of the flattened logical tensor and all ranks hold equally much, or each its own.
+    of the flattened logical tensor, and either the same on all ranks or another on each.
     """
     shape = tuple(tensor.shape)
     local = local_tensor(tensor).detach()

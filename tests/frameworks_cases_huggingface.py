@@ -1,5 +1,6 @@
 """Cases of Hugging Face's Trainer and Accelerate, run on two ranks: captured, restored, trained on to the same bits."""
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from torch.utils.data import SequentialSampler
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
 import capture
+import native
 from capture.huggingface import HistoryCallback
 from catalog.errors import SetupError, UnsupportedError
 from catalog.history import History
@@ -151,6 +153,28 @@ def case_an_exception_leaves_what_was_captured(folder: Path) -> None:
     assert {0, 2} <= set(committed(folder / "failed", run))
     assert callback.session.run != run
     assert committed(folder / "failed", callback.session.run) == [0, 2, 4, 6]
+
+
+def case_an_evaluation_on_its_own_is_not_recorded(folder: Path) -> None:
+    callback = history_callback(folder / "evaluated")
+    run = trainer(folder, callback, seed=1)
+    run.evaluate()
+    run.train()
+    run.evaluate()
+    torch.distributed.barrier()
+    names = Explorer.open(folder / "evaluated").sql("SELECT DISTINCT name FROM metrics")["name"].to_pylist()
+    assert "trainer_loss" in names
+    assert "eval_loss" not in names
+
+
+def case_a_disk_that_fails_does_not_end_the_training(folder: Path) -> None:
+    callback = history_callback(folder / "broken", every=1, faults=native.Faults(fail_after=3))
+    run = trainer(folder, callback, seed=1)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        run.train()
+    assert run.state.global_step == STEPS
+    assert any("Input/output error" in str(one.message) for one in said), [str(one.message) for one in said]
 
 
 def case_what_the_callback_refuses(folder: Path) -> None:
