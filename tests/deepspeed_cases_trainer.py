@@ -6,6 +6,7 @@ import torch
 from capture_helpers import assert_same
 from deepspeed.utils import safe_get_full_fp32_param
 from frameworks_cases_huggingface import committed, history_callback, trainer
+from frameworks_helpers import all_closed
 from transformers import TrainerCallback
 
 import capture
@@ -37,7 +38,7 @@ class Masters(TrainerCallback):
 def case_trainer_with_zero(folder: Path) -> None:
     masters, callback = Masters(), history_callback(folder / "zero")
     trainer(folder, callback, masters, seed=1, deepspeed=ZERO, bf16=True).train()
-    torch.distributed.barrier()
+    all_closed()
     assert committed(folder / "zero", callback.session.run) == [0, 2, 4, 6]
     facts = History.open(folder / "zero").run_facts(callback.session.run).facts
     assert facts["zero_stage"] == 2

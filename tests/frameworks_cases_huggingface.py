@@ -10,7 +10,17 @@ import torch
 from accelerate import Accelerator, DataLoaderConfiguration
 from accelerate.optimizer import AcceleratedOptimizer
 from capture_helpers import assert_same
-from frameworks_helpers import Training, average_gradients, batch, enabled, plain, rank, restored, whole_state
+from frameworks_helpers import (
+    Training,
+    all_closed,
+    average_gradients,
+    batch,
+    enabled,
+    plain,
+    rank,
+    restored,
+    whole_state,
+)
 from torch.utils.data import SequentialSampler
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
@@ -98,7 +108,7 @@ def case_trainer(folder: Path) -> None:
     first, callback = Recorder(), history_callback(folder / "trained")
     trainer(folder, callback, first, seed=1).train()
     callback.session.wait()
-    torch.distributed.barrier()
+    all_closed()
     assert committed(folder / "trained", callback.session.run) == [0, 2, 4, 6]
     stored = capture.restore(4, history=folder / "trained")
     assert_same(
@@ -123,7 +133,7 @@ def case_the_best_model_is_not_taken_for_the_last_step(folder: Path) -> None:
     recorder, callback = Recorder(), history_callback(folder / "best", every=4)
     options = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
     trainer(folder, callback, recorder, seed=1, load_best_model_at_end=True, **options).train()
-    torch.distributed.barrier()
+    all_closed()
     stored = capture.restore(STEPS, history=folder / "best")["model"]
     assert_same({"model": {n: stored[n] for n in recorder.states[6]["model"]}}, {"model": recorder.states[6]["model"]})
 
@@ -132,7 +142,7 @@ def case_steps_are_those_of_the_trainer(folder: Path) -> None:
     callback = history_callback(folder / "numbers", every=1)
     checkpoint = folder / "trainer" / "checkpoint-4"
     trainer(folder, callback, seed=1, save_strategy="steps", save_steps=2).train(resume_from_checkpoint=str(checkpoint))
-    torch.distributed.barrier()
+    all_closed()
     assert committed(folder / "numbers", callback.session.run) == [4, 5, 6]
 
 
@@ -149,7 +159,7 @@ def case_an_exception_leaves_what_was_captured(folder: Path) -> None:
     run = callback.session.run
     failing.callback_handler.remove_callback(Fails)
     failing.train()
-    torch.distributed.barrier()
+    all_closed()
     assert {0, 2} <= set(committed(folder / "failed", run))
     assert callback.session.run != run
     assert committed(folder / "failed", callback.session.run) == [0, 2, 4, 6]
@@ -161,7 +171,7 @@ def case_an_evaluation_on_its_own_is_not_recorded(folder: Path) -> None:
     run.evaluate()
     run.train()
     run.evaluate()
-    torch.distributed.barrier()
+    all_closed()
     names = Explorer.open(folder / "evaluated").sql("SELECT DISTINCT name FROM metrics")["name"].to_pylist()
     assert "trainer_loss" in names
     assert "eval_loss" not in names
@@ -235,6 +245,7 @@ def case_accelerate_resumes_at_the_next_batch(folder: Path) -> None:
     accelerator, training, loader = accelerated(1, stateful=True)
     with enabled(training, folder / "loader", dataloader=loader):
         losses = go(accelerator, training, loader)
+    all_closed()
     accelerator, other, loader = accelerated(2, stateful=True)
     model, optimizer, scheduler = other
     capture.restore(

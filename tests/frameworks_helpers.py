@@ -141,8 +141,15 @@ def enabled(training: Training, history: Path, **options: Any) -> capture.Sessio
     return capture.enable(model, optimizer=optimizer, scheduler=scheduler, history=history, **options)
 
 
+def all_closed() -> None:
+    """A closed session has written its own rank's part; a step is committed when every rank has."""
+    if dist.is_initialized():
+        dist.barrier()
+
+
 def restored(training: Training, step: int, history: Path) -> Training:
     model, optimizer, scheduler = training
+    all_closed()
     capture.restore(step, history=history, model=model, optimizer=optimizer, scheduler=scheduler)
     return training
 
