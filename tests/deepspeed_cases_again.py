@@ -10,10 +10,12 @@ from deepspeed_cases_original import FULL, LAST, RESTORED, history_of, note, sta
 from deepspeed_cases_reshard import check_equal
 from deepspeed_eager import Eager, assert_same
 from deepspeed_helpers import make_engine, train
+from deepspeed_ranks import covers
 
 import capture
 
 
+@covers("restored by new processes: ZeRO 0, 1, 2, 3")
 def case_resume_bit_for_bit(folder: Path) -> None:
     world = int(os.environ["WORLD_SIZE"])
     for name, settings in FULL.items():

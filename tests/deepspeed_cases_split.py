@@ -14,6 +14,7 @@ from deepspeed_cases_hooks import Recorder
 from deepspeed_cases_original import state_of
 from deepspeed_eager import assert_same
 from deepspeed_helpers import VOCABULARY, WIDTH, Block, TinyGPT, batches, config, make_engine, train, two_groups
+from deepspeed_ranks import covers
 from torch import nn
 
 import capture
@@ -42,6 +43,7 @@ def make_experts(*, ep_size: int, **settings: Any) -> Any:
     return make_engine(model=lambda: WithExperts(ep_size=ep_size), groups=False, **settings)
 
 
+@covers("MoE with expert parallelism, `ep_size` 1 and 2: ZeRO 0, 1, 2")
 def case_experts_resume_bit_for_bit(folder: Path) -> None:
     for ep_size in (2, 1):
         for stage in (0, 1, 2):
@@ -71,6 +73,7 @@ def case_experts_resume_bit_for_bit(folder: Path) -> None:
             again.destroy()
 
 
+@covers("MoE into another `ep_size` and ZeRO stage")
 def case_experts_move_between_ranks(folder: Path) -> None:
     stored = capture.restore(4, history=folder / "experts-2-2")
     assert isinstance(stored, dict)
@@ -116,6 +119,7 @@ def train_pipeline(engine: Any, steps: int) -> list[float]:
     return [float(engine.train_batch(stream)) for _ in range(steps)]
 
 
+@covers("`PipelineModule` of 2 stages with a tied layer: ZeRO 0, 1, bf16 and fp32")
 def case_pipeline_resumes_bit_for_bit(folder: Path) -> None:
     variants: list[dict[str, Any]] = [{"stage": 0}, {"stage": 1}, {"stage": 1, "dtype": "fp32"}]
     for number, settings in enumerate(variants):
@@ -143,6 +147,7 @@ def case_pipeline_resumes_bit_for_bit(folder: Path) -> None:
         again.destroy()
 
 
+@covers("a pipeline of 2 stages into one of 1 stage")
 def case_pipeline_of_two_stages_becomes_one(folder: Path) -> None:
     stored = capture.restore(4, history=folder / "pipeline-1")
     assert isinstance(stored, dict)

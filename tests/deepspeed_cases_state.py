@@ -9,6 +9,7 @@ import torch
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 from deepspeed_eager import Eager, assert_same, put_back, take
 from deepspeed_helpers import TinyGPT, batches, make_engine, train
+from deepspeed_ranks import covers
 
 from capture.deepspeed import DeepSpeedLoop
 from capture.providers import RandomState
@@ -56,46 +57,57 @@ def check_resume(**settings: Any) -> None:
     fresh.destroy()
 
 
+@covers("ZeRO 0, fp32, gradient accumulation")
 def case_stage_0_fp32(folder: Path) -> None:
     check_resume(stage=0, dtype="fp32", accumulation=2)
 
 
+@covers("ZeRO 0, bf16")
 def case_stage_0_bf16(folder: Path) -> None:
     check_resume(stage=0)
 
 
+@covers("ZeRO 1, bf16, gradient accumulation")
 def case_stage_1_bf16(folder: Path) -> None:
     check_resume(stage=1, accumulation=2)
 
 
+@covers("ZeRO 1, fp32")
 def case_stage_1_fp32(folder: Path) -> None:
     check_resume(stage=1, dtype="fp32")
 
 
+@covers("ZeRO 1, bf16 with fp32 gradient accumulation (`BF16_Optimizer`)")
 def case_stage_1_bf16_optimizer(folder: Path) -> None:
     check_resume(stage=1, accumulation=2, data_types={"grad_accum_dtype": "fp32"})
 
 
+@covers("ZeRO 2, bf16, gradient accumulation")
 def case_stage_2_bf16(folder: Path) -> None:
     check_resume(stage=2, accumulation=2)
 
 
+@covers("ZeRO 3, bf16, gradient accumulation")
 def case_stage_3_bf16(folder: Path) -> None:
     check_resume(stage=3, accumulation=2)
 
 
+@covers("ZeRO 3, fp32")
 def case_stage_3_fp32(folder: Path) -> None:
     check_resume(stage=3, dtype="fp32")
 
 
+@covers("ZeRO 3 in several sub-groups")
 def case_stage_3_sub_groups(folder: Path) -> None:
     check_resume(stage=3, zero={"sub_group_size": 500})
 
 
+@covers("one param group: ZeRO 2")
 def case_one_param_group(folder: Path) -> None:
     check_resume(stage=2, groups=False)
 
 
+@covers("SGD with momentum: ZeRO 2, 3")
 def case_momentum_of_sgd(folder: Path) -> None:
     sgd = {"type": "SGD", "params": {"lr": 1e-2, "momentum": 0.9}}
     for stage in (2, 3):
@@ -137,6 +149,7 @@ def case_names_are_deepspeeds_own(folder: Path) -> None:
         engine.destroy()
 
 
+@covers("`round_robin_gradients`: ZeRO 2")
 def case_round_robin_gradients(folder: Path) -> None:
     """DeepSpeed's own mapping is wrong here with several ranks: the low-precision weights say what is right."""
     check_resume(stage=2, zero={"round_robin_gradients": True})
@@ -149,6 +162,7 @@ def case_round_robin_gradients(folder: Path) -> None:
     engine.destroy()
 
 
+@covers("tied weights under one name, frozen parameters without optimizer state")
 def case_kinds_and_aliases(folder: Path) -> None:
     engine = make_engine(stage=2)
     train(engine, 1)
@@ -209,6 +223,7 @@ def poison_padding(engine: Any, provider: Any) -> int:
     return poisoned
 
 
+@covers("a restore in the middle of an accumulation: ZeRO 0, 1, 2, 3")
 def case_partial_gradients_are_discarded(folder: Path) -> None:
     for settings in (
         {"stage": 0},

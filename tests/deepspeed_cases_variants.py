@@ -10,6 +10,7 @@ from deepspeed_cases_hooks import Recorder
 from deepspeed_cases_state import check_resume, providers
 from deepspeed_eager import assert_same, put_back, take
 from deepspeed_helpers import batches, make_engine, train
+from deepspeed_ranks import covers
 
 from capture.deepspeed import DeepSpeedLoop
 
@@ -25,12 +26,14 @@ def allow_fp16() -> None:
     accelerator.supported_dtypes = lambda: [torch.float, torch.half, torch.bfloat16]
 
 
+@covers("fp16 with a dynamic loss scale: ZeRO 0, 1, 2, 3 (DeepSpeed's check of the CPU overridden)")
 def case_fp16_with_a_dynamic_loss_scale(folder: Path) -> None:
     allow_fp16()
     for stage in (0, 1, 2, 3):
         check_resume(stage=stage, dtype="fp16", fp16=FP16)
 
 
+@covers("fp16, updates skipped on overflow: ZeRO 2")
 def case_fp16_skips_updates_and_says_so(folder: Path) -> None:
     allow_fp16()
     engine = make_engine(stage=2, dtype="fp16", fp16=FP16)
@@ -48,6 +51,7 @@ def case_fp16_skips_updates_and_says_so(folder: Path) -> None:
     engine.destroy()
 
 
+@covers("ZeRO-Offload of the optimizer with DeepSpeed CPU Adam: ZeRO 1, 2, 3; of the parameters: ZeRO 3")
 def case_offload_of_the_optimizer(folder: Path) -> None:
     """Five updates: there the running product of betas inside DeepSpeedCPUAdam parts from their power."""
     for settings in (
@@ -72,6 +76,7 @@ def case_offload_of_the_optimizer(folder: Path) -> None:
         fresh.destroy()
 
 
+@covers("offloaded and plain Adam read each other's checkpoints")
 def case_offloaded_and_plain_adam_read_each_other(folder: Path) -> None:
     makers: list[dict[str, Any]] = [{"stage": 2}, {"stage": 3, "zero": OFFLOAD, "optimizer": CPU_ADAM}]
     for source, target in (makers, makers[::-1]):
@@ -88,6 +93,7 @@ def case_offloaded_and_plain_adam_read_each_other(folder: Path) -> None:
         other.destroy()
 
 
+@covers("`managed_gradient_accumulation: false`: ZeRO 1, 2, 3")
 def case_accumulation_owned_by_the_caller(folder: Path) -> None:
     for stage in (1, 2, 3):
         engine = make_engine(stage=stage, accumulation=2, managed_gradient_accumulation=False)

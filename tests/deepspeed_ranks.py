@@ -13,16 +13,24 @@ import socket
 import subprocess
 import sys
 import traceback
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any, TypeVar
 
 HERE = Path(__file__).parent
+Case = TypeVar("Case", bound=Callable[..., Any])
 
 
 def case_names(module: str) -> list[str]:
     """The cases of a module, in order, without importing it: deepspeed must not be imported by the collecting process."""
     tree = ast.parse((HERE / f"{module}.py").read_text())
     return [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("case_")]
+
+
+def covers(what: str) -> Callable[[Case], Case]:
+    """Says in docs/coverage.md what a case shows; `coverage_table` reads it from the source."""
+    return lambda case: case
 
 
 def run_ranks(module: str, *, world: int, folder: Path, timeout_s: float = 240.0) -> dict[str, str]:
