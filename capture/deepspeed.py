@@ -116,6 +116,10 @@ def _refuse_unsupported(engine: Any) -> None:
         "ZeRO++ quantized weights": bool(
             engine.zero_quantized_weights() or engine.zero_quantized_nontrainable_weights()
         ),
+        "ZeRO++ quantized gradients": bool(engine.zero_quantized_gradients()),
+        "random layer token drop (random_ltd)": bool(engine.random_ltd_enabled()),
+        "curriculum learning (its sampler keeps state)": engine.training_dataloader is not None
+        and bool(engine.curriculum_learning_enabled()),
         "DeepCompile": bool(engine.is_deepcompile_enabled()),
         "tensor parallelism": _tensor_parallel_size(engine) > 1,
         "experts that DeepSpeed put into the model (expert_parallel)": bool(engine._has_autoep_layers()),

@@ -14,7 +14,7 @@ from deepspeed_ranks import covers
 from capture.deepspeed import DeepSpeedLoop
 from capture.providers import RandomState
 from capture.zero import ZeroState
-from catalog.errors import MismatchError, UnsupportedError
+from catalog.errors import MismatchError
 
 
 def providers(engine: Any) -> list[Any]:
@@ -286,29 +286,3 @@ def case_other_optimizer_state_is_refused(folder: Path) -> None:
     with pytest.raises(MismatchError, match=r"exp_avg.*momentum_buffer"):
         zero_state(other).prepare(available)
     other.destroy()
-
-
-def case_unsupported_configurations_are_refused_by_name(folder: Path) -> None:
-    engine = make_engine(stage=2)
-    offload = engine._config.zero_config.__class__
-    assert offload is not None
-    for attribute, value, name in (
-        ("zenflow", True, "ZenFlow"),
-        ("super_offload", lambda: True, "SuperOffload"),
-        ("zero_hpz_partition_size", lambda: 2, "ZeRO\\+\\+ secondary partitions"),
-        ("zero_quantized_weights", lambda: True, "ZeRO\\+\\+ quantized weights"),
-        ("is_deepcompile_enabled", lambda: True, "DeepCompile"),
-        ("autotp_size", lambda: 2, "tensor parallelism"),
-        ("basic_optimizer", None, "without an optimizer"),
-    ):
-        before = vars(engine).get(attribute, None)
-        was_set = attribute in vars(engine)
-        setattr(engine, attribute, value)
-        with pytest.raises(UnsupportedError, match=name):
-            DeepSpeedLoop(engine)
-        if was_set:
-            setattr(engine, attribute, before)
-        else:
-            delattr(engine, attribute)
-    DeepSpeedLoop(engine)
-    engine.destroy()

@@ -1,0 +1,19 @@
+"""What is refused by name, on real engines."""
+
+from pathlib import Path
+
+import pytest
+from deepspeed_ranks import case_names, run_ranks
+
+CASES = "deepspeed_cases_refused"
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder: Path = tmp_path_factory.mktemp("ranks")
+    return run_ranks(CASES, world=2, folder=folder)
+
+
+@pytest.mark.parametrize("case", case_names(CASES))
+def test_refused(said: dict[str, str], case: str) -> None:
+    assert said[case] == "passed", said[case]
