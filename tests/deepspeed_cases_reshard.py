@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from deepspeed_eager import Eager, assert_same, put_back, take
 from deepspeed_helpers import TinyGPT, make_engine, train
+from deepspeed_ranks import covers
 
 from capture.deepspeed import DeepSpeedLoop
 from capture.zero import ZeroState
@@ -18,7 +19,7 @@ STAGES: list[dict[str, Any]] = [
     {"stage": 2, "zero": {"round_robin_gradients": True}},
     {"stage": 3, "zero": {"sub_group_size": 500}},
 ]
-FP32: list[dict[str, Any]] = [{"stage": stage, "dtype": "fp32"} for stage in (1, 0, 3)]
+FP32: list[dict[str, Any]] = [{"stage": stage, "dtype": "fp32"} for stage in (1, 0, 3, 2)]
 
 
 def case_write(folder: Path) -> None:
@@ -31,20 +32,23 @@ def case_write(folder: Path) -> None:
         engine.destroy()
 
 
-def case_read_every_stage_into_every_stage(folder: Path) -> None:
-    others = sorted(folder.glob(f"{3 - int(os.environ['WORLD_SIZE'])}-*.pt"))
-    for path in others or sorted(folder.glob("*.pt")):
-        written, tensors, objects = torch.load(path, weights_only=False)
-        eager = Eager(tensors, objects)
-        for settings in FP32 if written.get("dtype") == "fp32" else STAGES:
-            engine = make_engine(seed=50, **settings)
+@covers("resharding: world sizes 1, 2, 4 and ZeRO 0, 1, 2, 3, every pair, bf16 and fp32")
+def case_read_every_world_and_stage(folder: Path) -> None:
+    """All that was written by now, one after the other into one engine of each stage: the first into a fresh one."""
+    written = [torch.load(path, weights_only=False) for path in sorted(folder.glob("*-*.pt"))]
+    assert written
+    for number, settings in enumerate([*STAGES, *FP32]):
+        alike = [one for one in written if one[0].get("dtype") == settings.get("dtype")]
+        engine = make_engine(seed=50, **settings)
+        for _, tensors, objects in alike[number:] + alike[:number]:
+            eager = Eager(tensors, objects)
             state = DeepSpeedLoop(engine).providers()
             put_back(state, eager)
             check_equal(take(state), eager)
             losses = train(engine, 1)
             assert all(map(math.isfinite, losses))
             assert engine.global_steps == 4
-            engine.destroy()
+        engine.destroy()
 
 
 def check_equal(mine: Eager, stored: Eager) -> None:
@@ -68,9 +72,10 @@ def steps(eager: Eager) -> set[float]:
     return {float(t) for (kind, _), t in eager.tensors.items() if kind == "step"} | {float(step) for step in shared}
 
 
+@covers("fp32 master weights into bf16 engines: ZeRO 0, 1, 2, 3")
 def case_another_precision_takes_the_master_weights(folder: Path) -> None:
     """fp32 weights into a bf16 engine: the low-precision weights are derived, as after an update."""
-    written, tensors, objects = torch.load(folder / "1-4.pt", weights_only=False)
+    written, tensors, objects = torch.load(folder / f"{os.environ['WORLD_SIZE']}-4.pt", weights_only=False)
     assert written == {"stage": 1, "dtype": "fp32"}
     for settings in STAGES:
         engine = make_engine(seed=50, model=without_frozen, **settings)
