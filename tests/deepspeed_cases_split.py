@@ -1,5 +1,6 @@
 """Cases where ranks hold different parameters: pipeline stages with a tied layer, experts. Captured for real."""
 
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -159,6 +160,27 @@ def case_pipeline_of_two_stages_becomes_one(folder: Path) -> None:
         for name, tensor in stored[kind].items():
             assert torch.equal(mine.tensors[(kind, name)], tensor), (kind, name)
     train_pipeline(engine, 1)
+    engine.destroy()
+
+
+@covers("a pipeline of 1 stage into one of 2 stages")
+def case_pipeline_of_one_stage_becomes_two(folder: Path) -> None:
+    history = folder / "pipeline-of-one"
+    engine = make_pipeline(stages=1, stage=1)
+    with capture.enable(engine, every=2, history=history):
+        train_pipeline(engine, 2)
+    engine.destroy()
+    torch.distributed.barrier()
+    stored = capture.restore(2, history=history)
+    assert isinstance(stored, dict)
+    engine = make_pipeline(stages=2, seed=9, stage=1)
+    capture.restore(2, history=history, engine=engine)
+    mine = state_of(engine)
+    for kind in ("model", "master", "exp_avg", "exp_avg_sq"):
+        assert {name for k, name in mine.tensors if k == kind} == stored[kind].keys()
+        for name, tensor in stored[kind].items():
+            assert torch.equal(mine.tensors[(kind, name)], tensor), (kind, name)
+    assert all(map(math.isfinite, train_pipeline(engine, 1)))
     engine.destroy()
 
 

@@ -87,6 +87,11 @@ def case_stage_2_bf16(folder: Path) -> None:
     check_resume(stage=2, accumulation=2)
 
 
+@covers("ZeRO 2, fp32")
+def case_stage_2_fp32(folder: Path) -> None:
+    check_resume(stage=2, dtype="fp32")
+
+
 @covers("ZeRO 3, bf16, gradient accumulation")
 def case_stage_3_bf16(folder: Path) -> None:
     check_resume(stage=3, accumulation=2)

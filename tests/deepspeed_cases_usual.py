@@ -13,9 +13,10 @@ import torch
 from deepspeed.ops.adam import DeepSpeedCPUAdam
 from deepspeed_cases_original import state_of
 from deepspeed_eager import assert_same
-from deepspeed_helpers import WIDTH, TinyGPT, config, make_engine, train, two_groups
+from deepspeed_helpers import LENGTH, WIDTH, TinyGPT, config, make_engine, train, two_groups
 from deepspeed_ranks import covers
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import capture
 
@@ -118,3 +119,108 @@ def case_most_parameters_frozen(folder: Path) -> None:
     for stage in (0, 1, 2, 3):
         settings: dict[str, Any] = {"model": WithAdapters, "groups": False, "stage": stage}
         check_capture(folder / f"lora-{stage}", lambda seed, s=settings: make_engine(seed=seed, **s))
+
+
+class WithBatchNorm(TinyGPT):
+    def __init__(self) -> None:
+        super().__init__()
+        self.batch_norm = nn.BatchNorm1d(LENGTH)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = super().forward(tokens)
+        return loss + 0.1 * (self.batch_norm(self.embed(tokens)) - 1).float().square().mean()
+
+
+@covers("BatchNorm and other buffers that forward changes, fp32: ZeRO 0, 2, 3")
+def case_batch_norm(folder: Path) -> None:
+    for stage in (0, 2, 3):
+        settings: dict[str, Any] = {"model": WithBatchNorm, "stage": stage, "dtype": "fp32", "accumulation": 2}
+        check_capture(folder / f"norm-{stage}", lambda seed, s=settings: make_engine(seed=seed, **s))
+
+
+class Recomputed(TinyGPT):
+    """Blocks whose activations are computed again in the backward pass, dropout included."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for block in self.blocks:
+            block.forward = _recomputed(block.forward)
+
+
+def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda x: checkpoint(forward, x, use_reentrant=False)
+
+
+@covers("activation checkpointing: ZeRO 1, 2, 3")
+def case_activation_checkpointing(folder: Path) -> None:
+    for stage in (1, 2, 3):
+        settings: dict[str, Any] = {"model": Recomputed, "stage": stage}
+        check_capture(folder / f"recomputed-{stage}", lambda seed, s=settings: make_engine(seed=seed, **s))
+
+
+@covers("`engine.compile`, and a module compiled before: ZeRO 1, 2")
+def case_compiled_modules(folder: Path) -> None:
+    def compiled_by_engine(seed: int) -> Any:
+        engine = make_engine(seed=seed, stage=2)
+        engine.compile(backend="eager")
+        return engine
+
+    def compiled_before(seed: int) -> Any:
+        return make_engine(seed=seed, stage=1, model=lambda: torch.compile(TinyGPT(), backend="eager"))
+
+    check_capture(folder / "compiled-by-engine", compiled_by_engine)
+    check_capture(folder / "compiled-before", compiled_before)
+    stored = capture.restore(CAPTURED, history=folder / "compiled-before", kinds="model")
+    assert isinstance(stored, dict)
+    assert "embed.weight" in stored["model"]
+
+
+@covers("`offload_states` and `reload_states` between steps: ZeRO 1, 2, 3")
+def case_states_away_between_steps(folder: Path) -> None:
+    for stage in (1, 2, 3):
+        engine = make_engine(stage=stage)
+        torch.manual_seed(11 + RANK)
+        history = folder / f"away-{stage}"
+        losses, copies = [], {}
+        with capture.enable(engine, every=1, history=history) as session:
+            for step in range(1, LAST + 1):
+                losses += train(engine, 1)
+                copies[step] = state_of(engine)
+                if step % 2:
+                    engine.offload_states(pin_memory=False)
+                    engine.reload_states()
+        assert session.stats.failed == 0
+        for step in (1, CAPTURED):
+            capture.restore(step, history=history, engine=engine)
+            assert_same(state_of(engine), copies[step])
+            assert train(engine, LAST - step) == losses[step:]
+        engine.destroy()
+
+
+@covers("into a plain PyTorch model and optimizer: from ZeRO 0, 1, 2, 3")
+def case_into_plain_pytorch(folder: Path) -> None:
+    for stage in (0, 1, 2, 3):
+        engine = make_engine(stage=stage, dtype="fp32")
+        there = folder / f"to-plain-{stage}"
+        with capture.enable(engine, every=CAPTURED, history=there):
+            train(engine, CAPTURED)
+            stored = state_of(engine)
+        model = TinyGPT()
+        optimizer = torch.optim.AdamW(two_groups(model), lr=1.0)
+        capture.restore(CAPTURED, history=there, model=model, optimizer=optimizer)
+        for name, parameter in model.named_parameters():
+            assert torch.equal(parameter.detach(), stored.tensors["model", name]), name
+            for kind in ("exp_avg", "exp_avg_sq") if parameter.requires_grad else ():
+                assert torch.equal(optimizer.state[parameter][kind], stored.tensors[kind, name]), (kind, name)
+        assert {float(state["step"]) for state in optimizer.state.values()} == {float(CAPTURED)}
+        engine.destroy()
+        check_goes_on(model, optimizer)
+
+
+def check_goes_on(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    before = model.gain.detach().clone()
+    tokens = torch.zeros(2, LENGTH, dtype=torch.long)
+    model(tokens).backward()
+    optimizer.step()
+    assert not torch.equal(model.gain.detach(), before)
+    assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
