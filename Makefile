@@ -77,6 +77,10 @@ bench-orbax:  ## also measure Orbax from now on (its own environment, 700 MB)
 	@echo '*' > $(ORBAX)/.gitignore
 	$(ORBAX)/bin/python -m pip -qq --disable-pip-version-check install -c constraints.txt orbax-checkpoint jax
 
+.PHONY: coverage-table
+coverage-table: setup  ## write docs/coverage.md from the DeepSpeed tests
+	$(BIN)/python tests/coverage_table.py
+
 .PHONY: picture
 picture: setup  ## draw the README's picture from the demo's executed notebook (needs chromium)
 	$(BIN)/python examples/picture.py demo-output/quickstart.ipynb docs/images/quickstart.png
