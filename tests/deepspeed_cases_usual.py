@@ -175,9 +175,10 @@ def case_compiled_modules(folder: Path) -> None:
     assert "embed.weight" in stored["model"]
 
 
-@covers("`offload_states` and `reload_states` between steps: ZeRO 1, 2, 3")
+@covers("`offload_states` and `reload_states` between steps: ZeRO 1, 2")
 def case_states_away_between_steps(folder: Path) -> None:
-    for stage in (1, 2, 3):
+    # Of ZeRO 3, DeepSpeed moves the states of its FusedAdam only, which needs a GPU.
+    for stage in (1, 2):
         engine = make_engine(stage=stage)
         torch.manual_seed(11 + RANK)
         history = folder / f"away-{stage}"
@@ -205,6 +206,7 @@ def case_into_plain_pytorch(folder: Path) -> None:
         with capture.enable(engine, every=CAPTURED, history=there):
             train(engine, CAPTURED)
             stored = state_of(engine)
+        torch.distributed.barrier()
         model = TinyGPT()
         optimizer = torch.optim.AdamW(two_groups(model), lr=1.0)
         capture.restore(CAPTURED, history=there, model=model, optimizer=optimizer)
