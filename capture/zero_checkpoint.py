@@ -20,6 +20,7 @@ from deepspeed.utils import zero_to_fp32
 
 import native
 from capture.checkpoint_saves import Save, Saves
+from capture.failures import Failures
 from capture.foreign_files import load_torch_file, moved, redirect_torch_load, save_torch_file
 from capture.ranks import Ranks
 from capture.staging import CUDA
@@ -99,9 +100,9 @@ class NativeCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         self._saving: Save | None = None
         self._inside = False
         self._unreleased: list[StateWrite] = []
-        self._warned: list[SnapshotError] = []
         self._closed = False
         self._saves = Saves(rank=self._ranks.rank, world_size=self._ranks.world_size)
+        self._failures = Failures(self._saves.take_failures)
         self._providers, self.eager_because = lazy_providers(engine) if lazy else ([], "lazy=False")
         self._undo = [self._install(engine)]
         if self._providers:
@@ -180,7 +181,7 @@ class NativeCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
     def before_update(self) -> None:
         """The barrier."""
         self.release()
-        self._warn_failures()
+        self._failures.warn()
 
     def before_access(self, what: str) -> None:
         """The barrier on other ways to the state."""
@@ -206,7 +207,7 @@ class NativeCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         """
         self.release()
         self._saves.wait()
-        self._raise_failures()
+        self._failures.raise_all()
 
     def close(self) -> None:
         """Finish what is pending and put the previous engine back. Idempotent. SnapshotError when a save failed that was
@@ -215,7 +216,7 @@ class NativeCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         if self._closed:
             return
         self._closed = True
-        self._warned = []
+        self._failures.forget_warned()
         self.release()
         self._saves.close()
         while self._undo:
@@ -223,7 +224,7 @@ class NativeCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         if self._writer is not None:
             CUDA.unpin(self._writer.engine)
             self._writer.engine.close()
-        self._raise_failures()
+        self._failures.raise_all()
 
     # The rest.
 
@@ -237,7 +238,7 @@ class NativeCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         return undo
 
     def _around_save(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        self._warn_failures()
+        self._failures.warn()
         self._inside = True
         try:
             result = inner(*args, **kwargs)
@@ -253,7 +254,7 @@ class NativeCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         _wait_for_all()
         # Whoever finished last has moved `latest` by now, and DeepSpeed may look at it.
         deepspeed.comm.barrier()
-        self._warn_failures()
+        self._failures.warn()
         return inner(*args, **kwargs)
 
     def _prepare(self, folder: Path) -> None:
@@ -293,20 +294,6 @@ class NativeCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         tree, tensors = read_tree(path)
         placed = {name: moved(tensor, map_location) for name, tensor in tensors.items()}
         return decode_state(tree, placed, what=str(path), known=DEEPSPEED_CLASSES, pickle=self._pickle)
-
-    def _warn_failures(self) -> None:
-        failures = self._saves.take_failures()
-        for failure in failures:
-            warnings.warn(str(failure), stacklevel=3)
-        self._warned += failures
-
-    def _raise_failures(self) -> None:
-        failures, self._warned = [*self._warned, *self._saves.take_failures()], []
-        if failures:
-            first, *others = failures
-            for other in others:
-                first.add_note(str(other))
-            raise first
 
 
 def _wait_for_all() -> None:
