@@ -20,6 +20,12 @@ _CLOSE_PATIENCE_S = 5.0
 _WAY_S = 1.0
 """So long it gives way to snapshots that are being written, before each batch."""
 
+_LOOK_S = 0.5
+"""How often it looks whether the other ranks have committed what waits for them."""
+
+_MOST_WAITING = 16
+"""Steps that wait; of a checkpoint that is never committed there is nothing to compute."""
+
 _LOWEST_PRIORITY = 19
 
 
@@ -43,7 +49,7 @@ class Analyst:
         if not self._every or step % self._every:
             return
         with self._changed:
-            self._waiting.append(step)
+            self._waiting = [*self._waiting, step][-_MOST_WAITING:]
             self._changed.notify_all()
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="dshistory-analyst", daemon=True)
@@ -67,13 +73,18 @@ class Analyst:
                 self._changed.wait_for(lambda: self._waiting or self._deadline is not None)
                 if not self._waiting or self._stopped():
                     return
-                step = self._waiting.pop()
+                step = next(filter(self._committed, reversed(self._waiting)), None)
+                if step is None:
+                    self._changed.wait(_LOOK_S)
+                    continue
+                self._waiting.remove(step)
             self._analyze(step)
+
+    def _committed(self, step: int) -> bool:
+        return self._run.paths.marker(self._run.run, step).exists()
 
     def _analyze(self, step: int) -> None:
         run = self._run
-        if not run.paths.marker(run.run, step).exists():
-            return
         try:
             about = StatisticsFile(step, run.rank, run.world_size)
             self._done |= analyze_part(run.paths, run.run, about, stopped=self._give_way)

@@ -2,10 +2,13 @@
 
 import json
 import sys
+import threading
+import time
 import traceback
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 from capture_helpers import Net, assert_same, one_step, reference
@@ -13,6 +16,7 @@ from capture_helpers import Net, assert_same, one_step, reference
 import capture
 import native
 from capture.ranks import Ranks
+from catalog.analysis import missing_parts
 from catalog.errors import CorruptError, MismatchError, RestoreError, SetupError, SnapshotError, UnsupportedError
 from catalog.history import History
 
@@ -50,6 +54,27 @@ def case_a_round_trip_of_two_ranks(folder: Path) -> None:
         assert_same(reference(other.module, its_optimizer), state)
         assert torch.equal(torch.get_rng_state(), rng), "each rank its own generators"
     assert not torch.equal(*each_ranks(state["buffer"]["norm.running_mean"])), "the buffers were to differ"
+
+
+def case_statistics_of_a_rank_that_is_ahead_of_the_others(folder: Path) -> None:
+    model, optimizer = make()
+    with capture.enable(model, optimizer=optimizer, every=1000, history=folder / "ahead") as session:
+        one_step(model, optimizer)
+        if dist.get_rank() == 0:
+            session.snapshot()
+            with pytest.raises(SnapshotError, match="the part of another rank is missing"):
+                session.wait()
+        dist.barrier()
+        if dist.get_rank() == 1:
+            session.snapshot()
+            session.wait()
+        dist.barrier()
+        opened = History.open(folder / "ahead")
+        deadline = time.monotonic() + 60
+        while missing_parts(opened.paths, opened.resolve(1)):
+            assert time.monotonic() < deadline, "a rank's part never got its statistics"
+            threading.Event().wait(0.05)
+        dist.barrier()
 
 
 def each_ranks(tensor: torch.Tensor) -> list[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""docs/coverage.md, made from the sources of the DeepSpeed cases; started as a script it writes the file anew."""
+"""docs/coverage.md, made from the sources of the cases; started as a script it writes the file anew."""
 
 import ast
 from collections.abc import Iterator
@@ -7,11 +7,11 @@ from pathlib import Path
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "coverage.md"
 REFUSALS = "deepspeed_cases_refused.py"
-HEAD = """# Which DeepSpeed configurations are covered
+HEAD = """# Which configurations are covered
 
 Made from the tests by `make coverage-table`; a test fails when it is stale.
 
-## Captured, restored, trained on to the same bits
+## DeepSpeed: captured, restored, trained on to the same bits
 
 Each row is a test on a real DeepSpeed engine, in one to four processes over gloo on CPU, with gradient clipping, dropout, two param groups,
 a tied head, a frozen parameter and a buffer that forward changes, unless its row says otherwise. The cases of `deepspeed_cases_state`,
@@ -21,8 +21,17 @@ size, stage or split is tested for equal logical tensors and a training that goe
 | configuration | test |
 |---|---|
 """
+FRAMEWORKS = """
+## Other frameworks: captured, restored, trained on to the same bits
+
+On two ranks over gloo unless the row says otherwise, with a tied head, a frozen parameter, buffers that forward changes (one of them not persistent), rows
+that two ranks can't share evenly, dropout, two parameter groups and a scheduler.
+
+| configuration | test |
+|---|---|
+"""
 REFUSED = """
-## Refused by `capture.enable`, by name
+## DeepSpeed: refused by `capture.enable`, by name
 
 The message goes on: "can't be captured safely; turn it off in the DeepSpeed configuration". Nothing is written, and the engine trains on. Most of
 these can't be started on a CPU: the refusal is tested on a real engine that answers as one with that configuration does.
@@ -39,19 +48,21 @@ class name. DeepSpeed 0.19.8 itself refuses MiCS.
 
 def coverage_page() -> str:
     """The text that docs/coverage.md must have."""
-    covered = "".join(f"| {what} | `{module}.{case}` |\n" for what, module, case in sorted(_covered()))
     refused = "".join(f"| {configuration} | {message} |\n" for configuration, message in _refused())
-    return f"{HEAD}{covered}{REFUSED}{refused}{TAIL}"
+    return f"{HEAD}{_covered('deepspeed')}{FRAMEWORKS}{_covered('frameworks')}{REFUSED}{refused}{TAIL}"
 
 
-def _covered() -> Iterator[tuple[str, str, str]]:
-    """What each case is marked to cover, its module, its name."""
-    for path in sorted(HERE.glob("deepspeed_cases_*.py")):
-        for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.FunctionDef):
-                for mark in node.decorator_list:
-                    if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "covers":
-                        yield ast.literal_eval(mark.args[0]), path.stem, node.name
+def _covered(family: str) -> str:
+    """A line for what each case of the family is marked to cover."""
+    marks = sorted(
+        (ast.literal_eval(mark.args[0]), f"{path.stem}.{node.name}")
+        for path in HERE.glob(f"{family}_cases_*.py")
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.FunctionDef)
+        for mark in node.decorator_list
+        if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "covers"
+    )
+    return "".join(f"| {what} | `{case}` |\n" for what, case in marks)
 
 
 def _refused() -> Iterator[tuple[str, str]]:

@@ -10,6 +10,7 @@ from deepspeed_eager import Eager, assert_same, put_back, take
 from deepspeed_helpers import TinyGPT, make_engine, train
 from deepspeed_ranks import covers
 
+import capture
 from capture.deepspeed import DeepSpeedLoop
 from capture.zero import ZeroState
 
@@ -95,3 +96,20 @@ def without_frozen() -> torch.nn.Module:
     model = TinyGPT()
     del model.place
     return model
+
+
+@covers("statistics and sketches are the same from world sizes 1, 2, 4 and ZeRO 0, 1, 2, 3, bf16")
+def case_one_state_captured_by_every_world_and_stage(folder: Path) -> None:
+    """The same state in every engine; that the histories agree is for a reader of all of them to tell."""
+    _, tensors, objects = torch.load(folder / "4-0.pt", weights_only=False)
+    for number, settings in enumerate(STAGES):
+        history = folder / f"same-{os.environ['WORLD_SIZE']}-{number}"
+        if history.exists():
+            continue
+        torch.distributed.barrier()
+        engine = make_engine(seed=50, **settings)
+        put_back(DeepSpeedLoop(engine).providers(), Eager(tensors, objects))
+        with capture.enable(engine, every=1000, history=history) as session:
+            session.snapshot()
+        assert session.stats.failed == 0
+        engine.destroy()

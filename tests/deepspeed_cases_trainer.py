@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 from capture_helpers import assert_same
 from deepspeed.utils import safe_get_full_fp32_param
+from deepspeed_ranks import covers
 from frameworks_cases_huggingface import committed, history_callback, trainer
 from frameworks_helpers import all_closed
 from transformers import TrainerCallback
@@ -35,6 +36,7 @@ class Masters(TrainerCallback):
         self.states[state.global_step] = {name: master.clone() for name, master in found}
 
 
+@covers("Hugging Face's `Trainer` with its DeepSpeed integration: ZeRO 2")
 def case_trainer_with_zero(folder: Path) -> None:
     masters, callback = Masters(), history_callback(folder / "zero")
     trainer(folder, callback, masters, seed=1, deepspeed=ZERO, bf16=True).train()

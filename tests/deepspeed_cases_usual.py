@@ -22,6 +22,8 @@ import capture
 
 WORLD, RANK = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
 CAPTURED, LAST = 3, 6
+BASE_BYTES = 1 << 20
+"""Of the frozen base in bf16, about."""
 
 
 def check_capture(history: Path, make: Callable[[int], Any]) -> None:
@@ -119,6 +121,37 @@ def case_most_parameters_frozen(folder: Path) -> None:
     for stage in (0, 1, 2, 3):
         settings: dict[str, Any] = {"model": WithAdapters, "groups": False, "stage": stage}
         check_capture(folder / f"lora-{stage}", lambda seed, s=settings: make_engine(seed=seed, **s))
+
+
+class WithLargeBase(WithAdapters):
+    """With frozen weights that are worth referring to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(WIDTH, BASE_BYTES // WIDTH // 2, bias=False).requires_grad_(False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = super().forward(tokens)
+        return loss + self.base(self.embed(tokens) + self.up(self.down(self.embed(tokens)))).float().square().mean()
+
+
+@covers("LoRA-like: frozen weights are not written again: ZeRO 0, 1, 2, 3")
+def case_frozen_weights_are_written_once(folder: Path) -> None:
+    for stage in (0, 1, 2, 3):
+        engine, history = make_engine(model=WithLargeBase, groups=False, stage=stage), folder / f"base-{stage}"
+        copies = {}
+        with capture.enable(engine, every=1000, history=history) as session:
+            for step in range(1, 5):
+                train(engine, 1)
+                assert session.snapshot() == step
+                copies[step] = state_of(engine)
+                session.wait()
+                torch.distributed.barrier()
+        assert session.stats.unchanged_bytes >= 2 * BASE_BYTES // WORLD * 0.9, stage
+        for step in (2, 4):
+            capture.restore(step, history=history, engine=engine)
+            assert_same(state_of(engine), copies[step])
+        engine.destroy()
 
 
 class WithBatchNorm(TinyGPT):

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import torch
 from capture_helpers import assert_same
+from deepspeed_ranks import covers
 from frameworks_helpers import (
     Training,
     crosses,
@@ -53,6 +54,7 @@ def compiled_in_part(seed: int) -> Training:
     return with_optimizer(model)
 
 
+@covers("DistributedDataParallel; and into a plain module, and back")
 def case_ddp(folder: Path) -> None:
     goes_on_exactly(ddp, folder / "ddp")
     crosses(ddp, folder / "ddp")
@@ -83,24 +85,29 @@ def case_every_step_has_its_loss(folder: Path) -> None:
         assert all(losses[step] is not None for step in (1, 2, 3, 4, 5)), losses
 
 
+@covers("`torch.compile`")
 def case_compiled(folder: Path) -> None:
     goes_on_exactly(compiled, folder / "compiled")
     crosses(compiled, folder / "compiled")
 
 
+@covers("`torch.compile` around DistributedDataParallel")
 def case_compiled_ddp(folder: Path) -> None:
     goes_on_exactly(compiled_ddp, folder / "compiled-ddp")
     crosses(compiled_ddp, folder / "compiled-ddp")
 
 
+@covers("DistributedDataParallel around `torch.compile`")
 def case_ddp_of_a_compiled_module(folder: Path) -> None:
     goes_on_exactly(ddp_of_compiled, folder / "ddp-of-compiled")
 
 
+@covers("`module.compile()`")
 def case_compiled_in_place(folder: Path) -> None:
     goes_on_exactly(compiled_in_place, folder / "in-place")
 
 
+@covers("one submodule compiled")
 def case_compiled_in_part(folder: Path) -> None:
     goes_on_exactly(compiled_in_part, folder / "in-part")
     crosses(compiled_in_part, folder / "in-part")

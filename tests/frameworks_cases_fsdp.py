@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from capture_helpers import assert_same
+from deepspeed_ranks import covers
 from frameworks_helpers import (
     Training,
     crosses,
@@ -50,6 +51,7 @@ def compiled(seed: int) -> Training:
     return with_optimizer(torch.compile(sharded(tiny(seed)), backend="eager"))
 
 
+@covers("FSDP2 (`fully_shard`, DTensor); and into a plain module, and back")
 def case_fsdp(folder: Path) -> None:
     goes_on_exactly(fsdp, folder / "fsdp")
     crosses(fsdp, folder / "fsdp")
@@ -68,10 +70,12 @@ def case_every_rank_writes_its_shard(folder: Path) -> None:
     assert {e.name for e in extents if e.kind == "model"} == {name for name, _ in tiny(1).named_parameters()}
 
 
+@covers("FSDP2 with `reshard_after_forward=False`")
 def case_weights_that_stay_gathered(folder: Path) -> None:
     goes_on_exactly(kept_gathered, folder / "gathered")
 
 
+@covers("FSDP2 of a compiled module")
 def case_compiled(folder: Path) -> None:
     goes_on_exactly(compiled, folder / "compiled-fsdp")
 
@@ -150,6 +154,7 @@ def case_a_checkpoint_of_a_larger_model_is_refused(folder: Path) -> None:
     assert_same(whole_state(model, torch.optim.SGD(model.parameters())), before)
 
 
+@covers("refused by name: DTensors on part of the ranks, HSDP, blocks that are no single range")
 def case_other_placements_are_refused_by_name(folder: Path) -> None:
     mesh = init_device_mesh("cpu", (2,))
     model = nn.Linear(4, 6)
@@ -158,6 +163,7 @@ def case_other_placements_are_refused_by_name(folder: Path) -> None:
         capture.enable(model, optimizer=torch.optim.SGD(model.parameters()), history=folder / "refused")
 
 
+@covers("refused by name: `FullyShardedDataParallel`, the first FSDP")
 def case_the_first_fsdp_is_refused_by_name(folder: Path) -> None:
     from torch.distributed.fsdp import FullyShardedDataParallel
 

@@ -10,6 +10,7 @@ import torch
 from accelerate import Accelerator, DataLoaderConfiguration
 from accelerate.optimizer import AcceleratedOptimizer
 from capture_helpers import assert_same
+from deepspeed_ranks import covers
 from frameworks_helpers import (
     Training,
     all_closed,
@@ -104,6 +105,7 @@ def committed(history: Path, run: str) -> list[int]:
     return [ref.step for ref in History.open(history).checkpoints(run)]
 
 
+@covers("Hugging Face's `Trainer` with `HistoryCallback`")
 def case_trainer(folder: Path) -> None:
     first, callback = Recorder(), history_callback(folder / "trained")
     trainer(folder, callback, first, seed=1).train()
@@ -226,6 +228,7 @@ def go(
     return losses
 
 
+@covers("Accelerate")
 def case_accelerate(folder: Path) -> None:
     accelerator, training, _ = accelerated(1)
     with enabled(training, folder / "accelerated") as session:
@@ -241,6 +244,7 @@ def case_accelerate(folder: Path) -> None:
     assert_same(whole_state(bare[0], bare[1]), final)
 
 
+@covers("Accelerate: the data loader goes on at the next batch")
 def case_accelerate_resumes_at_the_next_batch(folder: Path) -> None:
     accelerator, training, loader = accelerated(1, stateful=True)
     with enabled(training, folder / "loader", dataloader=loader):
@@ -254,6 +258,7 @@ def case_accelerate_resumes_at_the_next_batch(folder: Path) -> None:
     assert go(accelerator, other, loader) == losses[6:]
 
 
+@covers("Accelerate: the gradient scaler")
 def case_the_scaler_of_accelerate_is_captured(folder: Path) -> None:
     accelerated(1)
 

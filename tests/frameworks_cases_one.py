@@ -4,10 +4,12 @@ from pathlib import Path
 
 import torch
 from capture_helpers import assert_same
+from deepspeed_ranks import covers
 from frameworks_cases_fsdp import fsdp
 from frameworks_helpers import goes_on_exactly, restored, train, whole_state
 
 
+@covers("FSDP2 of two ranks into one rank")
 def case_two_ranks_into_one(folder: Path) -> None:
     model, optimizer, scheduler = restored(fsdp(3), 2, folder / "fsdp")
     assert_same(whole_state(model, optimizer), torch.load(folder / "expected.pt", weights_only=True))

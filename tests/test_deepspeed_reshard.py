@@ -1,16 +1,24 @@
 """Resharding: what one world size and ZeRO stage wrote, every other one reads."""
 
+import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from deepspeed_ranks import case_names, run_ranks
+
+from catalog.history import History
 
 CASES = "deepspeed_cases_reshard"
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    folder: Path = tmp_path_factory.mktemp("ranks")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("ranks")
+
+
+@pytest.fixture(scope="module")
+def said(folder: Path) -> dict[str, str]:
     said: dict[str, str] = {}
     # Each reads what was written before it, so the second time round every size has read every other.
     for world in (4, 2, 1, 2, 4):
@@ -22,3 +30,32 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.mark.parametrize("case", case_names(CASES))
 def test_reshard(said: dict[str, str], case: str) -> None:
     assert said[case] == "passed", said[case]
+
+
+def test_statistics_do_not_depend_on_world_size_and_stage(said: dict[str, str], folder: Path) -> None:
+    assert set(said.values()) == {"passed"}
+    first, *others = (statistics_of(path) for path in sorted(folder.glob("same-*")))
+    assert len(others) == 11
+    assert len(first) > 20
+    for other in others:
+        shared = first.keys() & other.keys()
+        assert {kind for kind, _ in first.keys() ^ other.keys()} <= {"master", "step"}
+        assert len(shared) > 20
+        for key in shared:
+            assert_same_figures(first[key], other[key])
+
+
+def assert_same_figures(one: dict[str, Any], other: dict[str, Any]) -> None:
+    for exact in ("numel", "nan", "inf", "zeros", "min", "max", "exponents"):
+        assert one[exact] == other[exact], exact
+    scale = abs(one["max"]) + abs(one["min"])
+    assert one["sum_of_squares"] == pytest.approx(other["sum_of_squares"], rel=1e-12)
+    assert one["sum"] == pytest.approx(other["sum"], abs=1e-12 * scale * one["numel"])
+    # Sketches are stored in float32.
+    assert one["sketch"] == pytest.approx(other["sketch"], abs=1e-6 * math.sqrt(one["sum_of_squares"]))
+
+
+def statistics_of(root: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    """By kind and name what the training's own ranks computed; without buffers, of which every rank has its own."""
+    sql = "SELECT * FROM statistics JOIN sketches USING (run, step, kind, name) WHERE kind <> 'buffer'"
+    return {(row["kind"], row["name"]): row for row in History.open(root).query(sql).to_pylist()}
