@@ -14,7 +14,7 @@ from capture_helpers import assert_same, committed_steps, make, one_step, refere
 
 import capture
 import native
-from catalog.errors import MismatchError, NotFoundError, SetupError, SnapshotError, UnsupportedError
+from catalog.errors import NotFoundError, SetupError, SnapshotError, UnsupportedError
 from catalog.history import History
 
 
@@ -239,29 +239,6 @@ def test_what_enable_refuses(history, options, message):
 def test_what_is_not_a_training_is_refused(history):
     with pytest.raises(SetupError, match="dict"):
         capture.enable({}, history=history)
-
-
-def test_a_restore_into_another_model_is_refused_with_both_sides_and_changes_nothing(history):
-    model, optimizer = make()
-    with capture.enable(model, optimizer=optimizer, every=1, history=history) as session:
-        one_step(model, optimizer)
-    wider, its_optimizer = make(96)
-    before = reference(wider, its_optimizer)
-    with pytest.raises(MismatchError, match=r"\(64, 64\).*\(96, 96\)"):
-        capture.restore(f"{session.run}:1", history=history, model=wider, optimizer=its_optimizer)
-    assert_same(reference(wider, its_optimizer), before)
-    one_step(wider, its_optimizer)
-
-
-def test_a_step_that_was_not_captured_names_the_nearest(history):
-    model, optimizer = make()
-    with capture.enable(model, optimizer=optimizer, every=2, history=history):
-        for _ in range(4):
-            one_step(model, optimizer)
-    with pytest.raises(NotFoundError, match="2 and 4"):
-        capture.restore(3, history=history)
-    with pytest.raises(NotFoundError, match="no history"):
-        capture.restore(3, history=history / "elsewhere")
 
 
 def test_names_of_a_wrapped_model_are_the_logical_ones(history):
