@@ -78,7 +78,7 @@ bench-orbax:  ## also measure Orbax from now on (its own environment, 700 MB)
 	$(ORBAX)/bin/python -m pip -qq --disable-pip-version-check install -c constraints.txt orbax-checkpoint jax
 
 .PHONY: coverage-table
-coverage-table: setup  ## write docs/coverage.md from the DeepSpeed tests
+coverage-table: setup  ## write docs/coverage.md from the tests
 	$(BIN)/python tests/coverage_table.py
 
 .PHONY: picture
