@@ -29,6 +29,10 @@ REINDEX_PATIENCE_S = 60.0
 _MAX_UNPARSED = 16
 """So many files are parsed while the index is attached; more are parsed while it is free for others."""
 
+_MAX_BATCH = 128
+_MAX_BATCH_BYTES = 256 << 20
+"""Of files and rows that one transaction ingests; half of what the cache of rows keeps."""
+
 _cache = RowCache()
 
 
@@ -45,38 +49,45 @@ def query(paths: HistoryPaths, sql: str, params: Sequence[object] | Mapping[str,
 
 
 def register(paths: HistoryPaths, *, patience_s: float) -> int:
-    """Ingest every committed checkpoint and journal segment that the index does not have, in one transaction; the number of checkpoints
-    ingested. When the index is busy for longer than the patience, 0: whoever comes next does it."""
-    db = database(paths)
+    """Ingest every committed checkpoint and journal segment that the index does not have, much of it in several transactions; the number
+    of checkpoints ingested. When the index is busy for longer than the patience, whoever comes next does the rest."""
+    checkpoints = 0
     try:
-        return _register(paths, db, patience_s=patience_s)
+        for count in _batches(paths, patience_s=patience_s):
+            checkpoints += count
     except IndexBusyError:
-        return 0
+        pass
+    return checkpoints
 
 
 def reindex(paths: HistoryPaths) -> int:
     """Delete the index and build it anew; the number of checkpoints in it. SetupError when others hold it all the time."""
-    db = database(paths)
     try:
-        with db.removing(patience_s=REINDEX_PATIENCE_S):
+        with database(paths).removing(patience_s=REINDEX_PATIENCE_S):
             pass
-        return _register(paths, db, patience_s=REINDEX_PATIENCE_S)
+        return sum(_batches(paths, patience_s=REINDEX_PATIENCE_S))
     except IndexBusyError as error:
         raise SetupError(
             f"{paths.catalog_db}: could not be rebuilt, {error}; close what holds the file and try again"
         ) from error
 
 
-def _register(paths: HistoryPaths, db: Database, *, patience_s: float) -> int:
+def _batches(paths: HistoryPaths, *, patience_s: float) -> Iterator[int]:
+    """Ingest what is missing, a transaction at a time: the checkpoints of each. Files are parsed before it, but for a few, so
+    that readers wait for no more than the insertion of a batch, and memory is that of a batch."""
+    db = database(paths)
     while True:
         with db.writing(patience_s=patience_s) as connection:
             _migrate(connection, paths)
-            tail = scan(paths, _ingested(connection), cache=_cache, max_unparsed=_MAX_UNPARSED)
-            if tail.unparsed <= _MAX_UNPARSED:
-                _insert(connection, tail)
-                return tail.checkpoints
+            tail = scan(
+                paths, _ingested(connection), cache=_cache, max_unparsed=_MAX_UNPARSED, max_bytes=_MAX_BATCH_BYTES
+            )
+            _insert(connection, tail)
             ingested = _ingested(connection)
-        scan(paths, ingested, cache=_cache)
+        yield tail.checkpoints
+        if tail.complete:
+            return
+        scan(paths, ingested, cache=_cache, max_unparsed=_MAX_BATCH, max_bytes=_MAX_BATCH_BYTES)
 
 
 @contextmanager
@@ -90,7 +101,7 @@ def _session(paths: HistoryPaths) -> Iterator[tuple[Connection, bool, Tail]]:
                 indexed = _is_current(connection, paths)
                 ingested = _ingested(connection) if indexed else Ingested()
                 tail = scan(paths, ingested, cache=_cache, max_unparsed=limit)
-                if limit is None or tail.unparsed <= limit:
+                if tail.complete:
                     yield connection, indexed, tail
                     return
         except IndexBusyError:

@@ -20,9 +20,9 @@ from catalog.journal import read_segment
 from catalog.layout import HistoryPaths
 from catalog.logical import logical_tensors
 from catalog.manifest import NOT_STATE
+from catalog.moves import with_moves, without_moves
 from catalog.records import RunFacts
 from catalog.schema import TABLES
-from catalog.statistics import StatisticsFile, merged_statistics, read_statistics
 
 __all__ = ["RowCache", "Rows", "checkpoint_rows", "run_rows", "segment_rows", "statistics_rows"]
 
@@ -41,9 +41,10 @@ class RowCache:
         self._bytes = 0
         self._lock = threading.Lock()
 
-    def get(self, path: Path, parse: Callable[[], Rows]) -> Rows:
-        """The rows of the file at `path`, parsed when not yet known. FileNotFoundError when there is no such file."""
-        key = self._key(path)
+    def get(self, path: Path, parse: Callable[[], Rows], *, since: int | None = None) -> Rows:
+        """The rows of the file at `path`, parsed when not yet known; `since` is the step that they are compared with, if any.
+        FileNotFoundError when there is no such file."""
+        key = self._key(path, since)
         with self._lock:
             if key in self._rows:
                 self._rows.move_to_end(key)
@@ -57,14 +58,14 @@ class RowCache:
                 self._bytes -= self._rows.popitem(last=False)[1][1]
         return rows
 
-    def has(self, path: Path) -> bool:
+    def has(self, path: Path, *, since: int | None = None) -> bool:
         """Whether `get` would not have to parse."""
         with self._lock:
-            return self._key(path) in self._rows
+            return self._key(path, since) in self._rows
 
-    def _key(self, path: Path) -> tuple[Any, ...]:
+    def _key(self, path: Path, since: int | None) -> tuple[Any, ...]:
         facts = path.stat()
-        return (str(path), facts.st_ino, facts.st_size, facts.st_mtime_ns)
+        return (str(path), facts.st_ino, facts.st_size, facts.st_mtime_ns, since)
 
 
 def checkpoint_rows(paths: HistoryPaths, run: str, step: int) -> Rows:
@@ -82,17 +83,13 @@ def checkpoint_rows(paths: HistoryPaths, run: str, step: int) -> Rows:
     }
 
 
-def statistics_rows(paths: HistoryPaths, run: str, step: int, world_size: int) -> Rows:
-    """The rows of the statistics of a checkpoint, all parts of which have some. FormatError when a file can't be trusted."""
-    folder = paths.statistics_dir(run)
-    parts = [
-        read_statistics(folder / StatisticsFile(step, rank, world_size).name, run=run) for rank in range(world_size)
-    ]
-    merged = merged_statistics(parts)
+def statistics_rows(run: str, step: int, merged: pa.Table, *, before: tuple[int, pa.Table] | None) -> Rows:
+    """The rows of the merged statistics of a checkpoint; `before` is the step before it that has some, with its own."""
+    moved = without_moves(merged) if before is None else with_moves(merged, before[1], since=before[0])
     constant = {"run": run, "step": step}
     sketched = merged.filter(pc.greater(pc.list_value_length(merged["sketch"]), 0))
     return {
-        "statistics": _with_constants("statistics", constant, merged),
+        "statistics": _with_constants("statistics", constant, moved),
         "sketches": _with_constants("sketches", constant, sketched),
         "analyses": _table("analyses", [constant]),
     }

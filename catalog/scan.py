@@ -21,7 +21,7 @@ from catalog.layout import HistoryPaths, parse_step_dir
 from catalog.locks import run_is_held
 from catalog.rows import RowCache, Rows, checkpoint_rows, run_rows, segment_rows, statistics_rows
 from catalog.schema import TABLES
-from catalog.statistics import StatisticsFile, parse_name
+from catalog.statistics import StatisticsFile, parse_name, read_merged
 
 __all__ = ["Ingested", "Tail", "scan"]
 
@@ -38,12 +38,13 @@ class Ingested:
 
 @dataclass(slots=True)
 class Tail:
-    """What the index does not have. `unparsed` counts files that are not in memory; when it is over the limit of the
-    scan, the rows are not complete and only that number counts."""
+    """What the index does not have; when it is not `complete`, the first part of that, which can be registered as it is."""
 
+    complete: bool = True
+    unparsed: int = 0
+    nbytes: int = 0
     rows: dict[str, list[pa.Table]] = field(default_factory=lambda: {name: [] for name in TABLES})
     checkpoints: int = 0
-    unparsed: int = 0
     loose: list[tuple[str, int, str]] = field(default_factory=list)
     previous: list[tuple[str, int, int]] = field(default_factory=list)
     damage: list[tuple[str, int | None, str]] = field(default_factory=list)
@@ -54,6 +55,7 @@ class Tail:
     def add(self, rows: Rows) -> None:
         for name, table in rows.items():
             self.rows[name].append(table)
+            self.nbytes += table.nbytes
 
     def tables(self) -> dict[str, pa.Table]:
         """Every table that the views need, by its name there."""
@@ -70,24 +72,38 @@ class Tail:
         return tables
 
 
-def scan(paths: HistoryPaths, ingested: Ingested, *, cache: RowCache, max_unparsed: int | None = None) -> Tail:
-    """List the folders and parse what is not ingested. With `max_unparsed`, give up as soon as more files than that
-    would have to be parsed."""
+def scan(
+    paths: HistoryPaths,
+    ingested: Ingested,
+    *,
+    cache: RowCache,
+    max_unparsed: int | None = None,
+    max_bytes: int | None = None,
+) -> Tail:
+    """List the folders and parse what is not ingested, up to so many files that are not in memory, and so many bytes of rows."""
     tail = Tail()
     runs = run_names(paths)
     tail.hidden_runs = sorted(ingested.runs - set(runs))
     for run in runs:
-        scanner = _RunScan(paths, run, ingested, cache, tail, max_unparsed)
+        scanner = _RunScan(paths, run, ingested, cache, tail, max_unparsed, max_bytes)
         if not (scanner.facts() and scanner.steps() and scanner.statistics() and scanner.journal()):
+            tail.complete = False
             break
     return tail
 
 
 class _RunScan:
-    """One run's share of a scan; each method returns False once too many files are unparsed."""
+    """One run's share of a scan; each method returns False once that is as much as was asked for."""
 
     def __init__(
-        self, paths: HistoryPaths, run: str, ingested: Ingested, cache: RowCache, tail: Tail, max_unparsed: int | None
+        self,
+        paths: HistoryPaths,
+        run: str,
+        ingested: Ingested,
+        cache: RowCache,
+        tail: Tail,
+        max_unparsed: int | None,
+        max_bytes: int | None,
     ) -> None:
         self.paths = paths
         self.run = run
@@ -98,6 +114,9 @@ class _RunScan:
         self.cache = cache
         self.tail = tail
         self.max_unparsed = max_unparsed
+        self.max_bytes = max_bytes
+        self.present: frozenset[int] = frozenset()
+        self.last_merged: tuple[int, pa.Table] | None = None
 
     def facts(self) -> bool:
         path = self.paths.run_json(self.run)
@@ -108,7 +127,7 @@ class _RunScan:
     def steps(self) -> bool:
         names = _names(self.paths.steps_dir(self.run))
         listed = sorted(step for step in map(parse_step_dir, names) if step is not None)
-        present = set(listed)
+        present = self.present = frozenset(listed)
         self.tail.hidden += [(self.run, step) for step in sorted(self.ingested_steps - present)]
         self.tail.gone += [(self.run, step) for step in sorted(self.analyzed_steps - present)]
         held: bool | None = None
@@ -125,7 +144,7 @@ class _RunScan:
                     held = run_is_held(self.paths, self.run)
                 self.tail.loose.append((self.run, step, "pending" if held else "incomplete"))
                 continue
-            added = self._parse(marker, step, partial(checkpoint_rows, self.paths, self.run, step))
+            added = self._parse(marker, step, partial(checkpoint_rows, self.paths, self.run, step), sure=known)
             if added is None:
                 return False
             if added:
@@ -143,15 +162,46 @@ class _RunScan:
         """Of steps all of whose parts have some."""
         folder = self.paths.statistics_dir(self.run)
         parts = [part for part in map(parse_name, _names(folder)) if part is not None]
-        counts = Counter((part.step, part.world_size) for part in parts if part.step not in self.analyzed_steps)
+        counts = Counter((part.step, part.world_size) for part in parts)
+        previous: tuple[int, int] | None = None
+        follows_new = False
         for (step, world_size), count in sorted(counts.items()):
-            # A checkpoint that is gone leaves its statistics; one that is not committed has none.
-            if count < world_size or not self.paths.marker(self.run, step).exists():
+            # A checkpoint that is gone leaves its statistics.
+            if count < world_size or step not in self.present:
+                continue
+            known = step in self.analyzed_steps
+            if known and not follows_new:
+                previous = step, world_size
+                continue
+            if not self.paths.marker(self.run, step).exists():
                 continue
             first = folder / StatisticsFile(step, 0, world_size).name
-            if self._parse(first, None, partial(statistics_rows, self.paths, self.run, step, world_size)) is None:
+            parse = partial(self._statistics_rows, step, world_size, previous)
+            added = self._parse(first, None, parse, since=previous[0] if previous else None, sure=known)
+            if added is None:
                 return False
+            if added:
+                # What an indexed one says of its moves is since the one before the one that has now come between.
+                if known:
+                    self.tail.gone.append((self.run, step))
+                previous = step, world_size
+                follows_new = not known
         return True
+
+    def _statistics_rows(self, step: int, world_size: int, previous: tuple[int, int] | None) -> Rows:
+        merged = read_merged(self.paths, self.run, step, world_size)
+        before = None if previous is None else self._merged_before(*previous)
+        self.last_merged = step, merged
+        return statistics_rows(self.run, step, merged, before=before)
+
+    def _merged_before(self, step: int, world_size: int) -> tuple[int, pa.Table] | None:
+        if self.last_merged and self.last_merged[0] == step:
+            return self.last_merged
+        try:
+            return step, read_merged(self.paths, self.run, step, world_size)
+        except (FormatError, MismatchError):
+            # It was whole when it was registered: what is damaged now is no reason to do without this one.
+            return None
 
     def journal(self) -> bool:
         folder = self.paths.journal_dir(self.run)
@@ -162,14 +212,17 @@ class _RunScan:
                     return False
         return True
 
-    def _parse(self, path: Path, step: int | None, parse: Callable[[], Rows]) -> bool | None:
-        """True when the rows are in the tail, False when the file is damaged, None when too many are unparsed."""
-        if not self.cache.has(path):
-            self.tail.unparsed += 1
-            if self.max_unparsed is not None and self.tail.unparsed > self.max_unparsed:
-                return None
+    def _parse(
+        self, path: Path, step: int | None, parse: Callable[[], Rows], *, since: int | None = None, sure: bool = False
+    ) -> bool | None:
+        """True when the rows are in the tail, False when the file is damaged, None when there are enough already, unless it
+        is `sure` to be read: what the index has wrong because of a row of this tail."""
+        unparsed = self.tail.unparsed + (not self.cache.has(path, since=since))
+        if not sure and (_over(unparsed, self.max_unparsed) or _over(self.tail.nbytes, self.max_bytes)):
+            return None
+        self.tail.unparsed = unparsed
         try:
-            self.tail.add(self.cache.get(path, parse))
+            self.tail.add(self.cache.get(path, parse, since=since))
         except (FormatError, MismatchError) as error:
             detail = json.dumps({"file": self.paths.relative(path), "problem": str(error)}, sort_keys=True)
             self.tail.damage.append((self.run, step, detail))
@@ -177,6 +230,10 @@ class _RunScan:
                 self.tail.loose.append((self.run, step, "failed"))
             return False
         return True
+
+
+def _over(value: int, most: int | None) -> bool:
+    return most is not None and value > most
 
 
 def _names(folder: Path) -> list[str]:

@@ -82,6 +82,8 @@ TABLES: Mapping[str, pa.Schema] = MappingProxyType(
                 *((name, pa.int64()) for name in ("numel", "nan", "inf", "zeros")),
                 *((name, pa.float64()) for name in ("min", "max", "sum", "sum_of_squares")),
                 ("exponents", pa.list_(pa.int64())),
+                ("since", pa.int64()),
+                *((name, pa.float64()) for name in ("norm_before", "update_norm", "cosine")),
             ]
         ),
         "sketches": pa.schema(
@@ -127,6 +129,9 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         *(create_statement(table) for table in TABLES if table not in _OF_STATISTICS),
     ),
     tuple(create_statement(table) for table in _OF_STATISTICS),
+    # With what moved since the analyzed checkpoint before: the next registration takes it from the files of statistics.
+    (*(f"DROP TABLE idx.{table}" for table in _OF_STATISTICS),)
+    + tuple(create_statement(table) for table in _OF_STATISTICS),
 )
 """What brings an index from version n to n + 1, in order. Published entries never change."""
 
@@ -144,7 +149,9 @@ _VIEWS: Mapping[str, tuple[tuple[str, ...], str]] = MappingProxyType(
             ("statistics",),
             """
             SELECT *, numel - nan - inf AS finite, sqrt(sum_of_squares) AS norm,
-                   sqrt(sum_of_squares / nullif(numel - nan - inf, 0)) AS rms, sum / nullif(numel - nan - inf, 0) AS mean
+                   sqrt(sum_of_squares / nullif(numel - nan - inf, 0)) AS rms, sum / nullif(numel - nan - inf, 0) AS mean,
+                   CASE WHEN norm_before > 0 THEN update_norm / norm_before WHEN update_norm > 0 THEN 'inf'::DOUBLE
+                        ELSE update_norm END AS relative_update
             FROM all_statistics
             """,
         ),

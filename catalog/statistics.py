@@ -26,6 +26,7 @@ __all__ = [
     "merged_statistics",
     "parse_name",
     "publish_statistics",
+    "read_merged",
     "read_statistics",
 ]
 
@@ -97,6 +98,14 @@ def read_statistics(path: Path, *, run: str) -> pa.Table:
         if facts.get(field) != expected:
             raise FormatError(f"{path}: field {field}: {facts.get(field)!r} where {expected!r} belongs")
     return table
+
+
+def read_merged(paths: HistoryPaths, run: str, step: int, world_size: int) -> pa.Table:
+    """`merged_statistics` of all parts of a checkpoint. CorruptError or FormatError when a file can't be trusted."""
+    folder = paths.statistics_dir(run)
+    return merged_statistics(
+        [read_statistics(folder / StatisticsFile(step, rank, world_size).name, run=run) for rank in range(world_size)]
+    )
 
 
 def merged_statistics(parts: Sequence[pa.Table]) -> pa.Table:
