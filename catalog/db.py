@@ -29,6 +29,9 @@ Connection: TypeAlias = duckdb.DuckDBPyConnection
 
 
 _LOG_SUFFIXES = ("", ".wal", ".wal.checkpoint", ".wal.recovery")
+_WRITING = "READ_WRITE, ROW_GROUP_SIZE 16384"
+"""DuckDB writes the last row group of a table anew whenever rows are added: small ones, so that this is little."""
+
 _LOCKED_DOWN = (
     "SET temp_directory = ''",
     "SET autoinstall_known_extensions = false",
@@ -71,7 +74,7 @@ class Database:
         with (
             self._turn(patience_s) as left_s,
             self._turnstile.writing(patience_s=left_s),
-            self._attached("READ_WRITE") as connection,
+            self._attached(_WRITING) as connection,
         ):
             yield connection
             connection.commit()
