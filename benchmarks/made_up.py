@@ -78,7 +78,13 @@ class MadeUp:
         journal = self._writer.journal
         for at in range(step, step + STEPS_BETWEEN):
             loss = 2.0 + 8.0 / (1.0 + at / 100.0)
-            for name, value in (("loss", loss), ("lr", 1e-3), ("grad_norm", 1.0), ("step_time_s", 0.5), ("applied", 1.0)):
+            for name, value in (
+                ("loss", loss),
+                ("lr", 1e-3),
+                ("grad_norm", 1.0),
+                ("step_time_s", 0.5),
+                ("applied", 1.0),
+            ):
                 journal.metric(at, name, value)
         if step % _JOURNAL_STEPS == 0:
             journal.flush()
@@ -95,7 +101,9 @@ class MadeUp:
         """A walk of independent small updates: what a training at a constant learning rate looks like from afar."""
         tensors = len(self._names)
         deviation = 0.02 * (NUMEL / BUCKETS) ** 0.5 * _UPDATE
-        self._sketches += self._draw.normal(0.0, deviation, (tensors, BUCKETS)) * self._draw.uniform(0.8, 1.2, (tensors, 1))
+        self._sketches += self._draw.normal(0.0, deviation, (tensors, BUCKETS)) * self._draw.uniform(
+            0.8, 1.2, (tensors, 1)
+        )
         self._sums += self._draw.normal(0.0, 0.1, tensors)
         squares = np.square(self._sketches).sum(axis=1)
         columns = dict(self._fixed)

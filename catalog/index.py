@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from catalog.db import Connection, Database, database, select, tables_read
+from catalog.db import Connection, database, select, tables_read
 from catalog.errors import FormatError, SetupError
 from catalog.facts import read_history_json
 from catalog.layout import HistoryPaths
@@ -40,10 +40,11 @@ def query(paths: HistoryPaths, sql: str, params: Sequence[object] | Mapping[str,
     """The result of one SELECT over the catalog's views. SetupError when `sql` is not that, or fails."""
     with _session(paths) as (connection, indexed, tail):
         names = tables_read(connection, sql)
-        for name, table in tail.tables().items():
+        new = tail.new() if indexed else frozenset(TABLES)
+        for name, table in tail.tables(new).items():
             connection.register(name, table)
         hiding = bool(tail.hidden or tail.gone or tail.hidden_runs)
-        for statement in view_statements(names, indexed=indexed, hiding=hiding):
+        for statement in view_statements(names, indexed=indexed, hiding=hiding, new=new, before=tail.before()):
             connection.execute(statement)
         return select(connection, sql, params)
 
@@ -114,17 +115,15 @@ def _session(paths: HistoryPaths) -> Iterator[tuple[Connection, bool, Tail]]:
 
 
 def _ingested(connection: Connection) -> Ingested:
-    def by_run(sql: str) -> dict[str, frozenset[Any]]:
-        found: dict[str, set[Any]] = {}
-        for run, value in connection.execute(sql).fetchall():
-            found.setdefault(run, set()).add(value)
-        return {run: frozenset(values) for run, values in found.items()}
+    def by_run(table: str, column: str) -> dict[str, frozenset[Any]]:
+        rows = connection.execute(f"SELECT run, list({column}) FROM idx.{table} GROUP BY run").fetchall()
+        return {run: frozenset(values) for run, values in rows}
 
     return Ingested(
-        steps=by_run("SELECT run, step FROM idx.checkpoints"),
-        analyses=by_run("SELECT run, step FROM idx.analyses"),
-        segments=by_run("SELECT run, segment FROM idx.segments"),
-        runs=frozenset(by_run("SELECT run, run FROM idx.runs")),
+        steps=by_run("checkpoints", "step"),
+        analyses=by_run("analyses", "step"),
+        segments=by_run("segments", "segment"),
+        runs=frozenset(run for (run,) in connection.execute("SELECT run FROM idx.runs").fetchall()),
     )
 
 
@@ -168,7 +167,7 @@ def _migrate(connection: Connection, paths: HistoryPaths) -> None:
 
 
 def _insert(connection: Connection, tail: Tail) -> None:
-    for name, table in tail.tables().items():
+    for name, table in tail.tables(TABLES).items():
         connection.register(name, table)
     if tail.hidden_runs:
         for table in TABLES:
@@ -179,7 +178,7 @@ def _insert(connection: Connection, tail: Tail) -> None:
     if tail.gone:
         for table in ("statistics", "sketches", "analyses"):
             connection.execute(f"DELETE FROM idx.{table} WHERE (run, step) IN (SELECT (run, step) FROM tail_gone)")
-    connection.execute(changed_statement(indexed=True, hiding=False))
+    connection.execute(changed_statement(indexed=True, hiding=False, before=tail.before()))
     for name in TABLES:
         connection.execute(
             f"INSERT INTO idx.{name} SELECT * FROM {'tail_changed' if name == 'tensors' else f'tail_{name}'}"

@@ -62,7 +62,9 @@ class _Sketches:
 
 def _places(after: pa.Table, before: pa.Table) -> npt.NDArray[np.int64]:
     """For each row of `after` the row of `before` about the same tensor, or -1."""
-    new, old = (pc.binary_join_element_wise(table["kind"], table["name"], "/").combine_chunks() for table in (after, before))
+    new, old = (
+        pc.binary_join_element_wise(table["kind"], table["name"], "/").combine_chunks() for table in (after, before)
+    )
     if new.equals(old):
         return np.arange(len(new))
     found: npt.NDArray[np.int64] = pc.fill_null(pc.index_in(new, old), -1).to_numpy().astype(np.int64)

@@ -7,7 +7,7 @@ in the set as read is not: nothing is lost and nothing counts twice.
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -57,11 +57,17 @@ class Tail:
             self.rows[name].append(table)
             self.nbytes += table.nbytes
 
-    def tables(self) -> dict[str, pa.Table]:
-        """Every table that the views need, by its name there."""
-        tables = {
-            f"tail_{name}": pa.concat_tables([TABLES[name].empty_table(), *parts]) for name, parts in self.rows.items()
-        }
+    def new(self) -> frozenset[str]:
+        """The tables that there are rows of."""
+        return frozenset(name for name, parts in self.rows.items() if any(part.num_rows for part in parts))
+
+    def before(self) -> frozenset[int]:
+        """The steps that new checkpoints are compared with."""
+        return frozenset(previous for _, _, previous in self.previous)
+
+    def tables(self, names: Collection[str]) -> dict[str, pa.Table]:
+        """The rows of those tables, and what else the views need, by its name there."""
+        tables = {f"tail_{name}": pa.concat_tables([TABLES[name].empty_table(), *self.rows[name]]) for name in names}
         run, step, text = pa.string(), pa.int64(), pa.string()
         tables["tail_loose"] = _columns(self.loose, [("run", run), ("step", step), ("state", text)])
         tables["tail_previous"] = _columns(self.previous, [("run", run), ("step", step), ("previous", step)])
@@ -161,7 +167,11 @@ class _RunScan:
     def statistics(self) -> bool:
         """Of steps all of whose parts have some."""
         folder = self.paths.statistics_dir(self.run)
-        parts = [part for part in map(parse_name, _names(folder)) if part is not None]
+        names = _names(folder)
+        # Most names are of steps that are known, and to look at no more than their beginning is fast.
+        if not any(name[:12].isdigit() and int(name[:12]) not in self.analyzed_steps for name in names):
+            return True
+        parts = [part for part in map(parse_name, names) if part is not None]
         counts = Counter((part.step, part.world_size) for part in parts)
         previous: tuple[int, int] | None = None
         follows_new = False
@@ -205,8 +215,8 @@ class _RunScan:
 
     def journal(self) -> bool:
         folder = self.paths.journal_dir(self.run)
-        for name in sorted(_names(folder)):
-            if is_segment(name) and name not in self.ingested_segments:
+        for name in sorted(set(_names(folder)) - self.ingested_segments):
+            if is_segment(name):
                 path = folder / name
                 if self._parse(path, None, partial(segment_rows, path, run=self.run)) is None:
                     return False

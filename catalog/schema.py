@@ -4,7 +4,7 @@ The index holds tables `idx.*`. Every query sees views made for it alone: the ro
 what the index does not have yet. Both come from the same Arrow schemas, so the two halves have the same types.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
 import pyarrow as pa
@@ -200,41 +200,45 @@ _VIEWS: Mapping[str, tuple[tuple[str, ...], str]] = MappingProxyType(
 """View -> the tables it is made from, and how."""
 
 
-def view_statements(names: frozenset[str] | None, *, indexed: bool, hiding: bool) -> list[str]:
+def view_statements(
+    names: frozenset[str] | None, *, indexed: bool, hiding: bool, new: Collection[str], before: Collection[int]
+) -> list[str]:
     """The statements that make the views of one query. `names`: those that it reads, or None for all, since each costs
     time; `indexed`: the index is attached; `hiding`: some of its rows are not to be seen (tables tail_hidden and
-    tail_hidden_runs)."""
+    tail_hidden_runs); `new`: the tables to take the tail's rows of, all of them without an index; `before`: see
+    `changed_statement`."""
     wanted = [name for name in _VIEWS if names is None or not names <= _VIEWS.keys() or name in names]
     needed = {table for name in wanted for table in _VIEWS[name][0]}
     statements = []
     for table in (table for table in TABLES if table in needed):
-        tail = f"tail_{table}"
-        if table == "tensors":
-            tail = "tail_changed"
-            statements.append(changed_statement(indexed=indexed, hiding=hiding))
-        halves = [f"SELECT * FROM {tail}"]
-        if indexed:
-            halves.insert(0, f"SELECT * FROM idx.{table}{_visible(table) if hiding else ''}")
+        halves = [f"SELECT * FROM idx.{table}{_visible(table) if hiding else ''}"] if indexed else []
+        if table in new:
+            tail = f"tail_{table}"
+            if table == "tensors":
+                tail = "tail_changed"
+                statements.append(changed_statement(indexed=indexed, hiding=hiding, before=before))
+            halves.append(f"SELECT * FROM {tail}")
         statements.append(f"CREATE TEMP VIEW all_{table} AS {' UNION ALL '.join(halves)}")
     return statements + [f"CREATE TEMP VIEW {name} AS {_VIEWS[name][1]}" for name in wanted]
 
 
-def changed_statement(*, indexed: bool, hiding: bool) -> str:
-    """The view tail_changed: the tail's tensors with what is worked out at registration.
+def changed_statement(*, indexed: bool, hiding: bool, before: Collection[int]) -> str:
+    """The view tail_changed: the tail's tensors with what is worked out at registration. `before` are the steps that stand in
+    tail_previous as those before: named one by one, DuckDB reads no more of the index than their rows.
 
     Whether a tensor's bytes differ from those in the checkpoint before, of the same run. A tensor that was not there
     before has changed; without a checkpoint before, nobody knows."""
-    before = "SELECT run, step, kind, name, hash FROM tail_tensors"
-    if indexed:
-        before += " UNION ALL SELECT run, step, kind, name, hash FROM idx.tensors" + (
-            _visible("tensors") if hiding else ""
-        )
+    rows = "SELECT run, step, kind, name, hash FROM tail_tensors"
+    if indexed and before:
+        visible = _visible("tensors") if hiding else " WHERE true"
+        steps = ", ".join(str(int(step)) for step in sorted(before))
+        rows += f" UNION ALL SELECT run, step, kind, name, hash FROM idx.tensors{visible} AND step IN ({steps})"
     return f"""
     CREATE TEMP VIEW tail_changed AS
     SELECT t.*, CASE WHEN p.previous IS NULL THEN NULL ELSE q.hash IS DISTINCT FROM t.hash END AS changed
     FROM tail_tensors t
     LEFT JOIN tail_previous p ON p.run = t.run AND p.step = t.step
-    LEFT JOIN ({before}) q ON q.run = p.run AND q.step = p.previous AND q.kind = t.kind AND q.name = t.name
+    LEFT JOIN ({rows}) q ON q.run = p.run AND q.step = p.previous AND q.kind = t.kind AND q.name = t.name
     """
 
 

@@ -113,20 +113,22 @@ class Explorer:
         *,
         metric: str = "relative_update",
         kinds: Patterns = "model",
+        by: str = "tensor",
         run: str | None = None,
         exact: bool = False,
         quiet: bool = False,
     ) -> "TrajectoryTable":
         """How tensors move over the checkpoints of a run and its parents: a row for each tensor and step.
 
-        Norms and counts come from the statistics, where there are some; the rest is exact or estimated as the diff is, and
-        nothing is read that is equal by checksum to the checkpoint before.
+        What is about a step alone comes from its statistics; without them norms are read, and the rest is unknown. What is about
+        the way from the checkpoint before is exact or estimated as the diff is, and nothing is read that is equal by checksum.
 
         Args:
             names: patterns of tensor names, as '*.mlp.*'
-            metric: norm or nonfinite, of the step; or, from the checkpoint before, relative_update, update_norm,
-                cosine, max_change, changed_share, sign_flips
+            metric: of a step: norm, mean, std, rms, min, max, zeros (their share), nan, inf, nonfinite; or, from the checkpoint
+                before, relative_update (or update_ratio, the same), update_norm, cosine, max_change, changed_share, sign_flips
             kinds: patterns of kinds: model, buffer, master, exp_avg, ...; '*' for all
+            by: a row for each tensor, or for each layer or kind, as of one long vector
             run: this run and its parents; default: the current run
             exact: read the tensors, however large
             quiet: no progress bar
@@ -134,7 +136,7 @@ class Explorer:
         from dshistory import trajectories
 
         return trajectories.trajectory(
-            self.history, names=names, metric=metric, kinds=kinds, run=run, exact=exact, quiet=quiet
+            self.history, names=names, metric=metric, kinds=kinds, by=by, run=run, exact=exact, quiet=quiet
         )
 
     def distances(self, names: Patterns = "*", *, kinds: Patterns = "model", run: str | None = None) -> "DistanceTable":

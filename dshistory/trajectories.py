@@ -1,25 +1,27 @@
-"""How tensors move from checkpoint to checkpoint: one number for each tensor and step of a run's lineage.
+"""How tensors move from checkpoint to checkpoint: one number for each tensor, or layer, and step of a run's lineage.
 
-Numbers of a step are about the step itself (its norm, its non-finite elements) or about the way from the checkpoint
-before. Not read is what is equal by checksum to the checkpoint before, what the statistics know, and, where much would have
-to be read, what sketches can estimate.
+the catalog -> what the statistics say of the steps, and of the way from each to the next
+            -> what is equal by checksum to the checkpoint before: has not moved
+the tensors -> the rest, where reading can tell it, or where all of it is little
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
 import pyarrow as pa
 
+from catalog.analysis import buckets_of
 from catalog.errors import NotFoundError
 from catalog.history import History
 from catalog.records import CheckpointRef
 from catalog.resolve import lineage
-from dshistory.comparison import Comparison
-from dshistory.differences import AT_ONCE_BYTES, UNCHANGED, compare, select
-from dshistory.estimates import estimated
-from dshistory.fragments import FragmentStream, StoredTensor
+from dshistory.cells import Cells, Key, Known, Stored
+from dshistory.differences import AT_ONCE_BYTES
+from dshistory.estimates import estimated, norm_bound
+from dshistory.gaps import READABLE, read_moves, read_steps
+from dshistory.grouping import layer_of, require_grouping
+from dshistory.metrics import METRICS, Floats, Metric, merged, metric_named
 from dshistory.naming import Patterns
 from dshistory.progress import ByteProgress
 from dshistory.table import Table
@@ -29,20 +31,19 @@ if TYPE_CHECKING:
 
 __all__ = ["METRICS", "TrajectoryTable", "trajectory"]
 
-_OF_A_STEP: Final = {"norm": "norm_after", "nonfinite": "nonfinite_after"}
-METRICS: Final = (*_OF_A_STEP, "relative_update", "update_norm", "cosine", "max_change", "changed_share", "sign_flips")
-
 _SCHEMA: Final = pa.schema(
     [("run", pa.string()), ("step", pa.int64()), ("name", pa.string()), ("kind", pa.string()), ("value", pa.float64())]
 )
+_SKETCHED: Final = frozenset({"update_squares", "before_squares", "squares", "dot"})
+"""Parts that sketches can estimate."""
 
-
-Known = Mapping[tuple[CheckpointRef, str, str], float]
+_OF_REST: Final = {"update_squares": 0.0, "max_change": 0.0, "changed": 0.0, "sign_flips": 0.0}
+"""Parts of a tensor that has not moved."""
 
 
 class TrajectoryTable(Table):
-    """A row for each tensor and checkpoint; the value is unknown (null) where a tensor is not, has another shape than
-    before, or has nothing before it."""
+    """A row for each tensor (or layer, or kind) and checkpoint; the value is unknown (null) where a tensor is not, has another
+    shape than before, has nothing before it, or where there are no statistics and reading was not asked for."""
 
     metric: str
 
@@ -55,99 +56,171 @@ class TrajectoryTable(Table):
 
 
 def trajectory(
-    history: History, *, names: Patterns, metric: str, kinds: Patterns, run: str | None, exact: bool, quiet: bool
+    history: History,
+    *,
+    names: Patterns,
+    metric: str,
+    kinds: Patterns,
+    by: str,
+    run: str | None,
+    exact: bool,
+    quiet: bool,
 ) -> TrajectoryTable:
     """See `Explorer.trajectory`."""
-    if metric not in METRICS:
-        raise NotFoundError(f"no metric {metric!r}; the metrics are {', '.join(METRICS)}")
+    chosen = metric_named(metric)
+    require_grouping(by)
     refs = lineage(history, run or history.current_run())
     if not refs:
         raise NotFoundError(f"run {run or history.current_run()} of {history.root} has no committed checkpoint yet")
-    steps = select(history, *refs, kinds=kinds, names=names)
-    keys = sorted({key for step in steps for key in step})
-    read = sum(tensor.nbytes for step in steps for tensor in step.values())
-    known: Known = {}
-    bound = 0.0
-    if metric in _OF_A_STEP:
-        known = _computed(history, refs, metric)
-    elif not exact and read > AT_ONCE_BYTES:
-        known, bound = _estimated(history, refs, metric)
-    rows = []
-    with ByteProgress(read, description=f"trajectory of {metric}", quiet=quiet) as bar:
-        for key in keys:
-            path = [step.get(key) for step in steps]
-            of_key = [known.get((ref, *key)) for ref in refs]
-            values = _values(history.root, path, metric, of_key, bar.advance)
-            rows += [_row(ref, key[1], key[0], value) for ref, value in zip(refs, values, strict=True)]
-    note = f"{metric} of {len(keys)} tensors over {len(refs)} checkpoints"
-    if bound:
-        note += f"; where there are sketches estimated from them, updates within about {bound:.0%} (exact=True reads the tensors)"
-    table = TrajectoryTable(pa.Table.from_pylist(rows, schema=_SCHEMA), note=note)
-    table.metric = metric
-    return table
+    work = _Trajectory(Cells(history, refs, kinds=kinds, names=names), metric, chosen, by=by, quiet=quiet)
+    if chosen.is_move:
+        work.moves(exact=exact)
+    else:
+        work.steps()
+    return work.table()
 
 
-def _computed(history: History, refs: Sequence[CheckpointRef], metric: str) -> Known:
-    """What the statistics say of the steps themselves; exact."""
-    column = {"norm": "norm", "nonfinite": "nan + inf"}[metric]
-    sql = f"SELECT run, step, kind, name, {column} AS value FROM statistics WHERE list_contains($runs, run)"
-    rows = history.query(sql, {"runs": sorted({ref.run for ref in refs})}).to_pylist()
-    return {(CheckpointRef(row["run"], row["step"]), row["kind"], row["name"]): float(row["value"]) for row in rows}
+class _Trajectory:
+    """One trajectory on its way: `parts` fill up, and `notes` say how."""
 
+    def __init__(self, cells: Cells, name: str, metric: Metric, *, by: str, quiet: bool) -> None:
+        self._cells = cells
+        self._name = name
+        self._metric = metric
+        self._by = by
+        self._quiet = quiet
+        self._notes: list[str] = []
+        self._present: Known
+        self._parts: Mapping[str, Floats]
 
-def _estimated(history: History, refs: Sequence[CheckpointRef], metric: str) -> tuple[Known, float]:
-    """What sketches say of the way from each checkpoint to the next, and the largest bound of it."""
-    known: dict[tuple[CheckpointRef, str, str], float] = {}
-    bound = 0.0
-    for before, after in pairwise(refs):
-        for (kind, name), numbers in estimated(history, before, after).items():
-            if numbers.get(metric) is not None:
-                known[after, kind, name] = numbers[metric]
-                bound = max(bound, numbers["bound"])
-    return known, bound
+    def steps(self) -> None:
+        """What is said of the checkpoints themselves: by their statistics, by those of equal bytes, or by reading."""
+        known, self._parts = self._cells.statistics(self._metric.parts)
+        self._present = known
+        if known.all():
+            return
+        cells, stored = self._cells, self._cells.stored()
+        self._present = stored.there
+        if set(self._metric.parts) <= READABLE:
+            wanted = stored.there & ~known & ~stored.same
+            with self._reading(stored, wanted) as bar:
+                read_steps(cells.history, cells.refs, cells.keys, wanted, self._parts, bar.advance)
+            known = known | wanted
+        for place in range(1, len(cells.refs)):
+            carried = stored.same[:, place] & ~known[:, place] & known[:, place - 1]
+            for values in self._parts.values():
+                values[carried, place] = values[carried, place - 1]
+            known[:, place] |= carried
+        gaps = int((stored.there & ~known).any(axis=0).sum())
+        if gaps:
+            self._notes.append(f"unknown at {gaps} checkpoints without statistics: `analyze` computes them")
 
-
-def _values(
-    root: Path,
-    path: Sequence[StoredTensor | None],
-    metric: str,
-    known: Sequence[float | None],
-    advance: Callable[[int], None],
-) -> list[float | None]:
-    values: list[float | None] = []
-    for before, after, value in zip([None, *path], path, known, strict=False):
-        if after is None:
-            values.append(None)
-            continue
-        same = before is not None and before.same_bytes(after)
-        if value is not None and not same:
-            values.append(value)
-        elif metric in _OF_A_STEP:
-            values.append(values[-1] if same else _number(_alone(root, after, advance), _OF_A_STEP[metric]))
-        elif same:
-            values.append(UNCHANGED.get(metric))
-        elif before is None or before.shape != after.shape:
-            values.append(None)
+    def moves(self, *, exact: bool) -> None:
+        """What is said of the way from the checkpoint before: by sketches, by equal bytes, or by reading."""
+        cells, parts = self._cells, self._metric.parts
+        stored = cells.stored()
+        self._present = stored.follows
+        if not exact and stored.nbytes.sum() > AT_ONCE_BYTES and set(parts) <= _SKETCHED:
+            self._parts = self._estimated(stored)
         else:
-            values.append(_number(compare(root, before, after, lambda nbytes: advance(nbytes // 2)), metric))
-    return values
+            self._parts = {part: np.full(stored.there.shape, np.nan) for part in parts}
+        self._fill_rest(stored)
+        unknown = np.logical_or.reduce([np.isnan(values) for values in self._parts.values()])
+        missing = stored.follows & ~stored.same & unknown
+        if missing.any():
+            with self._reading(stored, missing) as bar:
+                read_moves(cells.history, cells.refs, cells.keys, missing, self._parts, bar.advance)
+
+    def table(self) -> TrajectoryTable:
+        """The rows, those of a tensor one after the other."""
+        keys, numbers = _groups(self._cells.keys, self._by)
+        parts = self._parts
+        if self._by != "tensor":
+            parts = {part: merged(part, cells, self._present, numbers) for part, cells in parts.items()}
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+            values = self._metric.value(*(parts[part] for part in self._metric.parts))
+        refs = self._cells.refs
+        of_key, of_ref = np.repeat(np.arange(len(keys)), len(refs)), np.tile(np.arange(len(refs)), len(keys))
+        columns = [
+            pa.array([ref.run for ref in refs], pa.string()).take(of_ref),
+            pa.array([ref.step for ref in refs], pa.int64()).take(of_ref),
+            pa.array([name for _, name in keys], pa.string()).take(of_key),
+            pa.array([kind for kind, _ in keys], pa.string()).take(of_key),
+            pa.array(values.ravel(), mask=np.isnan(values.ravel())),
+        ]
+        about = f"{self._name} of {len(keys)} {self._by}s over {len(refs)} checkpoints"
+        table = TrajectoryTable(pa.table(columns, schema=_SCHEMA), note="; ".join([about, *self._notes]))
+        table.metric = self._name
+        return table
+
+    def _reading(self, stored: Stored, missing: Known) -> ByteProgress:
+        nbytes = stored.nbytes[missing].sum()
+        if self._metric.is_move:
+            nbytes += stored.nbytes[:, :-1][missing[:, 1:]].sum()
+        return ByteProgress(int(nbytes), description=f"trajectory of {self._name}", quiet=self._quiet)
+
+    def _estimated(self, stored: Stored) -> Mapping[str, Floats]:
+        """Of the catalog's moves, and where a run forks from its parent by the sketches of both sides."""
+        cells = self._cells
+        parts, elsewhere = cells.moves(self._metric.parts)
+        forks = [at for at in range(1, len(cells.refs)) if cells.refs[at].run != cells.refs[at - 1].run]
+        for place in sorted({*elsewhere, *forks}):
+            _estimate(cells.history, cells.refs[place - 1], cells.refs[place], cells.keys, place, parts)
+        for values in parts.values():
+            values[~stored.follows | stored.same] = np.nan
+        told = np.flatnonzero(~np.isnan(parts[self._metric.parts[0]]).all(axis=1)).tolist()
+        buckets = [buckets_of(cells.keys[tensor][0], int(stored.numel[tensor].max())) for tensor in told]
+        if buckets:
+            self._notes.append(
+                f"where there are sketches estimated from them, updates within about {norm_bound(min(buckets)):.0%} "
+                "(exact=True reads the tensors)"
+            )
+        return parts
+
+    def _fill_rest(self, stored: Stored) -> None:
+        """What has not moved: its norms matter to a group that it is in."""
+        same = stored.same
+        for part, values in self._parts.items():
+            if part in _OF_REST:
+                values[same] = _OF_REST[part]
+            elif part == "numel":
+                values[same] = stored.numel[same]
+        norms = self._parts.keys() & {"before_squares", "squares", "dot"}
+        if self._by != "tensor" and norms and same.any():
+            _, at_rest = self._cells.statistics(["squares"])
+            for part in norms:
+                self._parts[part][same] = at_rest["squares"][same]
 
 
-def _alone(root: Path, tensor: StoredTensor, advance: Callable[[int], None]) -> Comparison:
-    """The tensor compared with itself: what can be said of one step."""
-    comparison = Comparison()
-    stream = FragmentStream(root, tensor)
-    while numel := stream.ready():
-        part = stream.take(numel)
-        comparison.add(part, part)
-        advance(part.nbytes)
-    return comparison
+def _estimate(
+    history: History,
+    before: CheckpointRef,
+    after: CheckpointRef,
+    keys: Sequence[Key],
+    place: int,
+    parts: Mapping[str, Floats],
+) -> None:
+    """Fill in the cells of a place from the sketches of two checkpoints."""
+    found = estimated(history, before, after)
+    for tensor, key in enumerate(keys):
+        numbers = found.get(key)
+        if numbers is not None:
+            start, end = numbers["norm_before"], numbers["norm_after"]
+            cosine = np.nan if numbers["cosine"] is None else numbers["cosine"]
+            of_part = {
+                "update_squares": numbers["update_norm"] ** 2,
+                "before_squares": start**2,
+                "squares": end**2,
+                "dot": cosine * start * end,
+            }
+            for part, values in parts.items():
+                values[tensor, place] = of_part[part]
 
 
-def _number(comparison: Comparison, metric: str) -> float | None:
-    value = getattr(comparison, metric)
-    return None if value is None else float(value)
-
-
-def _row(ref: CheckpointRef, name: str, kind: str, value: float | None) -> Mapping[str, object]:
-    return {"run": ref.run, "step": ref.step, "name": name, "kind": kind, "value": value}
+def _groups(keys: Sequence[Key], by: str) -> tuple[Sequence[Key], np.ndarray]:
+    """The groups of tensors, and the number of each tensor's."""
+    if by == "tensor":
+        return keys, np.arange(len(keys))
+    groups: dict[Key, int] = {}
+    numbers = [groups.setdefault((kind, layer_of(name) if by == "layer" else "*"), len(groups)) for kind, name in keys]
+    return list(groups), np.array(numbers)
