@@ -1,75 +1,167 @@
 """What is out of line in a run: each kind of trouble with the step and tensor where it is first seen.
 
 All from the statistics and sketches that the catalog has; nothing is read. "Out of line" is against the tensor's own past: five
-times more than in any of the eight checkpoints before, of which there must be three at least.
+times more than in any of the eight analyzed checkpoints before, of which there must be three at least.
 """
 
-from typing import Final
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
 from catalog.history import History
+from catalog.records import CheckpointRef
 from catalog.resolve import lineage
+from dshistory.cells import Cells, Key
+from dshistory.estimates import estimated
+from dshistory.metrics import Floats
 from dshistory.table import Table
 
 __all__ = ["anomalies"]
 
-_SQL: Final = """
-WITH path AS (
-    SELECT unnest($runs) AS run, unnest($steps) AS step, unnest(range(len($runs))) AS place
-), figures AS (
-    SELECT path.place, s.run, s.step, s.kind, s.name, s.norm, s.nan + s.inf AS nonfinite, s.zeros, s.numel,
-           greatest(abs(s.min), abs(s.max)) AS largest, k.sketch,
-           lag(s.norm) OVER past AS norm_before, lag(s.nan + s.inf) OVER past AS nonfinite_before,
-           lag(s.zeros) OVER past AS zeros_before, lag(k.sketch) OVER past AS sketch_before
-    FROM statistics s JOIN path ON s.run = path.run AND s.step = path.step
-    LEFT JOIN sketches k ON k.run = s.run AND k.step = s.step AND k.kind = s.kind AND k.name = s.name
-    WINDOW past AS (PARTITION BY s.kind, s.name ORDER BY path.place)
-), moves AS (
-    SELECT *, CASE WHEN norm > 0 AND norm_before > 0 AND nonfinite + nonfinite_before = 0 THEN abs(ln(norm / norm_before)) END AS jump,
-           CASE WHEN norm_before > 0 AND nonfinite + nonfinite_before = 0 AND len(sketch) = len(sketch_before)
-                THEN list_distance(sketch, sketch_before) / norm_before END AS update_ratio
-    FROM figures
-), against AS (
-    SELECT *, max(jump) OVER earlier AS jumps, max(update_ratio) OVER earlier AS ratios, max(largest) OVER earlier AS largests,
-           count(*) OVER earlier AS past
-    FROM moves WINDOW earlier AS (PARTITION BY kind, name ORDER BY place ROWS BETWEEN 8 PRECEDING AND 1 PRECEDING)
-), found AS (
-    SELECT place, run, step, kind, name, 'not finite' AS anomaly, nonfinite::DOUBLE AS value, 0.0 AS usual FROM against
-    WHERE nonfinite > 0 AND coalesce(nonfinite_before, 0) = 0
-    UNION ALL
-    SELECT place, run, step, kind, name, 'norm jumps', exp(jump), exp(jumps) FROM against
-    WHERE kind IN ('model', 'master', 'buffer') AND past >= 3 AND jump > 0.01 AND jump > 5 * jumps
-    UNION ALL
-    SELECT place, run, step, kind, name, 'large update', update_ratio, ratios FROM against
-    WHERE kind IN ('model', 'master') AND past >= 3 AND update_ratio > 5 * ratios
-    UNION ALL
-    SELECT place, run, step, kind, name, 'second moment explodes', largest, largests FROM against
-    WHERE kind = 'exp_avg_sq' AND past >= 3 AND largest > 100 * largests AND largests > 0
-    UNION ALL
-    SELECT place, run, step, kind, name, 'goes to zero', zeros / numel, zeros_before / numel FROM against
-    WHERE kind IN ('model', 'master') AND numel > 1 AND zeros >= 0.5 * numel AND zeros_before < 0.5 * numel
+_SCHEMA: Final = pa.schema(
+    [
+        ("run", pa.string()),
+        ("step", pa.int64()),
+        ("anomaly", pa.string()),
+        ("kind", pa.string()),
+        ("name", pa.string()),
+        ("value", pa.float64()),
+        ("usual", pa.float64()),
+    ]
 )
-SELECT run, step, anomaly, kind, name, value, usual FROM found
-QUALIFY row_number() OVER (PARTITION BY anomaly, kind, name ORDER BY place) = 1
-ORDER BY place, anomaly <> 'not finite', anomaly, value DESC, kind, name
-"""
+_PARTS: Final = ("squares", "nonfinite", "zeros_share", "numel", "largest", "relative_update")
+_LEAST_PAST: Final = 3
+
+Mask = npt.NDArray[np.bool_]
+Figures = Mapping[str, Floats]
+"""(tensors, analyzed checkpoints) of each part; `past`: how many of the eight checkpoints before the tensor was in."""
+
+Finding = tuple[Mask, Floats, Floats]
+"""Where it is seen, how large it is there, and how large it was before."""
 
 
 def anomalies(history: History, *, run: str | None) -> Table:
     """See `Explorer.anomalies`."""
-    run = run or history.current_run()
-    refs = lineage(history, run)
-    params = {"runs": [ref.run for ref in refs], "steps": [ref.step for ref in refs]}
-    table = history.query(_SQL, params)
-    known = history.query(
-        "SELECT count(DISTINCT (run, step)) AS n FROM statistics WHERE list_contains($runs, run)",
-        {"runs": params["runs"]},
-    )
-    analyzed = known["n"][0].as_py()
-    if analyzed >= len(refs):
-        note = f"{table.num_rows} anomalies in {len(refs)} checkpoints"
+    refs = lineage(history, run or history.current_run())
+    rows: list[Mapping[str, Any]] = []
+    analyzed: list[CheckpointRef] = []
+    if refs:
+        cells = Cells(history, refs, kinds="*", names="*")
+        known, parts = cells.statistics(_PARTS)
+        places = np.flatnonzero(known.any(axis=0))
+        analyzed = [refs[place] for place in places.tolist()]
+        figures = {name: part[:, places] for name, part in parts.items()}
+        _fill_forks(history, analyzed, cells.keys, figures["relative_update"])
+        rows = _found(analyzed, cells.keys, figures | {"past": _counts_before(known[:, places])})
+    if len(analyzed) == len(refs):
+        note = f"{len(rows)} anomalies in {len(refs)} checkpoints"
     else:
         note = (
-            f"{table.num_rows} anomalies in the {analyzed} of {len(refs)} checkpoints that have statistics; `analyze` computes the "
+            f"{len(rows)} anomalies in the {len(analyzed)} of {len(refs)} checkpoints that have statistics; `analyze` computes the "
             "others"
         )
-    return Table(table, note=note)
+    return Table(pa.Table.from_pylist(rows, schema=_SCHEMA), note=note)
+
+
+def _found(refs: Sequence[CheckpointRef], keys: Sequence[Key], figures: Figures) -> list[Mapping[str, Any]]:
+    """A row for each kind of trouble and tensor, where it is seen first."""
+    found = []
+    for anomaly, (kinds, look) in _LOOKS.items():
+        which = [tensor for tensor, (kind, _) in enumerate(keys) if kinds is None or kind in kinds]
+        chosen = figures if len(which) == len(keys) else {name: part[which] for name, part in figures.items()}
+        with np.errstate(all="ignore"):
+            seen, value, usual = look(chosen)
+        for row in np.flatnonzero(seen.any(axis=1)).tolist():
+            place = int(seen[row].argmax())
+            found.append((place, anomaly, keys[which[row]], float(value[row, place]), float(usual[row, place])))
+    found.sort(key=lambda each: (each[0], each[1] != "not finite", each[1], -each[3], each[2]))
+    return [
+        {
+            "run": refs[place].run,
+            "step": refs[place].step,
+            "anomaly": anomaly,
+            "kind": kind,
+            "name": name,
+            "value": value,
+            "usual": usual,
+        }
+        for place, anomaly, (kind, name), value, usual in found
+    ]
+
+
+def _not_finite(figures: Figures) -> Finding:
+    odd = figures["nonfinite"]
+    return (odd > 0) & ~(_before(odd) > 0), odd, np.zeros_like(odd)
+
+
+def _norm_jumps(figures: Figures) -> Finding:
+    usable = (figures["squares"] > 0) & (figures["nonfinite"] == 0)
+    logarithms = np.where(usable, np.log(figures["squares"]) / 2, np.nan)
+    jump = np.abs(logarithms - _before(logarithms))
+    usual = _most_before(jump)
+    return (jump > 0.01) & (jump > 5 * usual) & (figures["past"] >= _LEAST_PAST), np.exp(jump), np.exp(usual)
+
+
+def _large_update(figures: Figures) -> Finding:
+    ratio = np.where(np.isinf(figures["relative_update"]), np.nan, figures["relative_update"])
+    usual = _most_before(ratio)
+    return (ratio > 5 * usual) & (figures["past"] >= _LEAST_PAST), ratio, usual
+
+
+def _second_moment_explodes(figures: Figures) -> Finding:
+    largest = figures["largest"]
+    usual = _most_before(largest)
+    return (largest > 100 * usual) & (usual > 0) & (figures["past"] >= _LEAST_PAST), largest, usual
+
+
+def _goes_to_zero(figures: Figures) -> Finding:
+    share = figures["zeros_share"]
+    before = _before(share)
+    return (share >= 0.5) & (before < 0.5) & (figures["numel"] > 1), share, before
+
+
+_LOOKS: Final[Mapping[str, tuple[Collection[str] | None, Callable[[Figures], Finding]]]] = {
+    "not finite": (None, _not_finite),
+    "norm jumps": (("model", "master", "buffer"), _norm_jumps),
+    "large update": (("model", "master"), _large_update),
+    "second moment explodes": (("exp_avg_sq",), _second_moment_explodes),
+    "goes to zero": (("model", "master"), _goes_to_zero),
+}
+"""Each kind of trouble: in which kinds of tensors (None: all) it is looked for, and how."""
+
+
+def _before(values: Floats, by: int = 1) -> Floats:
+    """The same, of so many checkpoints before; NaN where there is none."""
+    shifted = np.full_like(values, np.nan)
+    shifted[:, by:] = values[:, :-by]
+    return shifted
+
+
+def _most_before(values: Floats) -> Floats:
+    """The largest of the eight before that are known."""
+    most = _before(values)
+    for by in (1, 2, 4):
+        most = np.fmax(most, _before(most, by))
+    return most
+
+
+def _counts_before(known: Mask) -> Floats:
+    """In how many of the eight before it is known."""
+    ends = np.cumsum(known, axis=1, dtype=np.float64)
+    past = np.zeros_like(ends)
+    past[:, 1:] = ends[:, :-1]
+    past[:, 9:] -= ends[:, :-9]
+    return past
+
+
+def _fill_forks(history: History, refs: Sequence[CheckpointRef], keys: Sequence[Key], ratios: Floats) -> None:
+    """The catalog counts moves within a run: of the first checkpoint after a fork, from the sketches of both sides."""
+    for place in range(1, len(refs)):
+        if refs[place].run != refs[place - 1].run:
+            found = estimated(history, refs[place - 1], refs[place])
+            for tensor, key in enumerate(keys):
+                if key in found:
+                    ratios[tensor, place] = found[key]["relative_update"]
