@@ -6,9 +6,10 @@ Manifests and markers are the truth; only `query`, tags and "best" go through th
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
 
@@ -21,6 +22,9 @@ from catalog.logical import logical_tensors
 from catalog.marker import read_marker
 from catalog.records import CheckpointRef, Extent, Marker, RunFacts
 from catalog.resolve import resolve
+
+if TYPE_CHECKING:
+    from catalog.index import Asking
 
 __all__ = ["History", "State"]
 
@@ -144,6 +148,15 @@ class History:
         from catalog import index
 
         return index.query(self.paths, sql, params)
+
+    @contextmanager
+    def asking(self) -> Iterator[Asking]:
+        """For several queries about the same moment, which take less time together: gives what is called as `query` is. Writers
+        wait meanwhile, so nothing long may go on in between."""
+        from catalog import index
+
+        with index.asking(self.paths) as ask:
+            yield ask
 
     def reindex(self) -> int:
         """Delete the index and build it anew from the manifests; returns the number of checkpoints in it."""

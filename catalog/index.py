@@ -7,7 +7,7 @@ tail is everything.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -20,7 +20,7 @@ from catalog.scan import Ingested, Tail, scan
 from catalog.schema import MIGRATIONS, TABLES, VERSION, changed_statement, view_statements
 from catalog.turnstile import IndexBusyError
 
-__all__ = ["query", "register", "reindex"]
+__all__ = ["Asking", "asking", "query", "register", "reindex"]
 
 READER_PATIENCE_S = 2.0
 """More than any writer keeps a reader waiting, if it lives."""
@@ -36,17 +36,34 @@ _MAX_BATCH_BYTES = 256 << 20
 _cache = RowCache()
 
 
-def query(paths: HistoryPaths, sql: str, params: Sequence[object] | Mapping[str, object] = ()) -> pa.Table:
-    """The result of one SELECT over the catalog's views. SetupError when `sql` is not that, or fails."""
+class Asking(Protocol):
+    """One SELECT over the catalog's views. SetupError when it is not that, or fails."""
+
+    def __call__(self, sql: str, params: Sequence[object] | Mapping[str, object] = ()) -> pa.Table: ...
+
+
+@contextmanager
+def asking(paths: HistoryPaths) -> Iterator[Asking]:
+    """For several SELECTs about the same moment. Writers wait meanwhile, so nothing long may go on in between."""
     with _session(paths) as (connection, indexed, tail):
-        names = tables_read(connection, sql)
         new = tail.new() if indexed else frozenset(TABLES)
         for name, table in tail.tables(new).items():
             connection.register(name, table)
         hiding = bool(tail.hidden or tail.gone or tail.hidden_runs)
-        for statement in view_statements(names, indexed=indexed, hiding=hiding, new=new, before=tail.before()):
-            connection.execute(statement)
-        return select(connection, sql, params)
+
+        def ask(sql: str, params: Sequence[object] | Mapping[str, object] = ()) -> pa.Table:
+            names = tables_read(connection, sql)
+            for statement in view_statements(names, indexed=indexed, hiding=hiding, new=new, before=tail.before()):
+                connection.execute(statement)
+            return select(connection, sql, params)
+
+        yield ask
+
+
+def query(paths: HistoryPaths, sql: str, params: Sequence[object] | Mapping[str, object] = ()) -> pa.Table:
+    """The result of one SELECT over the catalog's views. SetupError when `sql` is not that, or fails."""
+    with asking(paths) as ask:
+        return ask(sql, params)
 
 
 def register(paths: HistoryPaths, *, patience_s: float) -> int:

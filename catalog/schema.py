@@ -218,8 +218,8 @@ def view_statements(
                 tail = "tail_changed"
                 statements.append(changed_statement(indexed=indexed, hiding=hiding, before=before))
             halves.append(f"SELECT * FROM {tail}")
-        statements.append(f"CREATE TEMP VIEW all_{table} AS {' UNION ALL '.join(halves)}")
-    return statements + [f"CREATE TEMP VIEW {name} AS {_VIEWS[name][1]}" for name in wanted]
+        statements.append(f"CREATE OR REPLACE TEMP VIEW all_{table} AS {' UNION ALL '.join(halves)}")
+    return statements + [f"CREATE OR REPLACE TEMP VIEW {name} AS {_VIEWS[name][1]}" for name in wanted]
 
 
 def changed_statement(*, indexed: bool, hiding: bool, before: Collection[int]) -> str:
@@ -234,7 +234,7 @@ def changed_statement(*, indexed: bool, hiding: bool, before: Collection[int]) -
         steps = ", ".join(str(int(step)) for step in sorted(before))
         rows += f" UNION ALL SELECT run, step, kind, name, hash FROM idx.tensors{visible} AND step IN ({steps})"
     return f"""
-    CREATE TEMP VIEW tail_changed AS
+    CREATE OR REPLACE TEMP VIEW tail_changed AS
     SELECT t.*, CASE WHEN p.previous IS NULL THEN NULL ELSE q.hash IS DISTINCT FROM t.hash END AS changed
     FROM tail_tensors t
     LEFT JOIN tail_previous p ON p.run = t.run AND p.step = t.step

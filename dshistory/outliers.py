@@ -36,7 +36,7 @@ _PARTS: Final = ("squares", "nonfinite", "zeros_share", "numel", "largest", "rel
 _LEAST_PAST: Final = 3
 
 Mask = npt.NDArray[np.bool_]
-Figures = Mapping[str, Floats]
+Figures = Mapping[str, npt.NDArray[Any]]
 """(tensors, analyzed checkpoints) of each part; `past`: how many of the eight checkpoints before the tensor was in."""
 
 Finding = tuple[Mask, Floats, Floats]
@@ -49,13 +49,15 @@ def anomalies(history: History, *, run: str | None) -> Table:
     rows: list[Mapping[str, Any]] = []
     analyzed: list[CheckpointRef] = []
     if refs:
-        cells = Cells(history, refs, kinds="*", names="*")
-        known, parts = cells.statistics(_PARTS)
+        with Cells.chosen(history, refs, kinds="*", names="*") as cells:
+            keys = cells.keys
+            known, parts = cells.statistics(_PARTS)
         places = np.flatnonzero(known.any(axis=0))
         analyzed = [refs[place] for place in places.tolist()]
-        figures = {name: part[:, places] for name, part in parts.items()}
-        _fill_forks(history, analyzed, cells.keys, figures["relative_update"])
-        rows = _found(analyzed, cells.keys, figures | {"past": _counts_before(known[:, places])})
+        if len(analyzed) < len(refs):
+            known, parts = known.T[places].T, {name: part.T[places].T for name, part in parts.items()}
+        _fill_forks(history, analyzed, keys, parts["relative_update"])
+        rows = _found(analyzed, keys, {**parts, "past": _counts_before(known)})
     if len(analyzed) == len(refs):
         note = f"{len(rows)} anomalies in {len(refs)} checkpoints"
     else:
@@ -148,13 +150,12 @@ def _most_before(values: Floats) -> Floats:
     return most
 
 
-def _counts_before(known: Mask) -> Floats:
+def _counts_before(known: Mask) -> npt.NDArray[np.int8]:
     """In how many of the eight before it is known."""
-    ends = np.cumsum(known, axis=1, dtype=np.float64)
-    past = np.zeros_like(ends)
-    past[:, 1:] = ends[:, :-1]
-    past[:, 9:] -= ends[:, :-9]
-    return past
+    counts = np.zeros(known.shape, np.int8, order="F")
+    for by in range(1, 9):
+        counts[:, by:] += known[:, :-by]
+    return counts
 
 
 def _fill_forks(history: History, refs: Sequence[CheckpointRef], keys: Sequence[Key], ratios: Floats) -> None:

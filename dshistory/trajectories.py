@@ -6,6 +6,8 @@ the tensors -> the rest, where reading can tell it, or where all of it is little
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -72,124 +74,148 @@ def trajectory(
     refs = lineage(history, run or history.current_run())
     if not refs:
         raise NotFoundError(f"run {run or history.current_run()} of {history.root} has no committed checkpoint yet")
-    work = _Trajectory(Cells(history, refs, kinds=kinds, names=names), metric, chosen, by=by, quiet=quiet)
-    if chosen.is_move:
-        work.moves(exact=exact)
-    else:
-        work.steps()
-    return work.table()
+    find = _moves if chosen.is_move else _steps
+    found = find(_Question(history, refs, kinds, names, metric, chosen, by, exact, quiet))
+    return _table(found, refs, metric, chosen, by=by)
 
 
-class _Trajectory:
-    """One trajectory on its way: `parts` fill up, and `notes` say how."""
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """What is asked for."""
 
-    def __init__(self, cells: Cells, name: str, metric: Metric, *, by: str, quiet: bool) -> None:
-        self._cells = cells
-        self._name = name
-        self._metric = metric
-        self._by = by
-        self._quiet = quiet
-        self._notes: list[str] = []
-        self._present: Known
-        self._parts: Mapping[str, Floats]
+    history: History
+    refs: Sequence[CheckpointRef]
+    kinds: Patterns
+    names: Patterns
+    name: str
+    metric: Metric
+    by: str
+    exact: bool
+    quiet: bool
 
-    def steps(self) -> None:
-        """What is said of the checkpoints themselves: by their statistics, by those of equal bytes, or by reading."""
-        known, self._parts = self._cells.statistics(self._metric.parts)
-        self._present = known
+    def cells(self) -> AbstractContextManager[Cells]:
+        return Cells.chosen(self.history, self.refs, kinds=self.kinds, names=self.names)
+
+    def reading(self, stored: Stored, cells: Known) -> ByteProgress:
+        """Progress over the bytes of cells, and, for a move, of those before them."""
+        nbytes = stored.nbytes[cells].sum()
+        if self.metric.is_move:
+            nbytes += stored.nbytes[:, :-1][cells[:, 1:]].sum()
+        return ByteProgress(int(nbytes), description=f"trajectory of {self.name}", quiet=self.quiet)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The parts of the metric for each cell, and which cells count in a group."""
+
+    keys: Sequence[Key]
+    parts: Mapping[str, Floats]
+    counts: Known
+    note: str = ""
+
+
+def _steps(asked: _Question) -> _Found:
+    """What is said of the checkpoints themselves: by their statistics, by those of equal bytes, or by reading."""
+    with asked.cells() as cells:
+        known, parts = cells.statistics(asked.metric.parts)
         if known.all():
-            return
-        cells, stored = self._cells, self._cells.stored()
-        self._present = stored.there
-        if set(self._metric.parts) <= READABLE:
-            wanted = stored.there & ~known & ~stored.same
-            with self._reading(stored, wanted) as bar:
-                read_steps(cells.history, cells.refs, cells.keys, wanted, self._parts, bar.advance)
-            known = known | wanted
-        for place in range(1, len(cells.refs)):
-            carried = stored.same[:, place] & ~known[:, place] & known[:, place - 1]
-            for values in self._parts.values():
-                values[carried, place] = values[carried, place - 1]
-            known[:, place] |= carried
-        gaps = int((stored.there & ~known).any(axis=0).sum())
-        if gaps:
-            self._notes.append(f"unknown at {gaps} checkpoints without statistics: `analyze` computes them")
+            return _Found(cells.keys, parts, known)
+        keys, stored = cells.keys, cells.stored()
+    if set(parts) <= READABLE:
+        wanted = stored.there & ~known & ~stored.same
+        with asked.reading(stored, wanted) as bar:
+            read_steps(asked.history, asked.refs, keys, wanted, parts, bar.advance)
+        known = known | wanted
+    for place in range(1, len(asked.refs)):
+        carried = stored.same[:, place] & ~known[:, place] & known[:, place - 1]
+        for values in parts.values():
+            values[carried, place] = values[carried, place - 1]
+        known[:, place] |= carried
+    gaps = int((stored.there & ~known).any(axis=0).sum())
+    note = f"unknown at {gaps} checkpoints without statistics: `analyze` computes them" if gaps else ""
+    return _Found(keys, parts, stored.there, note)
 
-    def moves(self, *, exact: bool) -> None:
-        """What is said of the way from the checkpoint before: by sketches, by equal bytes, or by reading."""
-        cells, parts = self._cells, self._metric.parts
-        stored = cells.stored()
-        self._present = stored.follows
-        if not exact and stored.nbytes.sum() > AT_ONCE_BYTES and set(parts) <= _SKETCHED:
-            self._parts = self._estimated(stored)
+
+def _moves(asked: _Question) -> _Found:
+    """What is said of the way from the checkpoint before: by sketches, by equal bytes, or by reading."""
+    parts: Mapping[str, Floats]
+    norms: Floats | None = None
+    elsewhere: Sequence[int] = []
+    with asked.cells() as cells:
+        keys, stored = cells.keys, cells.stored()
+        estimating = not asked.exact and stored.nbytes.sum() > AT_ONCE_BYTES and set(asked.metric.parts) <= _SKETCHED
+        if estimating:
+            parts, elsewhere = cells.moves(asked.metric.parts)
         else:
-            self._parts = {part: np.full(stored.there.shape, np.nan) for part in parts}
-        self._fill_rest(stored)
-        unknown = np.logical_or.reduce([np.isnan(values) for values in self._parts.values()])
-        missing = stored.follows & ~stored.same & unknown
-        if missing.any():
-            with self._reading(stored, missing) as bar:
-                read_moves(cells.history, cells.refs, cells.keys, missing, self._parts, bar.advance)
-
-    def table(self) -> TrajectoryTable:
-        """The rows, those of a tensor one after the other."""
-        keys, numbers = _groups(self._cells.keys, self._by)
-        parts = self._parts
-        if self._by != "tensor":
-            parts = {part: merged(part, cells, self._present, numbers) for part, cells in parts.items()}
-        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-            values = self._metric.value(*(parts[part] for part in self._metric.parts))
-        refs = self._cells.refs
-        of_key, of_ref = np.repeat(np.arange(len(keys)), len(refs)), np.tile(np.arange(len(refs)), len(keys))
-        columns = [
-            pa.array([ref.run for ref in refs], pa.string()).take(of_ref),
-            pa.array([ref.step for ref in refs], pa.int64()).take(of_ref),
-            pa.array([name for _, name in keys], pa.string()).take(of_key),
-            pa.array([kind for kind, _ in keys], pa.string()).take(of_key),
-            pa.array(values.ravel(), mask=np.isnan(values.ravel())),
-        ]
-        about = f"{self._name} of {len(keys)} {self._by}s over {len(refs)} checkpoints"
-        table = TrajectoryTable(pa.table(columns, schema=_SCHEMA), note="; ".join([about, *self._notes]))
-        table.metric = self._name
-        return table
-
-    def _reading(self, stored: Stored, missing: Known) -> ByteProgress:
-        nbytes = stored.nbytes[missing].sum()
-        if self._metric.is_move:
-            nbytes += stored.nbytes[:, :-1][missing[:, 1:]].sum()
-        return ByteProgress(int(nbytes), description=f"trajectory of {self._name}", quiet=self._quiet)
-
-    def _estimated(self, stored: Stored) -> Mapping[str, Floats]:
-        """Of the catalog's moves, and where a run forks from its parent by the sketches of both sides."""
-        cells = self._cells
-        parts, elsewhere = cells.moves(self._metric.parts)
-        forks = [at for at in range(1, len(cells.refs)) if cells.refs[at].run != cells.refs[at - 1].run]
-        for place in sorted({*elsewhere, *forks}):
-            _estimate(cells.history, cells.refs[place - 1], cells.refs[place], cells.keys, place, parts)
+            parts = {part: np.full(stored.there.shape, np.nan) for part in asked.metric.parts}
+        if asked.by != "tensor" and stored.same.any():
+            norms = cells.statistics(["squares"])[1]["squares"]
+    note = ""
+    if estimating:
+        _estimate_elsewhere(asked, keys, elsewhere, parts)
         for values in parts.values():
             values[~stored.follows | stored.same] = np.nan
-        told = np.flatnonzero(~np.isnan(parts[self._metric.parts[0]]).all(axis=1)).tolist()
-        buckets = [buckets_of(cells.keys[tensor][0], int(stored.numel[tensor].max())) for tensor in told]
-        if buckets:
-            self._notes.append(
-                f"where there are sketches estimated from them, updates within about {norm_bound(min(buckets)):.0%} "
-                "(exact=True reads the tensors)"
-            )
-        return parts
+        note = _bound_note(keys, stored, parts[asked.metric.parts[0]])
+    _fill_rest(parts, stored, norms)
+    missing = stored.follows & ~stored.same & np.isnan(sum(parts.values()))
+    if missing.any():
+        with asked.reading(stored, missing) as bar:
+            read_moves(asked.history, asked.refs, keys, missing, parts, bar.advance)
+    return _Found(keys, parts, stored.follows, note)
 
-    def _fill_rest(self, stored: Stored) -> None:
-        """What has not moved: its norms matter to a group that it is in."""
-        same = stored.same
-        for part, values in self._parts.items():
-            if part in _OF_REST:
-                values[same] = _OF_REST[part]
-            elif part == "numel":
-                values[same] = stored.numel[same]
-        norms = self._parts.keys() & {"before_squares", "squares", "dot"}
-        if self._by != "tensor" and norms and same.any():
-            _, at_rest = self._cells.statistics(["squares"])
-            for part in norms:
-                self._parts[part][same] = at_rest["squares"][same]
+
+def _fill_rest(parts: Mapping[str, Floats], stored: Stored, norms: Floats | None) -> None:
+    """What has not moved; its norms, where they are known, matter to a group that it is in."""
+    for part, values in parts.items():
+        if part in _OF_REST:
+            values[stored.same] = _OF_REST[part]
+        elif part == "numel":
+            values[stored.same] = stored.numel[stored.same]
+        elif norms is not None:
+            values[stored.same] = norms[stored.same]
+
+
+def _bound_note(keys: Sequence[Key], stored: Stored, estimates: Floats) -> str:
+    told = np.flatnonzero(~np.isnan(estimates).all(axis=1)).tolist()
+    buckets = [buckets_of(keys[tensor][0], int(stored.numel[tensor].max())) for tensor in told]
+    if not buckets:
+        return ""
+    return (
+        f"where there are sketches estimated from them, updates within about {norm_bound(min(buckets)):.0%} "
+        "(exact=True reads the tensors)"
+    )
+
+
+def _table(found: _Found, refs: Sequence[CheckpointRef], name: str, metric: Metric, *, by: str) -> TrajectoryTable:
+    """The rows, those of a tensor one after the other."""
+    keys, numbers = _groups(found.keys, by)
+    parts = found.parts
+    if by != "tensor":
+        parts = {part: merged(part, cells, found.counts, numbers) for part, cells in parts.items()}
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        values = metric.value(*(parts[part] for part in metric.parts)).ravel()
+    of_key, of_ref = np.repeat(np.arange(len(keys)), len(refs)), np.tile(np.arange(len(refs)), len(keys))
+    columns = [
+        pa.array([ref.run for ref in refs], pa.string()).take(of_ref),
+        pa.array([ref.step for ref in refs], pa.int64()).take(of_ref),
+        pa.array([name for _, name in keys], pa.string()).take(of_key),
+        pa.array([kind for kind, _ in keys], pa.string()).take(of_key),
+        pa.array(values, mask=np.isnan(values)),
+    ]
+    about = f"{name} of {len(keys)} {by}s over {len(refs)} checkpoints"
+    table = TrajectoryTable(pa.table(columns, schema=_SCHEMA), note="; ".join(filter(None, [about, found.note])))
+    table.metric = name
+    return table
+
+
+def _estimate_elsewhere(
+    asked: _Question, keys: Sequence[Key], elsewhere: Sequence[int], parts: Mapping[str, Floats]
+) -> None:
+    """The catalog counts moves within a run: where a run forks from its parent, the sketches of both sides are compared."""
+    refs = asked.refs
+    forks = [at for at in range(1, len(refs)) if refs[at].run != refs[at - 1].run]
+    for place in sorted({*elsewhere, *forks}):
+        _estimate(asked.history, refs[place - 1], refs[place], keys, place, parts)
 
 
 def _estimate(
