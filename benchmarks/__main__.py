@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks import grid, machine, report, restore, save, scaling, statistics, tensors, training
+from benchmarks import grid, machine, queries, report, restore, save, scaling, statistics, tensors, training
 
 FULL = {
     "save": {"state_bytes": 1_100_000_000, "times": 5, "window_s": 1.0},
@@ -15,6 +15,11 @@ FULL = {
     "tensors": {"total_bytes": 640 << 20, "counts": (10, 100, 1_000, 10_000), "times": 5},
     "scaling": {"sizes": (64_000_000, 256_000_000, 1_024_000_000), "ranks": (1, 2), "tensors": 100, "times": 5},
     "statistics": {"total_bytes": 256 << 20, "times": 5},
+    "queries": {
+        "sizes": ((100, 1_000), (1_000, 1_000), (100, 100), (1_000, 100), (10_000, 100)),
+        "times": 15,
+        "pause_s": 1.0,
+    },
     "training": {"state_bytes": 1_000_000_000, "times": 3, "batch": 4},
 }
 SMOKE = {
@@ -24,6 +29,7 @@ SMOKE = {
     "tensors": {"total_bytes": 8 << 20, "counts": (10, 100), "times": 1},
     "scaling": {"sizes": (1_000_000, 4_000_000), "ranks": (1, 2), "tensors": 10, "times": 1},
     "statistics": {"total_bytes": 1 << 20, "times": 1},
+    "queries": {"sizes": ((4, 12), (24, 12)), "times": 1, "pause_s": 0.0},
     "training": {"state_bytes": 1, "times": 1, "batch": 1},
 }
 SUITES = {
@@ -33,6 +39,7 @@ SUITES = {
     "tensors": tensors,
     "scaling": scaling,
     "statistics": statistics,
+    "queries": queries,
     "training": training,
 }
 

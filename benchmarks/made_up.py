@@ -16,7 +16,7 @@ from catalog.statistics import SCHEMA, StatisticsFile, publish_statistics
 
 RUN = "20261121-101502-a1b2c3"
 LAYOUT = "made-up"
-NUMEL = 4_194_304
+NUMEL = 8_192 * 8_192
 STEPS_BETWEEN = 10
 """Updates from one checkpoint to the next; the journal has the metrics of each."""
 
@@ -126,7 +126,7 @@ def _extents(tensor_names: list[str]) -> pa.Table:
     )  # fmt: skip
     rows = [
         Extent(
-            name=name, kind="model", dtype="F32", shape=(2048, NUMEL // 2048), start=0, numel=NUMEL, file=file,
+            name=name, kind="model", dtype="F32", shape=(8_192, 8_192), start=0, numel=NUMEL, file=file,
             offset=_HEADER_BYTES + i * NUMEL * 4, nbytes=NUMEL * 4, checksum=bytes(16), placement="replicated", aliases=(),
         )
         for i, name in enumerate(tensor_names)

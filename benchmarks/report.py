@@ -6,7 +6,7 @@ from pathlib import Path
 
 from benchmarks.measure import Rows, Series
 
-UNITS = {"s": 1.0, "x": 1.0, "%": 0.01, "MB": 1e6, "GB": 1e9, "MB/s": 1e6, "GB/s": 1e9}
+UNITS = {"s": 1.0, "ms": 1e-3, "x": 1.0, "%": 0.01, "MB": 1e6, "GB": 1e9, "MB/s": 1e6, "GB/s": 1e9}
 
 
 def markdown(

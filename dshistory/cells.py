@@ -130,9 +130,15 @@ class _Lineage:
         self.number = f"CASE c.run {' '.join(f'WHEN $run{i} THEN {i}' for i in each)} END" if len(runs) > 1 else "0"
 
     def places(self, steps: Places, runs: Places) -> tuple[Places, Known]:
-        """The places of steps, and whether it is really there, in that run."""
-        place = np.minimum(np.searchsorted(self._steps, steps), len(self._steps) - 1)
-        return place, (self._steps[place] == steps) & (self._runs[place] == runs)
+        """The places of steps, and whether it is really there, in that run. Rows come in long series of one step: each is
+        looked up once."""
+        if not len(steps):
+            return steps, np.zeros(0, np.bool_)
+        heads = np.flatnonzero(np.concatenate([[True], (steps[1:] != steps[:-1]) | (runs[1:] != runs[:-1])]))
+        counts = np.diff(np.append(heads, len(steps)))
+        place = np.minimum(np.searchsorted(self._steps, steps[heads]), len(self._steps) - 1)
+        right = (self._steps[place] == steps[heads]) & (self._runs[place] == runs[heads])
+        return np.repeat(place, counts), np.repeat(right, counts)
 
 
 class _Rows:
@@ -155,7 +161,9 @@ class _Rows:
     def matrix(self, values: npt.NDArray[Any] | bool, *, missing: float = 0) -> npt.NDArray[Any]:
         """(tensors, checkpoints). In memory one checkpoint after the other, as rows come, which is several times faster."""
         count, places = self._shape
-        flat = np.full(count * places, missing, np.asarray(values).dtype)
+        kind = np.asarray(values).dtype
+        whole = len(self._at) == count * places
+        flat = np.empty(count * places, kind) if whole else np.full(count * places, missing, kind)
         flat[self._at] = values
         return flat.reshape(places, count).T
 
