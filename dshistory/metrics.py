@@ -37,6 +37,15 @@ def _itself(values: Floats) -> Floats:
     return values
 
 
+def _least(values: Floats) -> Floats:
+    """Of nothing at all there is none."""
+    return np.where(values == math.inf, np.nan, values)
+
+
+def _most(values: Floats) -> Floats:
+    return np.where(values == -math.inf, np.nan, values)
+
+
 def _rms(squares: Floats, finite: Floats) -> Floats:
     return np.sqrt(_ratio(squares, finite))
 
@@ -63,8 +72,8 @@ _ALL: Final[Mapping[str, Metric]] = {
     "mean": Metric(("sum", "finite"), _ratio),
     "std": Metric(("squares", "sum", "finite"), _std),
     "rms": Metric(("squares", "finite"), _rms),
-    "min": Metric(("least",), _itself),
-    "max": Metric(("most",), _itself),
+    "min": Metric(("least",), _least),
+    "max": Metric(("most",), _most),
     "relative_update": Metric(("update_squares", "before_squares"), _relative_update, True),
     "update_norm": Metric(("update_squares",), _root, True),
     "cosine": Metric(("dot", "before_squares", "squares"), _cosine, True),
@@ -79,8 +88,8 @@ METRICS: Final = (*_ALL, *_ALSO)
 MOVES: Final = tuple(name for name, metric in _ALL.items() if metric.is_move)
 
 _TOGETHER: Final[Mapping[str, tuple[np.ufunc, float]]] = {
-    "least": (np.fmin, math.nan),
-    "most": (np.fmax, math.nan),
+    "least": (np.minimum, math.inf),
+    "most": (np.maximum, -math.inf),
     "max_change": (np.maximum, 0.0),
 }
 """How a part of several tensors is put together, and what of nothing at all is; added up are the others."""
