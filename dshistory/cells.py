@@ -35,7 +35,7 @@ _PARTS: Final[Mapping[str, str]] = {
     "before_squares": "norm_before * norm_before",
     "dot": "cosine * norm_before * norm",
     "largest": "greatest(abs(min), abs(max))",
-    "zeros_share": "zeros / nullif(numel, 0)",
+    "zeros_share": "CASE WHEN numel > 1 THEN zeros / numel END",
     "relative_update": "relative_update",
 }
 """Part of a number -> what it is of a row of statistics."""

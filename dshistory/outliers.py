@@ -32,7 +32,8 @@ _SCHEMA: Final = pa.schema(
         ("usual", pa.float64()),
     ]
 )
-_PARTS: Final = ("squares", "nonfinite", "zeros_share", "numel", "largest", "relative_update")
+_PARTS: Final = ("squares", "nonfinite", "zeros_share", "relative_update", "largest")
+_MOMENTS: Final = ("exp_avg_sq",)
 _LEAST_PAST: Final = 3
 
 Mask = npt.NDArray[np.bool_]
@@ -51,7 +52,8 @@ def anomalies(history: History, *, run: str | None) -> Table:
     if refs:
         with Cells.chosen(history, refs, kinds="*", names="*") as cells:
             keys = cells.keys
-            known, parts = cells.statistics(_PARTS)
+            moments = any(kind in _MOMENTS for kind, _ in keys)
+            known, parts = cells.statistics(_PARTS if moments else _PARTS[:-1])
         places = np.flatnonzero(known.any(axis=0))
         analyzed = [refs[place] for place in places.tolist()]
         if len(analyzed) < len(refs):
@@ -73,6 +75,8 @@ def _found(refs: Sequence[CheckpointRef], keys: Sequence[Key], figures: Figures)
     found = []
     for anomaly, (kinds, look) in _LOOKS.items():
         which = [tensor for tensor, (kind, _) in enumerate(keys) if kinds is None or kind in kinds]
+        if not which:
+            continue
         chosen = figures if len(which) == len(keys) else {name: part[which] for name, part in figures.items()}
         with np.errstate(all="ignore"):
             seen, value, usual = look(chosen)
@@ -122,14 +126,14 @@ def _second_moment_explodes(figures: Figures) -> Finding:
 def _goes_to_zero(figures: Figures) -> Finding:
     share = figures["zeros_share"]
     before = _before(share)
-    return (share >= 0.5) & (before < 0.5) & (figures["numel"] > 1), share, before
+    return (share >= 0.5) & (before < 0.5), share, before
 
 
 _LOOKS: Final[Mapping[str, tuple[Collection[str] | None, Callable[[Figures], Finding]]]] = {
     "not finite": (None, _not_finite),
     "norm jumps": (("model", "master", "buffer"), _norm_jumps),
     "large update": (("model", "master"), _large_update),
-    "second moment explodes": (("exp_avg_sq",), _second_moment_explodes),
+    "second moment explodes": (_MOMENTS, _second_moment_explodes),
     "goes to zero": (("model", "master"), _goes_to_zero),
 }
 """Each kind of trouble: in which kinds of tensors (None: all) it is looked for, and how."""
