@@ -154,6 +154,13 @@ def test_what_was_removed_is_no_step_to_count_from_in_a_new_index(tmp_path):
     assert_moves(history, (0, 20))
 
 
+def test_what_was_removed_is_no_step_to_count_from_for_a_later_one(tmp_path):
+    history = walk(tmp_path / "h", (0, 10, 20), analyzed=(0, 10))
+    shutil.rmtree(history.paths.step_dir("run-a", 10))
+    analyze(history, "run-a", 20)
+    assert_moves(history, (0, 20))
+
+
 def test_an_index_of_the_version_before_is_brought_up_to_date_by_the_next_registration(tmp_path):
     history = walk(tmp_path / "h", (0, 10, 20), analyzed=(0, 10, 20))
     expected = [history.query(sql) for sql in EVERYTHING]
@@ -191,6 +198,7 @@ def test_a_checkpoint_that_comes_between_at_the_end_of_a_batch_changes_the_one_b
     training.checkpoint(0, whole(first))
     training.checkpoint(20, whole(third))
     monkeypatch.setattr(index, "_MAX_UNPARSED", 1)
+    monkeypatch.setattr(index, "_cache", rows.RowCache())
     writer = training.writers[0]
     training.checkpoint(10, whole(third))
     training.close()

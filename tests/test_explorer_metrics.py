@@ -184,6 +184,25 @@ def test_what_has_no_statistics_is_read(metric, states, tmp_path, monkeypatch):
     assert value == pytest.approx(BRUTE["norm"](pair[1]) if metric == "norm" else MOVED[metric](*pair), rel=1e-9)
 
 
+def test_a_move_over_a_gap_is_not_taken_for_one_step(states, tmp_path, monkeypatch):
+    """The catalog counts from the analyzed checkpoint before, which is not always the checkpoint before."""
+    run = Run(tmp_path / "h")
+    for step, state in zip(STEPS, states, strict=True):
+        run.checkpoint(step, whole(state))
+    run.close()
+    explorer = Explorer.open(run.root)
+    for step in (0, 20, 30):
+        (part,) = missing_parts(explorer.history.paths, CheckpointRef("run-a", step))
+        analyze_part(explorer.history.paths, "run-a", part)
+    index.register(explorer.history.paths, patience_s=10)
+    monkeypatch.setattr(trajectories, "AT_ONCE_BYTES", 0)
+    found = trajectory_of(run.root, "update_norm", names="head.weight")["head.weight"]
+    exact = trajectory_of(run.root, "update_norm", names="head.weight", exact=True)["head.weight"]
+    assert found[:3] == exact[:3], "read"
+    assert found[3] == pytest.approx(exact[3], rel=0.3)
+    assert found[3] != exact[3], "estimated"
+
+
 def test_a_fork_is_compared_with_its_parent(states, tmp_path, monkeypatch):
     """The catalog counts within a run; the first checkpoint of a child goes back to the parent's all the same."""
     parent = Run(tmp_path / "h", "run-a")
