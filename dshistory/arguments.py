@@ -116,16 +116,28 @@ def _arguments_help(verb: Verb, places: Sequence[Parameter]) -> list[str]:
 
 
 def _add_option(parser: ArgumentParser, parameter: Parameter) -> None:
-    name = parameter.option
-    text = parameter.help.replace("%", "%%")
+    name, dest = parameter.option, parameter.name
+    text = _option_help(parameter).replace("%", "%%")
     if parameter.flag:
-        parser.add_argument(name, action="store_true", default=None, help=text)
+        parser.add_argument(name, dest=dest, action="store_const", const=not parameter.default, help=text)
     elif parameter.named_values:
-        parser.add_argument(name, action="append", metavar="NAME=VALUE", help=text)
+        parser.add_argument(name, dest=dest, action="append", metavar="NAME=VALUE", help=text)
     elif parameter.repeatable:
-        parser.add_argument(name, action="append", help=text)
+        parser.add_argument(name, dest=dest, action="append", metavar="PATTERN", help=f"{text}; may be given several times")
     else:
-        parser.add_argument(name, help=text)
+        parser.add_argument(name, dest=dest, metavar="N" if parameter.numeric else None, help=text)
+
+
+def _option_help(parameter: Parameter) -> str:
+    text = parameter.help
+    if parameter.flag and parameter.default:
+        return f"do not: {text}"
+    unsaid = [word for word in parameter.choices if word not in text]
+    if unsaid:
+        text += f"; one of {', '.join(parameter.choices)}"
+    if parameter.flag or parameter.default in _NO_DEFAULT or "default:" in text:
+        return text
+    return f"{text}; default: {parameter.default}"
 
 
 def _add_common(parser: ArgumentParser, verb: Verb, forms: bool) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from catalog.errors import SetupError
 from catalog.history import History
 from dshistory import listing
+from dshistory.choices import ExportFormat, Grouping, Metric, Weights
 from dshistory.naming import Patterns
 from dshistory.report import Report
 from dshistory.table import Table
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from dshistory.differences import DiffTable
     from dshistory.geometry import DistanceTable
+    from dshistory.logbook import LogTable
     from dshistory.trajectories import TrajectoryTable
 
 __all__ = ["Explorer", "Ref"]
@@ -43,13 +45,18 @@ class Explorer:
         """The folder of the history."""
         return self.history.root
 
-    def log(self, *, run: str | None = None) -> "listing.LogTable":
-        """The checkpoints, oldest first: step, state, loss, learning rate, gradient norm, step time, bytes, tags.
+    def log(self, *, run: str | None = None) -> "LogTable":
+        """The checkpoints, oldest first: step, metrics, bytes, state, health, tags.
+
+        Health is from the statistics: ok, or how much is not finite (Inf in buffers counts not: masks have it); unknown
+        (null) without statistics. New bytes are what its files take on disk.
 
         Args:
             run: only this run; else all of them
         """
-        return listing.log(self.history, run=run)
+        from dshistory import logbook
+
+        return logbook.log(self.history, run=run)
 
     def show(self, ref: Ref = "latest") -> Report:
         """What one checkpoint consists of: kinds, objects and files, with their bytes.
@@ -70,7 +77,7 @@ class Explorer:
         *,
         kinds: Patterns = "model",
         names: Patterns = "*",
-        by: str = "tensor",
+        by: Grouping = "tensor",
         exact: bool = False,
         tensor: str | None = None,
         axis: int = 0,
@@ -111,7 +118,7 @@ class Explorer:
         self,
         names: Patterns = "*",
         *,
-        metric: str = "relative_update",
+        metric: Metric = "relative_update",
         kinds: Patterns = "model",
         by: str = "tensor",
         run: str | None = None,
@@ -227,8 +234,8 @@ class Explorer:
         step: Ref,
         path: Path | str,
         *,
-        format: str = "safetensors",
-        weights: str = "model",
+        format: ExportFormat = "safetensors",
+        weights: Weights = "model",
         shard_bytes: int | None = None,
         config: Path | str | None = None,
         model: Any = None,

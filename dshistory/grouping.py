@@ -7,10 +7,9 @@ from math import prod
 from typing import Any, Final
 
 from catalog.errors import NotFoundError
+from dshistory.choices import GROUPINGS
 
-__all__ = ["BY", "grouped", "layer_of", "require_grouping"]
-
-BY: Final = ("tensor", "layer", "kind")
+__all__ = ["grouped", "layer_of", "require_grouping"]
 
 _LAYER: Final = re.compile(r"(?:.*\.)?[0-9]+(?=\.)")
 _SUMS: Final = ("sign_flips", "nonfinite_before", "nonfinite_after")
@@ -28,8 +27,8 @@ def layer_of(name: str) -> str:
 
 def require_grouping(by: str) -> None:
     """NotFoundError, naming those there are, for a grouping that is none."""
-    if by not in BY:
-        raise NotFoundError(f"no grouping {by!r}; there are {', '.join(BY)}")
+    if by not in GROUPINGS:
+        raise NotFoundError(f"no grouping {by!r}; there are {', '.join(GROUPINGS)}")
 
 
 def grouped(rows: Sequence[Row], by: str) -> list[Row]:

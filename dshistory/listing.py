@@ -1,8 +1,8 @@
-"""What a history has: checkpoints, their parts, tags and damage, as tables that come from the catalog alone."""
+"""What a history has: runs, the parts of a checkpoint, tags and damage, as tables that come from the catalog alone."""
 
 from collections.abc import Sequence
 from math import prod
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pyarrow as pa
 
@@ -15,57 +15,11 @@ from dshistory.report import Report
 from dshistory.table import Table
 from dshistory.units import Format
 
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
+__all__ = ["overview", "show", "tags", "verify"]
 
-__all__ = ["LogTable", "log", "overview", "show", "tags", "verify"]
+_FORMATS: Final[dict[str, Format]] = {"bytes": "bytes"}
 
-_FORMATS: Final[dict[str, Format]] = {"bytes": "bytes", "new_bytes": "bytes", "step_time_s": "seconds"}
-
-_LOG: Final = """
-SELECT c.run, c.step, c.created, c.state, m.loss, m.lr, m.grad_norm, m.step_time_s, c.bytes, c.new_bytes, t.tags
-FROM checkpoints c
-LEFT JOIN (
-    SELECT run, step,
-        any_value(value) FILTER (name = 'loss') AS loss,
-        any_value(value) FILTER (name = 'lr') AS lr,
-        any_value(value) FILTER (name = 'grad_norm') AS grad_norm,
-        any_value(value) FILTER (name = 'step_time_s') AS step_time_s
-    FROM metrics GROUP BY run, step
-) m USING (run, step)
-LEFT JOIN (SELECT run, step, string_agg(name, ', ' ORDER BY name) AS tags FROM tags GROUP BY run, step) t USING (run, step)
-JOIN runs r USING (run)
-WHERE $run IS NULL OR c.run = $run
-ORDER BY r.created, c.run, c.step
-"""
-_LOSSES: Final = """
-SELECT m.run, m.step, m.value FROM metrics m JOIN runs r USING (run)
-WHERE m.name = 'loss' AND ($run IS NULL OR m.run = $run) ORDER BY r.created, m.run, m.step
-"""
 _TAGS: Final = "SELECT name AS tag, run, step FROM tags ORDER BY name"
-
-
-class LogTable(Table):
-    """The checkpoints of a history, with the loss of every step in `losses` (run, step, value)."""
-
-    losses: Table
-
-    def plot(self) -> "go.Figure":
-        """The loss of every step with the checkpoints marked. Needs the [notebook] extra."""
-        from dshistory import plot
-
-        return plot.loss_timeline(self.losses, self)
-
-
-def log(history: History, *, run: str | None) -> LogTable:
-    """See `Explorer.log`."""
-    if run is not None:
-        history.run_facts(run)
-    rows = history.query(_LOG, {"run": run})
-    note = f"{rows.num_rows} checkpoints" if rows.num_rows else f"no checkpoint yet in {history.root}"
-    table = LogTable(rows, formats=_FORMATS, note=note)
-    table.losses = Table(history.query(_LOSSES, {"run": run}))
-    return table
 
 
 def tags(history: History) -> Table:

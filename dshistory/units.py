@@ -9,18 +9,19 @@ from typing import Literal
 
 __all__ = ["Format", "text_of"]
 
-Format = Literal["auto", "bytes", "seconds", "share", "number", "cosine", "shape"]
+Format = Literal["auto", "bytes", "seconds", "share", "number", "cosine", "shape", "known"]
 
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def text_of(value: object, form: Format = "auto") -> str:
-    """One value as one line of printable text; unknown (None) is the empty string.
+    """One value as one line of printable text; unknown (None) is the empty string, or a question mark where people look
+    for a word.
 
     Control characters become escapes, so that a name from a history can neither break a table nor steer a terminal.
     """
     if value is None:
-        return ""
+        return "?" if form == "known" else ""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, (int, float)):

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Final, Literal
 
 from catalog.errors import HistoryError
 from dshistory import current, examination
+from dshistory.choices import Choices
 from dshistory.explorer import Explorer, Ref
 from dshistory.importing import import_checkpoint
 from dshistory.naming import Patterns, nearest
@@ -63,13 +64,24 @@ class Parameter:
 
     @property
     def option(self) -> str:
-        """As it is written when it is no positional argument."""
-        return f"--{self.name.replace('_', '-')}"
+        """As it is written when it is no positional argument; what is on is switched off."""
+        return f"--{'no-' if self.default is True else ''}{self.name.replace('_', '-')}"
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The words that it may be; none when it may be any."""
+        kept = getattr(self.annotation, "__metadata__", ())
+        return next((mark.words for mark in kept if isinstance(mark, Choices)), ())
 
     @property
     def flag(self) -> bool:
         """Given without a value."""
         return bool(self.annotation is bool)
+
+    @property
+    def numeric(self) -> bool:
+        """Is a whole number."""
+        return self.annotation in (int, int | None)
 
     @property
     def repeatable(self) -> bool:
@@ -83,12 +95,15 @@ class Parameter:
 
     def parse(self, text: str) -> Any:
         """The value that the text stands for. Raises UsageError."""
-        if self.annotation in (int, int | None):
+        if self.numeric:
             if not _WHOLE_NUMBER.fullmatch(text):
                 raise UsageError(f"{self.name} must be a whole number, not {text!r}")
             return int(text)
         if self.annotation in (Ref, Ref | None, Path | str | None, object) and _WHOLE_NUMBER.fullmatch(text):
             return int(text)
+        if self.choices and text not in self.choices:
+            near = nearest(text, self.choices, count=1)
+            raise UsageError(f"{self.option} is one of {', '.join(self.choices)}, not {text!r}; {near}")
         return text
 
 
@@ -112,11 +127,11 @@ class Verb:
         """What text can give, in order."""
         helps = _argument_helps(self.function)
         listed = list(inspect.signature(self.function).parameters.values())[1 if self.needs_history else 0 :]
-        return tuple(
+        known = [
             Parameter(p.name, p.kind is p.POSITIONAL_OR_KEYWORD, p.annotation, p.default, helps.get(p.name, ""))
             for p in listed
-            if p.annotation in _TEXTUAL
-        )
+        ]
+        return tuple(p for p in known if p.annotation in _TEXTUAL or p.choices)
 
 
 def verb_named(name: str, surface: Surface) -> Verb:

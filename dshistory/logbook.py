@@ -1,0 +1,119 @@
+"""The checkpoints one by one: metrics, bytes, state, health; from the catalog alone, by one query for all of them."""
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from catalog.history import History
+from dshistory.table import Table
+from dshistory.units import Format
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+__all__ = ["LogTable", "log"]
+
+_FORMATS: Final[Mapping[str, Format]] = {
+    "bytes": "bytes",
+    "new_bytes": "bytes",
+    "step_time_s": "seconds",
+    "health": "known",
+}
+_MOST_OWN: Final = 8
+"""So many metrics of a training's own get a column; SQL has them all."""
+
+_LOG: Final = """
+SELECT c.step, c.run, c.created, m.loss, m.lr, m.grad_norm, m.step_time_s, m.own, c.bytes, c.new_bytes, c.state,
+    CASE WHEN h.run IS NULL THEN NULL WHEN h.tensors = 0 THEN 'ok' ELSE
+        concat_ws(', ', CASE WHEN h.nan > 0 THEN h.nan || ' NaN' END, CASE WHEN h.inf > 0 THEN h.inf || ' Inf' END)
+        || ' in ' || h.tensors || CASE h.tensors WHEN 1 THEN ' tensor' ELSE ' tensors' END
+    END AS health,
+    t.tags
+FROM checkpoints c
+LEFT JOIN (
+    SELECT run, step,
+        any_value(value) FILTER (name = 'loss') AS loss,
+        any_value(value) FILTER (name = 'lr') AS lr,
+        any_value(value) FILTER (name = 'grad_norm') AS grad_norm,
+        any_value(value) FILTER (name = 'step_time_s') AS step_time_s,
+        list({'name': name, 'value': value})
+            FILTER (name NOT IN ('loss', 'lr', 'grad_norm', 'step_time_s', 'applied', 'stall_s')) AS own
+    FROM metrics GROUP BY run, step
+) m USING (run, step)
+LEFT JOIN (
+    SELECT run, step, sum(nan)::BIGINT AS nan, coalesce(sum(inf) FILTER (kind <> 'buffer'), 0)::BIGINT AS inf,
+        count(*) FILTER (nan > 0 OR (inf > 0 AND kind <> 'buffer')) AS tensors
+    FROM statistics GROUP BY run, step
+) h USING (run, step)
+LEFT JOIN (SELECT run, step, string_agg(name, ', ' ORDER BY name) AS tags FROM tags GROUP BY run, step) t USING (run, step)
+JOIN runs r USING (run)
+WHERE $run IS NULL OR c.run = $run
+ORDER BY r.created, c.run, c.step
+"""
+_LOSSES: Final = """
+SELECT m.run, m.step, m.value FROM metrics m JOIN runs r USING (run)
+WHERE m.name = 'loss' AND ($run IS NULL OR m.run = $run) ORDER BY r.created, m.run, m.step
+"""
+
+
+class LogTable(Table):
+    """The checkpoints of a history; `losses` (run, step, value) has the loss of every step."""
+
+    history: History
+    run: str | None
+
+    @cached_property
+    def losses(self) -> Table:
+        """The loss of every step, as the history has it when first asked."""
+        return Table(self.history.query(_LOSSES, {"run": self.run}))
+
+    def plot(self) -> "go.Figure":
+        """The loss of every step with the checkpoints marked. Needs the [notebook] extra."""
+        from dshistory import plot
+
+        return plot.loss_timeline(self.losses, self)
+
+
+def log(history: History, *, run: str | None) -> LogTable:
+    """See `Explorer.log`."""
+    if run is not None:
+        history.run_facts(run)
+    found = history.query(_LOG, {"run": run})
+    rows, left_out = _with_own_metrics(found)
+    table = LogTable(rows, formats=_FORMATS, note=_note(history, rows, left_out))
+    table.history, table.run = history, run
+    return table
+
+
+def _with_own_metrics(found: pa.Table) -> tuple[pa.Table, list[str]]:
+    """The training's own metrics as columns in place of the lists, and the names of those too many."""
+    at = found.column_names.index("own")
+    lists = found["own"].combine_chunks()
+    pairs, rows = pc.list_flatten(lists), pc.list_parent_indices(lists).to_numpy()
+    names, values = pairs.field("name"), pairs.field("value").to_numpy(zero_copy_only=False)
+    table = found.remove_column(at)
+    known = sorted(names.unique().to_pylist(), key=lambda name: (name in table.column_names, name))
+    shown = [name for name in known[:_MOST_OWN] if name not in table.column_names]
+    for place, name in enumerate(shown):
+        of_name = pc.equal(names, name).to_numpy(zero_copy_only=False)
+        column, unknown = np.zeros(len(found)), np.ones(len(found), bool)
+        column[rows[of_name]], unknown[rows[of_name]] = values[of_name], False
+        table = table.add_column(at + place, name, pa.array(column, mask=unknown))
+    return table, [name for name in known if name not in shown]
+
+
+def _note(history: History, rows: pa.Table, left_out: list[str]) -> str:
+    if not rows.num_rows:
+        return f"no checkpoint yet in {history.root}"
+    parts = [f"{rows.num_rows} checkpoint{'s' if rows.num_rows > 1 else ''}"]
+    committed = pc.equal(rows["state"], "committed")
+    unknown = rows.filter(committed)["health"].null_count
+    if unknown:
+        parts.append(f"health unknown (?) of {unknown} that have no statistics: `analyze` computes them")
+    if left_out:
+        parts.append(f"metrics left out, which the SQL table metrics has: {', '.join(left_out)}")
+    return "; ".join(parts)
