@@ -108,8 +108,8 @@ class History:
         return run_is_held(self.paths, run)
 
     def resolve(self, ref: int | str | CheckpointRef) -> CheckpointRef:
-        """The committed checkpoint that `ref` names: an int (in the lineage of the current run), "run:step", "latest",
-        -1, "best", or a tag.
+        """The committed checkpoint that `ref` names: an int (in the lineage of the current run), "latest", -1, "best",
+        or a tag; "run:step", "run:latest", "run:-1", "run:best" among the checkpoints of that run alone.
         """
         return resolve(self, ref)
 

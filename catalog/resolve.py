@@ -1,4 +1,4 @@
-"""From what a person writes to the checkpoint meant: ints, "run:step", "latest", -1, "best", tags."""
+"""From what a person writes to the checkpoint meant: ints, "latest", -1, "best", each also of a run ("run:best"), tags."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import operator
 from typing import TYPE_CHECKING
 
 from catalog.errors import NotFoundError, SetupError
+from catalog.facts import run_names
 from catalog.records import CheckpointRef
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def resolve(history: History, ref: int | str | CheckpointRef) -> CheckpointRef:
         ref = _number(ref)
     if isinstance(ref, str) and ":" in ref:
         run, _, step = ref.rpartition(":")
-        return _in_run(history, run, _whole(step, ref))
+        return _of_run(history, run, step)
     if isinstance(ref, str) and ref.lstrip("-").isdigit():
         ref = int(ref)
     if ref in ("latest", -1):
@@ -55,7 +56,7 @@ def resolve(history: History, ref: int | str | CheckpointRef) -> CheckpointRef:
     if isinstance(ref, int):
         return _in_lineage(history, ref)
     if ref == "best":
-        return _best(history)
+        return _best(history, _committed(history))
     return _tagged(history, ref)
 
 
@@ -92,11 +93,24 @@ def _in_lineage(history: History, step: int) -> CheckpointRef:
     return found
 
 
+def _of_run(history: History, run: str, which: str) -> CheckpointRef:
+    """Among a run's own checkpoints: a step, -1 and further back, "latest" or "best"."""
+    if which not in ("latest", "best"):
+        return _in_run(history, run, _whole(which, f"{run}:{which}"))
+    history.run_facts(run)
+    refs = [CheckpointRef(run, step) for step in history.steps(run)]
+    if not refs:
+        raise NotFoundError(f"run {run} of {history.root} has no committed checkpoint yet")
+    return refs[-1] if which == "latest" else _best(history, refs)
+
+
 def _in_run(history: History, run: str, step: int) -> CheckpointRef:
     history.run_facts(run)
     steps = history.steps(run)
-    if step == -1 and steps:
-        return CheckpointRef(run, steps[-1])
+    if step < 0 and steps:
+        if -step > len(steps):
+            raise NotFoundError(f"checkpoint {step} from the end: run {run} of {history.root} has only {len(steps)}")
+        return CheckpointRef(run, steps[step])
     if step not in steps:
         refs = [CheckpointRef(run, other) for other in steps]
         raise NotFoundError(f"step {step} was not captured in run {run} of {history.root}: {_nearest(refs, step)}")
@@ -116,18 +130,19 @@ def _whole(text: str, ref: str) -> int:
     try:
         return int(text)
     except ValueError as error:
-        raise NotFoundError(f"{ref!r}: after the last ':' a step is expected, not {text!r}") from error
+        raise NotFoundError(
+            f"{ref!r}: after the last ':' a step is expected, 'latest' or 'best', not {text!r}"
+        ) from error
 
 
-def _best(history: History) -> CheckpointRef:
-    """The checkpoint of the current lineage with the least loss, the earliest of equal ones."""
-    refs = _committed(history)
+def _best(history: History, refs: list[CheckpointRef]) -> CheckpointRef:
+    """The one of these with the least loss, the earliest of equal ones."""
     rows = history.query("SELECT run, step, value FROM metrics WHERE name = 'loss' AND NOT isnan(value)").to_pylist()
     losses = {CheckpointRef(row["run"], row["step"]): row["value"] for row in rows}
     known = [ref for ref in refs if ref in losses]
     if not known:
         raise NotFoundError(
-            f"no captured step of {history.root} has a recorded loss, so there is no 'best': name a step, or record one with session.log(loss=...)"
+            f"no captured step of run {refs[-1].run} of {history.root} has a recorded loss, so there is no 'best': name a step, or record one with session.log(loss=...)"
         )
     return min(known, key=lambda ref: (losses[ref], ref.step))
 
@@ -136,8 +151,10 @@ def _tagged(history: History, tag: str) -> CheckpointRef:
     rows = history.query("SELECT name, run, step FROM tags ORDER BY time").to_pylist()
     tags = {row["name"]: CheckpointRef(row["run"], row["step"]) for row in rows}
     if tag not in tags:
-        close = difflib.get_close_matches(tag, tags, n=3) or sorted(tags)[:5]
-        hint = f"tags are {', '.join(close)}" if close else "it has no tags"
+        if tag in run_names(history.paths):
+            raise NotFoundError(f"{tag!r} is a run of {history.root}: say which checkpoint, as {f'{tag}:latest'!r}")
+        close = difflib.get_close_matches(tag, [*tags, "latest", "best"], n=3) or sorted(tags)[:5]
+        hint = f"the nearest are {', '.join(close)}" if close else "it has no tags"
         raise NotFoundError(
             f"{tag!r} is neither a step, 'latest', 'best', 'run:step' nor a tag of {history.root}: {hint}"
         )

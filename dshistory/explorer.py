@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Explorer", "Ref"]
 
 Ref = int | str
-"""A checkpoint: a step (of the current run and its parents), -1 or "latest", "best", a tag, or "run:step"."""
+"""A checkpoint: a step (of the current run and its parents), -1 or "latest", "best", a tag, "run:step" or "run:best"."""
 
 
 class Explorer:

@@ -54,6 +54,9 @@ def test_the_lineage_goes_through_the_parents_before_each_fork(tree: History) ->
         (-5, "a:0"),
         ("a:30", "a:30"),
         ("a:-1", "a:30"),
+        ("a:-2", "a:20"),
+        ("a:latest", "a:30"),
+        ("b:20", "b:20"),
         ("r:41", "r:41"),
         (CheckpointRef("b", 25), "b:25"),
     ],
@@ -75,9 +78,14 @@ def test_a_replay_never_becomes_current(tree: History) -> None:
         (-6, "has only 5"),
         ("a:25", "nearest are 20 and 30"),
         ("a:x", "a step is expected"),
+        ("a:-5", "run a .* has only 4"),
+        ("zz:latest", "no run 'zz'"),
+        ("a:best", "no captured step of run a"),
+        ("a", "is a run .* as 'a:latest'"),
         ("zz:1", "no run 'zz'"),
-        ("lattest", "neither a step"),
+        ("lattest", "neither a step.*the nearest are latest"),
         ("", "neither a step"),
+        ("../a", "neither a step"),
         ("best", "no 'best'"),
         (CheckpointRef("a", 11), "nearest are 10 and 20"),
     ],
@@ -109,7 +117,7 @@ def test_tags_and_best(history: Path) -> None:
         opened = History.open(history)
         assert str(opened.resolve("best")) == "run-a:10"
         assert str(opened.resolve("good")) == "run-a:20"
-        with pytest.raises(NotFoundError, match="tags are good"):
+        with pytest.raises(NotFoundError, match="the nearest are good"):
             opened.resolve("goood")
         with pytest.raises(NotFoundError, match="step 15 was not captured"):
             opened.resolve("lost")
@@ -122,6 +130,7 @@ def test_best_counts_the_parents_losses_too(history: Path) -> None:
     with Run(history, run="b", parent=("a", 10), created="2026-11-02T00:00:00+00:00") as run:
         run.checkpoint(20, pieces_of({"w": b"1"}), loss=1.0)
     assert str(History.open(history).resolve("best")) == "a:0"
+    assert str(History.open(history).resolve("b:best")) == "b:20"
 
 
 def test_a_history_without_checkpoints_says_so(history: Path) -> None:
