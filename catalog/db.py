@@ -19,6 +19,7 @@ import duckdb
 import pyarrow as pa
 
 from catalog.errors import FormatError, SetupError
+from catalog.explanation import explained
 from catalog.layout import HistoryPaths
 from catalog.readonly import refuse_reach
 from catalog.turnstile import IndexBusyError, Turnstile
@@ -176,12 +177,13 @@ def select(connection: Connection, sql: str, params: Sequence[object] | Mapping[
     A damaged index shows only here, when DuckDB reads the pages in question: its error passes through.
     """
     bound = dict(params) if isinstance(params, Mapping) else list(params)
+    names = list(params) if isinstance(params, Mapping) else [repr(value) for value in params]
     try:
         return connection.sql(sql, params=bound).to_arrow_table()
     except duckdb.Error as error:
         if type(error) is duckdb.Error or isinstance(error, (duckdb.IOException, duckdb.FatalException)):
             raise
-        raise SetupError(f"the query failed: {error}") from error
+        raise SetupError(f"the query failed: {explained(str(error), names)}") from error
 
 
 _MOST_AWAKE = 4

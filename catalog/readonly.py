@@ -41,9 +41,10 @@ def refuse_reach(serialized: str, *, sql: str) -> frozenset[str] | None:
     None when it also asks which tables there are."""
     tree = json.loads(serialized)
     if tree.get("error"):
-        raise SetupError(
-            f"a query is one SELECT: {tree.get('error_message')}: {sql[:200]!r}; the catalog can only be read"
-        )
+        message = tree.get("error_message")
+        if "Only SELECT" in message:
+            raise SetupError(f"a query is one SELECT, the catalog can only be read: {sql[:200]!r}")
+        raise SetupError(f"the query can't be read as SQL: {message}: {sql[:200]!r}; it is one SELECT, the catalog can only be read")
     if len(tree["statements"]) != 1:
         raise SetupError(f"a query is one SELECT, this has {len(tree['statements'])} statements: {sql[:200]!r}")
     tables: set[str] = set()

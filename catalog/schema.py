@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from catalog.extents import SCHEMA as MANIFEST
 
-__all__ = ["MIGRATIONS", "TABLES", "VERSION", "changed_statement", "create_statement", "view_statements"]
+__all__ = ["MIGRATIONS", "TABLES", "VERSION", "VIEWS", "changed_statement", "create_statement", "view_statements"]
 
 _INSTANT = pa.timestamp("us", tz="UTC")
 _KEY = [("run", pa.string()), ("step", pa.int64())]
@@ -137,7 +137,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
 
 VERSION = len(MIGRATIONS)
 
-_VIEWS: Mapping[str, tuple[tuple[str, ...], str]] = MappingProxyType(
+VIEWS: Mapping[str, tuple[tuple[str, ...], str]] = MappingProxyType(
     {
         "runs": (
             ("runs",),
@@ -207,8 +207,8 @@ def view_statements(
     time; `indexed`: the index is attached; `hiding`: some of its rows are not to be seen (tables tail_hidden and
     tail_hidden_runs); `new`: the tables to take the tail's rows of, all of them without an index; `before`: see
     `changed_statement`."""
-    wanted = [name for name in _VIEWS if names is None or not names <= _VIEWS.keys() or name in names]
-    needed = {table for name in wanted for table in _VIEWS[name][0]}
+    wanted = [name for name in VIEWS if names is None or not names <= VIEWS.keys() or name in names]
+    needed = {table for name in wanted for table in VIEWS[name][0]}
     statements = []
     for table in (table for table in TABLES if table in needed):
         halves = [f"SELECT * FROM idx.{table}{_visible(table) if hiding else ''}"] if indexed else []
@@ -219,7 +219,7 @@ def view_statements(
                 statements.append(changed_statement(indexed=indexed, hiding=hiding, before=before))
             halves.append(f"SELECT * FROM {tail}")
         statements.append(f"CREATE OR REPLACE TEMP VIEW all_{table} AS {' UNION ALL '.join(halves)}")
-    return statements + [f"CREATE OR REPLACE TEMP VIEW {name} AS {_VIEWS[name][1]}" for name in wanted]
+    return statements + [f"CREATE OR REPLACE TEMP VIEW {name} AS {VIEWS[name][1]}" for name in wanted]
 
 
 def changed_statement(*, indexed: bool, hiding: bool, before: Collection[int]) -> str:
