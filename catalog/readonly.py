@@ -44,7 +44,9 @@ def refuse_reach(serialized: str, *, sql: str) -> frozenset[str] | None:
         message = tree.get("error_message")
         if "Only SELECT" in message:
             raise SetupError(f"a query is one SELECT, the catalog can only be read: {sql[:200]!r}")
-        raise SetupError(f"the query can't be read as SQL: {message}: {sql[:200]!r}; it is one SELECT, the catalog can only be read")
+        raise SetupError(
+            f"the query can't be read as SQL: {message}: {sql[:200]!r}; it is one SELECT, the catalog can only be read"
+        )
     if len(tree["statements"]) != 1:
         raise SetupError(f"a query is one SELECT, this has {len(tree['statements'])} statements: {sql[:200]!r}")
     tables: set[str] = set()

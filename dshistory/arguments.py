@@ -123,7 +123,9 @@ def _add_option(parser: ArgumentParser, parameter: Parameter) -> None:
     elif parameter.named_values:
         parser.add_argument(name, dest=dest, action="append", metavar="NAME=VALUE", help=text)
     elif parameter.repeatable:
-        parser.add_argument(name, dest=dest, action="append", metavar="PATTERN", help=f"{text}; may be given several times")
+        parser.add_argument(
+            name, dest=dest, action="append", metavar="PATTERN", help=f"{text}; may be given several times"
+        )
     else:
         parser.add_argument(name, dest=dest, metavar="N" if parameter.numeric else None, help=text)
 

@@ -1,7 +1,7 @@
-"""What may come next in a `%dshistory` line: verbs, options, steps, tags, kinds and tensor names of the current
-history."""
+"""What may come next in a `%dshistory` line, from the current history: verbs, options and their values, steps, tags, runs,
+kinds and tensor names."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from catalog.errors import HistoryError
@@ -10,28 +10,49 @@ from catalog.records import Extent
 from catalog.resolve import lineage
 from dshistory import current
 from dshistory.explorer import Explorer, Ref
+from dshistory.sqlcell import OPTIONS as CELL_OPTIONS
+from dshistory.sqlcell import unquoted
+from dshistory.sqlcompletion import Completions, query_completions
 from dshistory.verbs import VERBS, Parameter, Verb
 
-__all__ = ["completions"]
+__all__ = ["line_completions"]
 
 
-def completions(words: list[str], start: str) -> list[str]:
-    """The words that may follow `words` (without the magic's own name) and begin with `start`; none when nothing is
-    known."""
+def line_completions(line: str, *, saved: Sequence[str] = (), variables: Sequence[str] = ()) -> Completions:
+    """The words that may stand at the end of `line` (without the magic's own name), and what they replace; none when
+    nothing is known."""
+    words = line.split()
+    start = words.pop() if line[-1:].strip() else ""
     verbs = {verb.name: verb for verb in VERBS if "magic" in verb.surfaces}
     if not words:
-        return [name for name in verbs if name.startswith(start)]
+        return _beginning(start, [*verbs, "--help"] if start.startswith("-") else verbs)
     verb = verbs.get(words[0])
     if verb is None:
-        return []
-    if start.startswith("-"):
-        return [option for option in _options(verb) if option.startswith(start)]
-    parameter = _next_parameter(verb, words[1:])
-    return [] if parameter is None else [text for text in _values(parameter) if text.startswith(start)]
+        return Completions("", [])
+    if verb.name == "sql":
+        query = unquoted(line)
+        if query is not None:
+            return query_completions(query[1], query[1], saved=saved, variables=variables)
+        if words[-1] in ("-w", "--with"):
+            return _beginning(start, saved)
+    option, equals, value = start.partition("=")
+    if start.startswith("-") and equals:
+        return _values(_next_parameter(verb, [option]), value)
+    if start.startswith("-") and not start[1:].isdigit():
+        return _beginning(start, _options(verb))
+    return _values(_next_parameter(verb, words[1:]), start)
+
+
+def _beginning(start: str, texts: Iterable[str]) -> Completions:
+    """A quote at the beginning is kept, and closed."""
+    quote = start[0] if start[:1] in ("'", '"') else ""
+    wanted = start.removeprefix(quote)
+    return Completions(start, [f"{quote}{text}{quote}" for text in texts if text.startswith(wanted)])
 
 
 def _options(verb: Verb) -> list[str]:
-    return [*(parameter.option for parameter in verb.parameters if not parameter.positional), "--help"]
+    options = [parameter.option for parameter in verb.parameters if not parameter.positional]
+    return [*options, *(CELL_OPTIONS if verb.name == "sql" else ()), "--help"]
 
 
 def _next_parameter(verb: Verb, words: list[str]) -> Parameter | None:
@@ -45,31 +66,41 @@ def _next_parameter(verb: Verb, words: list[str]) -> Parameter | None:
     return places[len(given)] if len(given) < len(places) else None
 
 
-def _values(parameter: Parameter) -> Iterable[str]:
+def _values(parameter: Parameter | None, start: str) -> Completions:
+    if parameter is None:
+        return Completions(start, [])
+    if parameter.choices:
+        return _beginning(start, parameter.choices)
     source = _refs if parameter.annotation in (Ref, Ref | None) else _SOURCES.get(parameter.name)
     if source is None:
-        return ()
+        return Completions(start, [])
     try:
-        return source(current.current())
+        return _beginning(start, source(current.current(), start))
     except (HistoryError, OSError):
         # Completion runs at every keypress; what is wrong with the history is said by the verb itself.
-        return ()
+        return Completions(start, [])
 
 
-def _refs(explorer: Explorer) -> list[str]:
-    steps = [str(ref.step) for ref in lineage(explorer.history, explorer.history.current_run())]
-    return [*steps, *explorer.tags()["tag"].to_pylist(), "latest", "best"]
+def _refs(explorer: Explorer, start: str) -> list[str]:
+    history = explorer.history
+    run, colon, _ = start.rpartition(":")
+    if colon:
+        return [f"{run}:{which}" for which in (*map(str, history.steps(run)), "latest", "best")]
+    current_run = history.current_run()
+    steps = [str(ref.step) for ref in lineage(history, current_run)]
+    others = [f"{run}:" for run in _runs(explorer, start) if run != current_run]
+    return [*steps, *explorer.tags()["tag"].to_pylist(), "latest", "best", *others]
 
 
-def _runs(explorer: Explorer) -> list[str]:
+def _runs(explorer: Explorer, _: str) -> list[str]:
     return [facts.run for facts in explorer.history.runs()]
 
 
-def _names(explorer: Explorer) -> list[str]:
+def _names(explorer: Explorer, _: str) -> list[str]:
     return sorted({extent.name for extent in _latest_tensors(explorer)})
 
 
-def _kinds(explorer: Explorer) -> list[str]:
+def _kinds(explorer: Explorer, _: str) -> list[str]:
     return sorted({extent.kind for extent in _latest_tensors(explorer)})
 
 
@@ -78,10 +109,11 @@ def _latest_tensors(explorer: Explorer) -> list[Extent]:
     return [extent for extent in extents if extent.kind not in NOT_STATE]
 
 
-_SOURCES: Final[Mapping[str, Callable[[Explorer], list[str]]]] = {
+_SOURCES: Final[Mapping[str, Callable[[Explorer, str], list[str]]]] = {
     "run": _runs,
     "name": _names,
     "names": _names,
+    "tensor": _names,
     "kind": _kinds,
     "kinds": _kinds,
 }

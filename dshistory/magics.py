@@ -1,21 +1,31 @@
 """The magics of IPython: `%dshistory VERB ...` and `%%dshistory sql [NAME <<]`, made from `dshistory.verbs`; the only
 file that needs IPython."""
 
+import re
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
+from IPython.core.completer import CompletionContext, SimpleCompletion, SimpleMatcherResult, context_matcher
 from IPython.core.error import UsageError as ShellUsageError
 from IPython.core.interactiveshell import InteractiveShell
-from IPython.core.magic import Magics, line_cell_magic, magics_class
+from IPython.core.magic import Magics, line_cell_magic, magics_class, needs_local_scope, no_var_expand
 
 import dshistory
 from catalog.errors import HistoryError
+from dshistory import sqlcell
 from dshistory.arguments import help_text, overview, parse, split
-from dshistory.completion import completions
+from dshistory.completion import line_completions
+from dshistory.sqlcell import SavedQueries
+from dshistory.sqlcompletion import Completions, query_completions
 from dshistory.verbs import UsageError, verb_named
 
 __all__ = ["DSHistoryMagics", "Help", "load", "unload"]
 
 _NAME: Final = "dshistory"
+_VARIABLE: Final = re.compile(r"\$(\w+)|\{(\w+)\}")
+_LINE: Final = re.compile(rf"(?:^|.*=)\s*%%?{_NAME}\s(.*)", re.DOTALL)
+_CELL: Final = re.compile(rf"\s*%%{_NAME}\s+sql\b[^\n]*\n(.*)", re.DOTALL)
 
 
 class Help(str):
@@ -31,53 +41,100 @@ class Help(str):
 class DSHistoryMagics(Magics):  # type: ignore[misc]
     """`%dshistory`: the explorer's verbs on the history opened last."""
 
+    def __init__(self, shell: InteractiveShell) -> None:
+        super().__init__(shell)
+        self._saved = SavedQueries()
+
+    @no_var_expand  # type: ignore[untyped-decorator]
+    @needs_local_scope  # type: ignore[untyped-decorator]
     @line_cell_magic  # type: ignore[untyped-decorator]
-    def dshistory(self, line: str, cell: str | None = None) -> Any:
+    def dshistory(self, line: str, cell: str | None = None, local_ns: Mapping[str, Any] | None = None) -> Any:
         """`%dshistory VERB ...` runs a verb of the explorer; `%dshistory` alone lists them, `%dshistory VERB --help`
-        explains one.
+        explains one. `$name` and `{name}` stand for the values of variables.
 
         `%%dshistory sql [NAME <<]` runs the cell as a query and shows its rows, or puts them into NAME.
         """
+        namespace = {**self.shell.user_ns, **(local_ns or {})}
         try:
-            words = split(line)
-            return self._run(words) if cell is None else self._query(words, cell)
+            return self._run(line, namespace) if cell is None else self._run_cell(line, cell, namespace)
         except HistoryError as error:
             # The shell shows its own usage errors as one line, without traceback; the cell still counts as failed.
-            raise ShellUsageError(str(error)) from error
+            raise ShellUsageError(" ".join(str(error).split())) from error
 
-    def _run(self, words: list[str]) -> Any:
-        if not words or words[0] in ("-h", "--help"):
+    def _run(self, line: str, namespace: Mapping[str, Any]) -> Any:
+        name, _, rest = line.strip().partition(" ")
+        if not name or name in ("-h", "--help"):
             return Help(overview("%dshistory", "magic"))
-        verb = verb_named(words[0], "magic")
+        verb = verb_named(name, "magic")
+        if verb.name == "sql":
+            return self._run_query_line(rest, namespace)
         prog = f"%dshistory {verb.name}"
-        call = parse(verb, words[1:], prog=prog, forms=False)
-        if call.help:
-            return Help(help_text(verb, prog=prog, forms=False))
-        return call.make()
+        call = parse(verb, [_expanded(word, namespace) for word in split(rest)], prog=prog, forms=False)
+        return Help(help_text(verb, prog=prog, forms=False)) if call.help else call.make()
 
-    def _query(self, words: list[str], cell: str) -> Any:
-        target = None
-        if words and words[-1] == "<<":
-            words.pop()
-            target = words.pop() if len(words) > 1 else ""
-        elif words and words[-1].endswith("<<"):
-            target = words.pop().removesuffix("<<")
-        if not words or words[0] != "sql":
+    def _run_query_line(self, rest: str, namespace: Mapping[str, Any]) -> Any:
+        bare = sqlcell.unquoted(rest)
+        if bare is not None:
+            return self._run_cell(f"sql {bare[0]}", bare[1], namespace)
+        words = split(rest)
+        query = next((word for word in words if len(word.split()) > 1), None)
+        head = sqlcell.parse_head([_expanded(word, namespace) for word in words if word is not query])
+        return self._query(head, query, namespace)
+
+    def _run_cell(self, line: str, cell: str, namespace: Mapping[str, Any]) -> Any:
+        verb, _, rest = line.strip().partition(" ")
+        if verb != "sql":
             raise UsageError("a cell holds a query: %%dshistory sql [NAME <<]")
-        if target is not None and not target.isidentifier():
-            raise UsageError(f"%%dshistory sql NAME <<: {target!r} is no name for a variable")
-        result = self._run([*words, cell])
-        if target is None:
+        rest, target, shows = sqlcell.take_target(rest)
+        head = sqlcell.parse_head([_expanded(word, namespace) for word in split(rest)])
+        result = self._query(head, cell, namespace)
+        if target is None or not head.execute:
             return result
         self.shell.push({target: result})
-        return None
+        return result if shows else None
+
+    def _query(self, head: sqlcell.Head, query: str | None, namespace: Mapping[str, Any]) -> Any:
+        if head.file is not None:
+            query = sqlcell.read(head.file)
+        prog, words = "%dshistory sql", [*head.words, *(["SELECT"] if query is not None else [])]
+        call = parse(verb_named("sql", "magic"), words, prog=prog, forms=False)
+        if call.help:
+            return Help(help_text(call.verb, prog=prog, forms=False) + sqlcell.CELL_HELP)
+        query = call.positional[0] if query is None else query
+        if head.save is not None:
+            self._saved.save(head.save, query)
+        if not head.execute:
+            return None
+        composed = self._saved.composed(query, with_=head.with_)
+        text, values = sqlcell.bound(composed, namespace, call.options)
+        return replace(call, positional=(text,), options={**values, **call.options}).make()
+
+    @context_matcher(identifier=_NAME)  # type: ignore[untyped-decorator]
+    def completer(self, context: CompletionContext) -> SimpleMatcherResult:
+        """What may come next in a `%dshistory` line or a query; in place of Python's own words."""
+        known = {"saved": self._saved.names, "variables": self._variables()}
+        before = "\n".join([*context.full_text.split("\n")[: context.cursor_line], context.text_until_cursor])
+        found = Completions("", [])
+        if cell := _CELL.fullmatch(before):
+            found = query_completions(cell[1], context.full_text.partition("\n")[2], **known)
+        elif line := _LINE.fullmatch(context.text_until_cursor):
+            found = line_completions(line[1], **known)
+        return {
+            "completions": [SimpleCompletion(text, type=_NAME) for text in found.texts],
+            "matched_fragment": found.fragment,
+            "ordered": True,
+            "suppress": True,
+        }
+
+    def _variables(self) -> list[str]:
+        return sorted(name for name in self.shell.user_ns if not name.startswith("_"))
 
 
 def load(shell: InteractiveShell) -> None:
     """Register the magics and their completion, and bind the name `dshistory` in the user's namespace."""
-    shell.register_magics(DSHistoryMagics)
-    for escape in ("%", "%%"):
-        shell.set_hook("complete_command", _complete, str_key=escape + _NAME)
+    magics = DSHistoryMagics(shell)
+    shell.register_magics(magics)
+    shell.Completer.custom_matchers.append(magics.completer)
     shell.push({_NAME: dshistory})
 
 
@@ -85,12 +142,13 @@ def unload(shell: InteractiveShell) -> None:
     """Take back what `load` brought; a variable `dshistory` of the user's own stays."""
     for kind in ("line", "cell"):
         shell.magics_manager.magics[kind].pop(_NAME, None)
-    for escape in ("%", "%%"):
-        shell.strdispatchers["complete_command"].strs.pop(escape + _NAME, None)
+    magics = shell.magics_manager.registry.pop(DSHistoryMagics.__name__)
+    shell.Completer.custom_matchers.remove(magics.completer)
     shell.drop_by_id({_NAME: dshistory})
 
 
-def _complete(shell: InteractiveShell, event: Any) -> list[str]:
-    start = event.symbol
-    before = event.text_until_cursor[: len(event.text_until_cursor) - len(start)]
-    return completions(before.split()[1:], start)
+def _expanded(word: str, namespace: Mapping[str, Any]) -> str:
+    """A word of a line with the values of variables in place of `$name` and `{name}`: one word, whatever is in them."""
+    return _VARIABLE.sub(
+        lambda found: str(namespace[name]) if (name := found[1] or found[2]) in namespace else found[0], word
+    )
