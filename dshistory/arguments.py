@@ -60,7 +60,7 @@ def parse(verb: Verb, words: Sequence[str], *, prog: str, forms: bool) -> Call:
         return Call(verb, None, (), {}, "text", help=True)
     history, texts = given.history, list(given.arguments)
     places = [parameter for parameter in verb.parameters if parameter.positional]
-    if verb.needs_history and history is None and texts and (len(texts) > len(places) or Path(texts[0]).is_dir()):
+    if verb.needs_history and history is None and texts and (len(texts) > len(places) or _is_folder(texts[0])):
         history = texts.pop(0)
     missing = [place.name for place in places[len(texts) :] if place.required]
     if missing:
@@ -71,6 +71,14 @@ def parse(verb: Verb, words: Sequence[str], *, prog: str, forms: bool) -> Call:
     return Call(verb, history, values, _options(verb, given), given.form or "text", help=False)
 
 
+def _is_folder(text: str) -> bool:
+    try:
+        return Path(text).is_dir()
+    except OSError:
+        # Longer than any name: a query.
+        return False
+
+
 def help_text(verb: Verb, *, prog: str, forms: bool) -> str:
     """What --help shows: usage, what it does, arguments, options, examples."""
     return _parser(verb, prog, forms).format_help()
@@ -79,14 +87,14 @@ def help_text(verb: Verb, *, prog: str, forms: bool) -> str:
 def overview(prog: str, surface: Surface) -> str:
     """The verbs of a surface with their summaries."""
     verbs = [f"  {verb.name:<11} {verb.summary.partition(': ')[0]}" for verb in VERBS if surface in verb.surfaces]
-    usage = f"usage: {prog} VERB [PATH] [arguments] [options]; {prog} VERB --help explains one"
+    usage = f"usage: {prog} VERB [HISTORY] [arguments] [options]; {prog} VERB --help explains one"
     return "\n".join([usage, "", "Look into the history of a training run.", "", *verbs])
 
 
 def _parser(verb: Verb, prog: str, forms: bool) -> _Parser:
     places = [parameter for parameter in verb.parameters if parameter.positional]
     signature = [name.upper() if p.required else f"[{name.upper()}]" for p in places for name in [p.name]]
-    path = ["[PATH]"] if verb.needs_history else []
+    path = ["[HISTORY]"] if verb.needs_history else []
     parser = _Parser(
         prog=prog,
         usage=" ".join([prog, *path, *signature, "[options]"]).replace("%", "%%"),
@@ -111,7 +119,7 @@ def _arguments_help(verb: Verb, places: Sequence[Parameter]) -> list[str]:
         for place in places
     ]
     if verb.needs_history:
-        lines.insert(0, f"  {'PATH':<10} the folder of the history; default: $DSHISTORY, else ./history")
+        lines.insert(0, f"  {'HISTORY':<10} the folder of the history; default: $DSHISTORY, else ./history")
     return ["\n".join(["arguments:", *lines])] if lines else []
 
 
@@ -145,7 +153,7 @@ def _option_help(parameter: Parameter) -> str:
 def _add_common(parser: ArgumentParser, verb: Verb, forms: bool) -> None:
     parser.set_defaults(history=None, form=None)
     if verb.needs_history:
-        parser.add_argument("-C", "--history", metavar="PATH", help="the folder of the history")
+        parser.add_argument("-C", "--history", metavar="HISTORY", help="the folder of the history")
     if forms:
         output = parser.add_mutually_exclusive_group()
         output.add_argument("--json", dest="form", action="store_const", const="json", help="output as JSON")

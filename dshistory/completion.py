@@ -2,6 +2,7 @@
 kinds and tensor names."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 from catalog.errors import HistoryError
@@ -35,6 +36,8 @@ def line_completions(line: str, *, saved: Sequence[str] = (), variables: Sequenc
             return query_completions(query[1], query[1], saved=saved, variables=variables)
         if words[-1] in ("-w", "--with"):
             return _beginning(start, saved)
+    if words[-1] in ("-C", "--history"):
+        return Completions(start, _paths(start))
     option, equals, value = start.partition("=")
     if start.startswith("-") and equals:
         return _values(_next_parameter(verb, [option]), value)
@@ -52,7 +55,12 @@ def _beginning(start: str, texts: Iterable[str]) -> Completions:
 
 def _options(verb: Verb) -> list[str]:
     options = [parameter.option for parameter in verb.parameters if not parameter.positional]
-    return [*options, *(CELL_OPTIONS if verb.name == "sql" else ()), "--help"]
+    return [
+        *options,
+        *(CELL_OPTIONS if verb.name == "sql" else ()),
+        *(["--history"] if verb.needs_history else []),
+        "--help",
+    ]
 
 
 def _next_parameter(verb: Verb, words: list[str]) -> Parameter | None:
@@ -71,6 +79,8 @@ def _values(parameter: Parameter | None, start: str) -> Completions:
         return Completions(start, [])
     if parameter.choices:
         return _beginning(start, parameter.choices)
+    if parameter.annotation in (Path | str, Path | str | None):
+        return Completions(start, _paths(start))
     source = _refs if parameter.annotation in (Ref, Ref | None) else _SOURCES.get(parameter.name)
     if source is None:
         return Completions(start, [])
@@ -79,6 +89,19 @@ def _values(parameter: Parameter | None, start: str) -> Completions:
     except (HistoryError, OSError):
         # Completion runs at every keypress; what is wrong with the history is said by the verb itself.
         return Completions(start, [])
+
+
+def _paths(start: str) -> list[str]:
+    """Files and folders, hidden ones only when asked for; what would need quotes is left out."""
+    folder, slash, name = start.rpartition("/")
+    place = Path(folder + slash).expanduser()
+    try:
+        found = sorted(place.iterdir())
+    except OSError:
+        return []
+    wanted = [path for path in found if (path.name.startswith(name) and name[:1] == ".") or path.name[0] != "."]
+    names = [f"{folder}{slash}{path.name}{'/' if path.is_dir() else ''}" for path in wanted]
+    return [text for text in names if text.startswith(start) and not set(text) & set(" '\"$")]
 
 
 def _refs(explorer: Explorer, start: str) -> list[str]:

@@ -213,8 +213,9 @@ class Explorer:
             verify: look at all bytes before the first is overwritten
         """
         import capture
+        from dshistory.restored import RestoredState
 
-        return capture.restore(
+        done = capture.restore(
             ref,
             history=self.root,
             engine=engine,
@@ -228,6 +229,7 @@ class Explorer:
             kinds=kinds,
             verify=verify,
         )
+        return RestoredState(done) if isinstance(done, dict) else done
 
     def export(
         self,
@@ -279,8 +281,8 @@ class Explorer:
         )
 
     def sql(self, /, query: str, **params: object) -> Table:
-        """The rows of a DuckDB query over the catalog: runs, checkpoints, tensors, fragments, metrics, events.
-        Nothing can be changed.
+        """The rows of a DuckDB query over the catalog: runs, checkpoints, tensors, statistics, sketches, fragments, metrics,
+        tags, events. Nothing can be changed.
 
         Args:
             query: the SQL; $name stands for a value

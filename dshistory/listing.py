@@ -1,6 +1,7 @@
 """What a history has: runs, the parts of a checkpoint, tags and damage, as tables that come from the catalog alone."""
 
 from collections.abc import Sequence
+from datetime import datetime
 from math import prod
 from typing import Final
 
@@ -35,7 +36,7 @@ def overview(history: History) -> Report:
     rows = [
         {
             "run": facts.run,
-            "created": facts.created,
+            "created": datetime.fromisoformat(facts.created),
             "parent": None if facts.parent_run is None else f"{facts.parent_run}:{facts.parent_step}",
             "world_size": facts.world_size,
             "checkpoints": len(steps := [ref.step for ref in committed if ref.run == facts.run]),
@@ -51,7 +52,7 @@ def overview(history: History) -> Report:
 _RUNS_SCHEMA: Final = pa.schema(
     [
         ("run", pa.string()),
-        ("created", pa.string()),
+        ("created", pa.timestamp("us", tz="UTC")),
         ("parent", pa.string()),
         ("world_size", pa.int64()),
         ("checkpoints", pa.int64()),

@@ -4,6 +4,7 @@ file that needs IPython."""
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from types import ModuleType
 from typing import Any, Final
 
 from IPython.core.completer import CompletionContext, SimpleCompletion, SimpleMatcherResult, context_matcher
@@ -24,7 +25,8 @@ __all__ = ["DSHistoryMagics", "Help", "load", "unload"]
 
 _NAME: Final = "dshistory"
 _VARIABLE: Final = re.compile(r"\$(\w+)|\{(\w+)\}")
-_LINE: Final = re.compile(rf"(?:^|.*=)\s*%%?{_NAME}\s(.*)", re.DOTALL)
+_LINE: Final = re.compile(rf"(?:^|.*=)\s*%{_NAME}\s(.*)", re.DOTALL)
+_HEAD: Final = re.compile(rf"\s*%%{_NAME}\s(s?q?l?|sql\s.*)")
 _CELL: Final = re.compile(rf"\s*%%{_NAME}\s+sql\b[^\n]*\n(.*)", re.DOTALL)
 
 
@@ -54,7 +56,7 @@ class DSHistoryMagics(Magics):  # type: ignore[misc]
 
         `%%dshistory sql [NAME <<]` runs the cell as a query and shows its rows, or puts them into NAME.
         """
-        namespace = {**self.shell.user_ns, **(local_ns or {})}
+        namespace = _variables(self.shell, {**self.shell.user_ns, **(local_ns or {})})
         try:
             return self._run(line, namespace) if cell is None else self._run_cell(line, cell, namespace)
         except HistoryError as error:
@@ -117,6 +119,8 @@ class DSHistoryMagics(Magics):  # type: ignore[misc]
         found = Completions("", [])
         if cell := _CELL.fullmatch(before):
             found = query_completions(cell[1], context.full_text.partition("\n")[2], **known)
+        elif head := _HEAD.fullmatch(before):
+            found = line_completions(head[1], **known) if " " in head[1] else Completions(head[1], ["sql"])
         elif line := _LINE.fullmatch(context.text_until_cursor):
             found = line_completions(line[1], **known)
         return {
@@ -127,7 +131,7 @@ class DSHistoryMagics(Magics):  # type: ignore[misc]
         }
 
     def _variables(self) -> list[str]:
-        return sorted(name for name in self.shell.user_ns if not name.startswith("_"))
+        return [*_variables(self.shell, self.shell.user_ns)]
 
 
 def load(shell: InteractiveShell) -> None:
@@ -145,6 +149,15 @@ def unload(shell: InteractiveShell) -> None:
     magics = shell.magics_manager.registry.pop(DSHistoryMagics.__name__)
     shell.Completer.custom_matchers.remove(magics.completer)
     shell.drop_by_id({_NAME: dshistory})
+
+
+def _variables(shell: InteractiveShell, namespace: Mapping[str, Any]) -> dict[str, Any]:
+    """What can stand for a value: none of the shell's own names, modules, functions and classes."""
+    return {
+        name: value
+        for name, value in namespace.items()
+        if name not in shell.user_ns_hidden and not (callable(value) or isinstance(value, ModuleType))
+    }
 
 
 def _expanded(word: str, namespace: Mapping[str, Any]) -> str:

@@ -31,6 +31,5 @@ def nearest(wanted: str, names: Iterable[str], *, count: int = 5) -> str:
     if not known:
         return "there are none"
     containing = [name for name in known if wanted and wanted in name]
-    close = get_close_matches(wanted, known, n=count, cutoff=0.4) or containing or known
-    listed = ", ".join(close[:count])
-    return f"the nearest {'are' if len(close) > 1 else 'is'} {listed}"
+    close = (get_close_matches(wanted, known, n=count, cutoff=0.4) or containing or known)[:count]
+    return f"the nearest {'are' if len(close) > 1 else 'is'} {', '.join(close)}"

@@ -113,7 +113,7 @@ def bound(query: str, namespace: Mapping[str, Any], given: Mapping[str, Any]) ->
         if name not in given:
             if name not in namespace:
                 known = [other for other in namespace if not other.startswith("_")]
-                raise UsageError(f"no variable {name!r} for the query; {nearest(name, known, count=2)}")
+                raise UsageError(f"no variable {name!r} for the query; {nearest(name, known, count=1)}")
             values[name] = _plain(namespace[name])
         return f"${name}"
 

@@ -37,7 +37,8 @@ def query_completions(
     of_table = re.search(r"(\w+)\.(\w*)$", before)
     columns = _columns()
     if of_table:
-        return _beginning(of_table[2], columns.get(_table_of(of_table[1], query), ()))
+        every = dict.fromkeys(column for table in VIEWS for column in columns.get(table, ()))
+        return _beginning(of_table[2], columns.get(_table_of(of_table[1], query), every))
     word = re.search(r"\w*$", before)
     start = word[0] if word else ""
     tables = [*VIEWS, *saved]

@@ -102,8 +102,7 @@ class Parameter:
         if self.annotation in (Ref, Ref | None, Path | str | None, object) and _WHOLE_NUMBER.fullmatch(text):
             return int(text)
         if self.choices and text not in self.choices:
-            near = nearest(text, self.choices, count=1)
-            raise UsageError(f"{self.option} is one of {', '.join(self.choices)}, not {text!r}; {near}")
+            raise UsageError(f"{self.option} is one of {', '.join(self.choices)}, not {text!r}")
         return text
 
 

@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from explorer_helpers import Run, tiny_history
@@ -15,7 +16,10 @@ import dshistory
 from catalog.errors import NotFoundError
 from dshistory import current
 from dshistory.arguments import help_text, parse
+from dshistory.choices import EXPORT_FORMATS, WEIGHTS
 from dshistory.explorer import Explorer
+from dshistory.exporting import FORMATS
+from dshistory.exporting.options import Weights
 from dshistory.verbs import VERBS, UsageError
 
 
@@ -123,6 +127,36 @@ def test_verbs_cannot_drift_from_the_functions() -> None:
         assert [p.name for p in verb.parameters] == [name for name in named if name not in python_only], verb.name
     methods = {name for name, member in vars(Explorer).items() if inspect.isfunction(member) and name[0] != "_"}
     assert {verb.name for verb in VERBS} - {"open", "doctor", "import"} == methods
+
+
+def test_every_verb_is_a_function_of_the_module_too() -> None:
+    for verb in VERBS:
+        function = getattr(dshistory, {"import": "import_checkpoint"}.get(verb.name, verb.name))
+        named = list(inspect.signature(verb.function).parameters.values())[1 if verb.needs_history else 0 :]
+        assert list(inspect.signature(function).parameters.values()) == named, verb.name
+
+
+def test_what_is_on_is_switched_off_by_name() -> None:
+    verbs = {verb.name: verb for verb in VERBS}
+    assert dict(parse(verbs["restore"], ["3", "--no-verify"], prog="restore", forms=False).options) == {"verify": False}
+    assert dict(parse(verbs["restore"], ["3"], prog="restore", forms=False).options) == {}
+    assert "--no-verify" in help_text(verbs["restore"], prog="restore", forms=False)
+    with pytest.raises(UsageError, match="--verify"):
+        parse(verbs["restore"], ["3", "--verify"], prog="restore", forms=False)
+    for verb in VERBS:
+        flags = [parameter for parameter in verb.parameters if parameter.flag]
+        assert all(flag.option.startswith("--no-") == flag.default for flag in flags), verb.name
+
+
+def test_choices_are_checked_and_shown() -> None:
+    verbs = {verb.name: verb for verb in VERBS}
+    with pytest.raises(UsageError, match="--by is one of tensor, layer, kind, not 'name'"):
+        parse(verbs["diff"], ["1", "2", "--by", "name"], prog="diff", forms=False)
+    shown = help_text(verbs["trajectory"], prog="trajectory", forms=False)
+    assert "changed_share" in shown
+    assert "default: relative_update" in shown
+    assert tuple(FORMATS) == EXPORT_FORMATS
+    assert get_args(Weights) == WEIGHTS
 
 
 def test_a_line_becomes_a_call() -> None:

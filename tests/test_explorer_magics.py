@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from explorer_helpers import extended_shell, tiny_history
 from IPython.core.completer import provisionalcompleter
+from IPython.core.error import UsageError as ShellUsageError
 from IPython.core.interactiveshell import InteractiveShell
 
 import dshistory
@@ -89,6 +90,12 @@ def test_mistakes_are_one_line_and_fail_the_cell(
         ("%%dshistory sql 1x <<\nSELECT 1", "1x"),
         ("%%dshistory sql <<\nSELECT 1", "no name"),
         ("%dshistory sql 'SELEC 1'", "SELEC"),
+        ("%dshistory sql", "needs QUERY"),
+        ("%%dshistory sql\nSELECT *\nFROM metrcs", "no table 'metrcs'; the nearest is metrics"),
+        ("%%dshistory sql\nSELECT $nothing", "no variable 'nothing'"),
+        ("%%dshistory sql --with nothing\nSELECT 1", "no query was saved as 'nothing'"),
+        ("%dshistory trajectory --metric nrm", "--metric is one of norm, "),
+        ("%dshistory show run-a", "'run-a:latest'"),
         ("%dshistory log --json", "--json"),
     ]:
         capsys.readouterr()
@@ -97,6 +104,7 @@ def test_mistakes_are_one_line_and_fail_the_cell(
         assert not result.success, cell
         assert message in shown, (cell, shown)
         assert "Traceback" not in shown
+        assert len(shown.strip().splitlines()) == 1, shown
 
 
 def test_without_a_history_it_says_where_it_looked(shell: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,3 +139,46 @@ def test_completion(shell: InteractiveShell, root: Path) -> None:
     assert _completions(shell, "%dshistory diff --quiet 0 1") == ["10"]
     assert _completions(shell, "%dshistory log --run run") == ["run-a"]
     assert _completions(shell, "%%dshistory sq") == ["sql"]
+
+
+def test_variables_stand_in_lines_each_as_one_word(shell: InteractiveShell, root: Path) -> None:
+    shell.user_ns.update(root=str(root), step=10, pattern="layers.* --kinds nonsense")
+    run(shell, "%dshistory open {root}")
+    assert run(shell, "%dshistory show $step")["step"] == 10
+    assert run(shell, "%dshistory show {step}")["step"] == 10
+    with pytest.raises(ShellUsageError, match=r"no tensor fits 'layers\.\* --kinds nonsense'"):
+        run(shell, "%dshistory diff 0 --names {pattern}")
+    with pytest.raises(ShellUsageError, match=r"'\{unknown\}'"):
+        run(shell, "%dshistory show {unknown}")
+    assert (
+        run(shell, "def look(at):\n    return get_ipython().run_line_magic('dshistory', 'show {at}')\nlook(20)")["step"]
+        == 20
+    )
+
+
+def test_values_of_variables_never_become_sql(shell: InteractiveShell, root: Path) -> None:
+    run(shell, f"%dshistory open {root}")
+    shell.user_ns.update(name="loss' OR 1 = 1 --", steps=[0, 10])
+    assert len(run(shell, "%%dshistory sql\nSELECT * FROM metrics WHERE name = $name")) == 0
+    assert len(run(shell, "%%dshistory sql\nSELECT * FROM metrics WHERE name = '{{name}}'")) == 0
+    query = "SELECT * FROM metrics WHERE name = 'loss' AND step IN $steps"
+    assert len(run(shell, f"%%dshistory sql\n{query}")) == 2
+    assert len(run(shell, f'%dshistory sql "{query}"')) == 2
+    assert len(run(shell, f"%dshistory sql {query}")) == 2
+
+
+def test_sql_cells_have_jupysqls_options(shell: InteractiveShell, root: Path, tmp_path: Path) -> None:
+    run(shell, f"%dshistory open {root}")
+    assert len(run(shell, "%%dshistory sql both= <<\nSELECT 1")) == len(shell.user_ns["both"]) == 1
+    assert run(shell, "%%dshistory sql --save late --no-execute\nSELECT * FROM metrics WHERE step > $low") is None
+    shell.user_ns["low"] = 15
+    counted = "%%dshistory sql --with late\nSELECT count(DISTINCT step) AS n FROM late"
+    assert run(shell, counted)[0] == {"n": 2}
+    shell.user_ns["low"] = 20
+    assert run(shell, counted)[0] == {"n": 1}
+    (tmp_path / "late.sql").write_text("SELECT count(*) AS n FROM late")
+    assert run(shell, "%dshistory sql --file late.sql")[0]["n"] == 1
+    assert run(shell, "%dshistory sql late_steps << SELECT DISTINCT step FROM late") is None
+    assert shell.user_ns["late_steps"]["step"].to_pylist() == [21]
+    assert "--no-execute" in repr(run(shell, "%dshistory sql --help"))
+    assert len(run(shell, "%dshistory sql '" + "SELECT 1 AS a " + 300 * " " + "'")) == 1
