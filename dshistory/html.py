@@ -1,4 +1,4 @@
-"""Tables and reports as HTML for notebooks: escaped, themed by JupyterLab's variables, plain tags where styles are
+"""Tables and reports as HTML for notebooks: escaped, themed by JupyterLab's or VS Code's variables, plain tags where styles are
 stripped.
 
 Numbers carry their alignment in the element itself, so that what `nbconvert` and GitHub leave over is still a readable
@@ -16,12 +16,16 @@ from dshistory.units import Format, text_of
 __all__ = ["document", "facts_html", "table_html", "title_html"]
 
 _STYLE = """<style>
-.dsh { --dsh-fg: var(--jp-content-font-color1, #1b1f24); --dsh-dim: var(--jp-content-font-color2, #59636e);
-  --dsh-line: var(--jp-border-color2, #d0d7de); --dsh-stripe: var(--jp-rendermime-table-row-background, #f6f8fa);
+.dsh { --dsh-fg: var(--jp-content-font-color1, var(--vscode-editor-foreground, #1b1f24));
+  --dsh-dim: var(--jp-content-font-color2, var(--vscode-descriptionForeground, #59636e));
+  --dsh-line: var(--jp-border-color2, var(--vscode-editorWidget-border, #d0d7de));
+  --dsh-stripe: var(--jp-rendermime-table-row-background, var(--vscode-list-hoverBackground, #f6f8fa));
   color: var(--dsh-fg); overflow-x: auto; max-width: 100%; }
-@media (prefers-color-scheme: dark) { .dsh { --dsh-fg: var(--jp-content-font-color1, #e6edf3);
-  --dsh-dim: var(--jp-content-font-color2, #9198a1); --dsh-line: var(--jp-border-color2, #3d444d);
-  --dsh-stripe: var(--jp-rendermime-table-row-background, #151b23); } }
+@media (prefers-color-scheme: dark) { .dsh {
+  --dsh-fg: var(--jp-content-font-color1, var(--vscode-editor-foreground, #e6edf3));
+  --dsh-dim: var(--jp-content-font-color2, var(--vscode-descriptionForeground, #9198a1));
+  --dsh-line: var(--jp-border-color2, var(--vscode-editorWidget-border, #3d444d));
+  --dsh-stripe: var(--jp-rendermime-table-row-background, var(--vscode-list-hoverBackground, #151b23)); } }
 .dsh table { color: var(--dsh-fg); border-collapse: collapse; margin: 0.3em 0; font-variant-numeric: tabular-nums; }
 .dsh th { border-bottom: 1px solid var(--dsh-line); color: var(--dsh-dim); font-weight: 600; }
 .dsh th, .dsh td { padding: 0.15em 0.7em; white-space: nowrap; }

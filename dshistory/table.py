@@ -93,7 +93,7 @@ class Table:
         return dict(self._data.slice(rows, 1).to_pylist()[0])
 
     def __repr__(self) -> str:
-        return text.table_text(self._data, self.formats, self.note)
+        return text.table_text(self._data, self.formats, self.note, width=text.terminal_width())
 
     def _repr_html_(self) -> str:
         return html.document(html.table_html(self._data, self.formats, self.note))

@@ -1,18 +1,22 @@
 """Tables as plain text: aligned columns, human units, large tables paged to their first and last rows."""
 
+import shutil
+import sys
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 import pyarrow as pa
 import pyarrow.types as types
 
 from dshistory.units import Format, text_of
 
-__all__ = ["Page", "is_numeric", "table_text"]
+__all__ = ["Page", "is_numeric", "table_text", "terminal_width"]
 
 FIRST_ROWS = 20
 LAST_ROWS = 5
 SHOWN_WHOLE = 30
 _CELL_WIDTH = 96
+_FEW_COLUMNS = 4
 
 
 class Page:
@@ -39,21 +43,39 @@ def is_numeric(kind: pa.DataType) -> bool:
     return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind))
 
 
-def table_text(data: pa.Table, formats: Mapping[str, Format], note: str) -> str:
-    """The table as aligned text without trailing newline; an empty table says so."""
-    lines = []
-    if data.num_rows:
-        page = Page(data, formats)
-        right = [is_numeric(field.type) for field in data.schema]
-        shown = [[*map(_short, row[:-1]), row[-1]] for row in (page.columns, *page.first, *page.last)]
-        widths = [max(len(row[i]) for row in shown) for i in range(data.num_columns)]
-        lines = [_line(row, widths, right) for row in shown]
-        lines.insert(1, "  ".join("-" * min(width, _CELL_WIDTH) for width in widths))
-        if page.left_out:
-            lines.insert(2 + FIRST_ROWS, page.gap)
-    elif not note:
-        lines = ["(no rows)"]
+def terminal_width() -> int | None:
+    """How many characters a line has where we write to; None in notebooks, pipes and files, which take any."""
+    return shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else None
+
+
+def table_text(data: pa.Table, formats: Mapping[str, Format], note: str, *, width: int | None = None) -> str:
+    """The table as aligned text without trailing newline; an empty table says so. Columns that don't fit into `width` are
+    named under the table instead."""
+    if not data.num_rows:
+        return text_of(note) if note else "(no rows)"
+    page = Page(data, formats)
+    rows = [page.columns, *page.first, *page.last]
+    shown = [[*map(_short, row[:-1]), row[-1]] for row in rows]
+    widths = [max(len(row[i]) for row in shown) for i in range(data.num_columns)]
+    fitting = _fitting(widths, width)
+    right = [is_numeric(field.type) for field in data.schema]
+    lines = [_line(row[:fitting], widths, right) for row in shown]
+    lines.insert(1, "  ".join("-" * min(wide, _CELL_WIDTH) for wide in widths[:fitting]))
+    if page.left_out:
+        lines.insert(2 + FIRST_ROWS, page.gap)
+    if fitting < len(widths):
+        lines.append(f"… too narrow for {', '.join(page.columns[fitting:])} …")
+    if any(len(cell) > _CELL_WIDTH for row in rows for cell in row[: min(fitting, len(row) - 1)]):
+        lines.append("… stands for the middle of long values; rows, .to_csv() and .to_pandas() have them whole …")
     return "\n".join([*lines, *([text_of(note)] if note else [])])
+
+
+def _fitting(widths: Sequence[int], width: int | None) -> int:
+    """How many columns are shown: those that fit, but at least some; few columns all, for a long line is better than none."""
+    if width is None or len(widths) <= _FEW_COLUMNS:
+        return len(widths)
+    ends = accumulate(wide + 2 for wide in widths)
+    return max(_FEW_COLUMNS, sum(end - 2 <= width for end in ends))
 
 
 def _cells(data: pa.Table, formats: Mapping[str, Format]) -> list[list[str]]:
@@ -67,7 +89,7 @@ def _cells(data: pa.Table, formats: Mapping[str, Format]) -> list[list[str]]:
 def _line(row: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> str:
     cells = (
         cell.rjust(width) if to_right else cell.ljust(width)
-        for cell, width, to_right in zip(row, widths, right, strict=True)
+        for cell, width, to_right in zip(row, widths, right, strict=False)
     )
     return "  ".join(cells).rstrip()
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from catalog.errors import NotFoundError, SetupError
+from dshistory import text
 from dshistory.report import Report
 from dshistory.table import Table
 from dshistory.units import text_of
@@ -87,10 +88,37 @@ def test_large_tables_page_and_say_what_they_leave_out() -> None:
 
 def test_long_names_lose_their_middle_and_messages_nothing() -> None:
     name, message = "a" + 200 * "." + "z", 300 * "m"
-    _, _, row = repr(Table(pa.table({"name": [name], "message": [message]}))).splitlines()
+    table = Table(pa.table({"name": [name], "message": [message]}))
+    _, _, row, hint = repr(table).splitlines()
     assert row.startswith("a.")
     assert row.endswith(f".z  {message}")
     assert len(row) == 96 + 2 + 300
+    assert hint.startswith("… stands for the middle of long values")
+    assert name in table._repr_html_()
+
+
+def test_a_hundred_thousand_rows_are_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = numbers(100_000)
+    made: list[object] = []
+    monkeypatch.setattr(text, "text_of", lambda value, form="auto": made.append(value) or text_of(value, form))
+    assert len(repr(table).splitlines()) == 28
+    assert table._repr_html_().count("<tr>") == 27
+    assert "99,975 rows left out" in repr(table)
+    assert len(made) < 300
+
+
+def test_in_a_narrow_terminal_columns_are_named_rather_than_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = Table(pa.table({f"column_{i}": [i] for i in range(8)}), note="a note")
+    assert len(repr(wide).splitlines()) == 4
+    monkeypatch.setattr(text, "terminal_width", lambda: 60)
+    *lines, left_out, note = repr(wide).splitlines()
+    assert max(map(len, lines)) <= 60
+    assert left_out == "… too narrow for column_6, column_7 …"
+    assert note == "a note"
+    monkeypatch.setattr(text, "terminal_width", lambda: 10)
+    assert "too narrow for column_4," in repr(wide)
+    message = Table(pa.table({"file": ["f"], "problem": [100 * "m"]}))
+    assert 100 * "m" in repr(message)
 
 
 def test_an_empty_table_says_so() -> None:
@@ -112,7 +140,7 @@ def test_names_are_escaped_in_html_and_text() -> None:
 def test_html_follows_the_theme_and_stands_without_styles() -> None:
     shown = numbers(2)._repr_html_()
     assert "prefers-color-scheme: dark" in shown
-    assert "var(--jp-content-font-color1" in shown
+    assert "var(--jp-content-font-color1, var(--vscode-editor-foreground, " in shown
     bare = re.sub(r"<style>.*?</style>| style=\"[^\"]*\"| class=\"[^\"]*\"", "", shown, flags=re.DOTALL)
     assert bare == (
         "<div><table><thead><tr><th>step</th><th>bytes</th></tr></thead>"
