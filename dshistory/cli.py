@@ -24,6 +24,8 @@ NO_READER: Final = 141
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line (default: this process's) and return its exit status."""
+    from dshistory.units import text_of
+
     words = list(sys.argv[1:] if argv is None else argv)
     with_traceback = "--traceback" in words
     try:
@@ -40,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if with_traceback:
             traceback.print_exc()
         else:
-            message = " ".join(str(error).split())
+            message = text_of(" ".join(str(error).split()))
             print(message if message.startswith("dshistory ") else f"dshistory: {message}", file=sys.stderr)
         return FAILED
 

@@ -1,13 +1,14 @@
 """The arithmetic of a diff: two tensors compared chunk by chunk in float64, exact up to float64 rounding.
 
-Norms, dot products and the largest change are over the elements that are finite on both sides; what is not finite is
-counted on either side, and an element counts as changed when its value differs (NaN equals NaN here, and -0 equals 0).
+Norms, dot products and the largest change are over the elements that are finite on both sides, and unknown where there
+is none; what is not finite is counted on either side, and an element counts as changed when its value differs (NaN equals NaN here, and -0 equals 0).
 Squares of F64 values beyond 1e154 overflow to infinity and products below 1e-308 vanish; every other dtype is far
 from it.
 """
 
 import math
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 
@@ -17,12 +18,15 @@ CHUNK_NUMEL = 1 << 15
 """Few enough to stay in a core's cache, and to be worked on by this thread alone: a diff beside a training takes one
 core."""
 
+_COUNTED: Final = frozenset({"changed_share", "nonfinite_before", "nonfinite_after"})
+
 
 @dataclass(slots=True)
 class Comparison:
     """Running sums over pairs of chunks; the numbers of a diff's row are its properties."""
 
     numel: int = 0
+    finite: int = 0
     changed: int = 0
     sign_flips: int = 0
     nonfinite_before: int = 0
@@ -69,6 +73,13 @@ class Comparison:
     def changed_share(self) -> float:
         return self.changed / self.numel if self.numel else 0.0
 
+    def number(self, name: str) -> float | int | None:
+        """One of the numbers above; unknown (None) where no element is finite on both sides, but for what is counted."""
+        if self.numel and not self.finite and name not in _COUNTED:
+            return None
+        value: float | int | None = getattr(self, name)
+        return value
+
     def _add_chunk(self, stored_before: torch.Tensor, stored_after: torch.Tensor) -> None:
         before, after = stored_before.double(), stored_after.double()
         self.numel += before.numel()
@@ -76,6 +87,7 @@ class Comparison:
         if not math.isfinite(squares_before + squares_after):
             before, after = self._finite_part(before, after)
             squares_before, squares_after = float(before.square().sum()), float(after.square().sum())
+        self.finite += before.numel()
         self.squares_before += squares_before
         self.squares_after += squares_after
         if stored_before.dtype == stored_after.dtype == torch.int64:

@@ -174,7 +174,7 @@ def _row(
         numbers = known
     elif status == "changed" and before and after:
         compared = compare(root, before, after, advance)
-        numbers = {field.name: getattr(compared, field.name) for field in _SCHEMA if field.name not in _IDENTITY}
+        numbers = {field.name: compared.number(field.name) for field in _SCHEMA if field.name not in _IDENTITY}
         numbers |= {"bound": 0.0}
     return {"name": shown.name, "kind": shown.kind, "shape": shown.shape, "status": status, **numbers}
 

@@ -104,13 +104,14 @@ class _Sums:
     def __init__(self, count: int) -> None:
         self._sums = {
             key: torch.zeros(count, dtype=torch.float64)
-            for key in ("before", "after", "update", "dot", "max", "changed", "flips")
+            for key in ("before", "after", "update", "dot", "max", "changed", "flips", "finite")
         }
 
     def add(self, group: torch.Tensor, before: torch.Tensor, after: torch.Tensor) -> None:
         finite = before.isfinite() & after.isfinite()
         same = (before == after) | (before.isnan() & after.isnan())
         self._sums["changed"].index_add_(0, group, (~same).double())
+        self._sums["finite"].index_add_(0, group, finite.double())
         group, before, after = group[finite], before[finite], after[finite]
         update, products = after - before, before * after
         self._sums["before"].index_add_(0, group, before.square())
@@ -121,12 +122,14 @@ class _Sums:
         self._sums["max"].scatter_reduce_(0, group, update.abs(), "amax")
 
     def table(self, size: int, *, label: Callable[[int], str], kind: str) -> pa.Table:
-        """The rows, the most moved first; `size` elements in each group."""
+        """The rows, the most moved first, above them those where no element is finite on both sides: of these only the changed
+        share is known. `size` elements in each group."""
         sums = self._sums
         before, after, update = (sums[key].sqrt() for key in ("before", "after", "update"))
         relative = torch.where(update == 0, torch.zeros_like(update), update / before)
         cosine = (sums["dot"] / (before * after)).clamp(-1, 1)
-        order = sorted(range(len(update)), key=lambda i: (-float(relative[i]), -float(update[i]), i))
+        unknown = (sums["finite"] == 0) & (size > 0)
+        order = sorted(range(len(update)), key=lambda i: (not unknown[i], -float(relative[i]), -float(update[i]), i))
         columns = {
             "name": pa.array([label(i) for i in order], pa.string()),
             "kind": pa.array([kind] * len(order), pa.string()),
@@ -140,9 +143,12 @@ class _Sums:
             "norm_before": before,
             "norm_after": after,
         }
+        known, unknown = torch.zeros_like(unknown), unknown[order]
+
+        def listed(name: str, column: torch.Tensor) -> pa.Array:
+            mask = known if name == "changed_share" else unknown
+            return pa.array(column[order].numpy(), mask=mask.numpy(), from_pandas=True)
+
         return pa.table(
-            {
-                name: column if isinstance(column, pa.Array) else pa.array(column[order].numpy(), from_pandas=True)
-                for name, column in columns.items()
-            }
+            {name: column if isinstance(column, pa.Array) else listed(name, column) for name, column in columns.items()}
         )

@@ -81,8 +81,20 @@ def step_distances(history: History, *, run: str | None, names: Patterns, kinds:
     sums = _Gram(path, place)
     for first in range(0, len(wanted), _TENSORS_AT_ONCE):
         sums.add(history, runs, wanted[first : first + _TENSORS_AT_ONCE], sorted(wanted_kinds))
-    squares, seen = sums.squares()
-    return _table([path[i] for i in seen], squares, tensors=len(sums.tensors), missing=len(path) - len(seen))
+    broken = {place[ref] for ref in _not_finite(history, runs, wanted, sorted(wanted_kinds)) & place.keys()}
+    squares, seen = sums.squares(without=broken)
+    missing = len(path) - len(seen) - len(broken)
+    return _table([path[i] for i in seen], squares, tensors=len(sums.tensors), missing=missing, broken=len(broken))
+
+
+def _not_finite(history: History, runs: list[str], names: list[str], kinds: list[str]) -> set[CheckpointRef]:
+    """The checkpoints where one of these tensors has values that are not finite, of which a sketch knows nothing."""
+    rows = history.query(
+        "SELECT DISTINCT run, step FROM statistics WHERE nan + inf > 0 AND list_contains($runs, run) "
+        "AND list_contains($names, name) AND list_contains($kinds, kind)",
+        {"runs": runs, "names": names, "kinds": kinds},
+    )
+    return {CheckpointRef(row["run"], row["step"]) for row in rows.to_pylist()}
 
 
 def plane(squares: Matrix) -> tuple[Matrix, float]:
@@ -128,9 +140,10 @@ class _Gram:
             self._counts[places] += 1
             self.tensors.add(tensor)
 
-    def squares(self) -> tuple[Matrix, list[int]]:
+    def squares(self, *, without: set[int]) -> tuple[Matrix, list[int]]:
         """Squared distances between the checkpoints that have all the sketches, and which those are."""
-        seen = np.flatnonzero(self._counts == len(self.tensors))
+        complete = np.flatnonzero(self._counts == len(self.tensors))
+        seen = complete[~np.isin(complete, sorted(without))]
         products = self._products[np.ix_(seen, seen)]
         norms = np.diag(products)
         squares = np.maximum(norms[:, None] + norms[None, :] - 2 * products, 0.0)
@@ -138,7 +151,11 @@ class _Gram:
         return squares, seen.tolist()
 
 
-def _table(refs: Sequence[CheckpointRef], squares: Matrix, *, tensors: int, missing: int) -> DistanceTable:
+def _checkpoints(count: int) -> str:
+    return f"{count} checkpoint{'' if count == 1 else 's'}"
+
+
+def _table(refs: Sequence[CheckpointRef], squares: Matrix, *, tensors: int, missing: int, broken: int) -> DistanceTable:
     first, second = (index.tolist() for index in np.triu_indices(len(refs), k=1))
     rows = pa.table(
         {
@@ -150,8 +167,12 @@ def _table(refs: Sequence[CheckpointRef], squares: Matrix, *, tensors: int, miss
         }
     )
     note = f"estimated from the sketches of {tensors} tensors, each within about {norm_bound(BUCKETS):.0%}"
+    if broken:
+        note += f"; left out: {_checkpoints(broken)} where some of them are not finite"
     if missing:
-        note += f"; {missing} checkpoints have no statistics: `analyze` computes them"
+        note += (
+            f"; left out: {_checkpoints(missing)} without statistics of all of them: `analyze` computes what is missing"
+        )
     table = DistanceTable(rows, note=note)
     table.refs, table.squares = refs, squares
     return table

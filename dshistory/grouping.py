@@ -12,7 +12,7 @@ from dshistory.choices import GROUPINGS
 __all__ = ["grouped", "layer_of", "require_grouping"]
 
 _LAYER: Final = re.compile(r"(?:.*\.)?[0-9]+(?=\.)")
-_SUMS: Final = ("sign_flips", "nonfinite_before", "nonfinite_after")
+_NONFINITE: Final = ("nonfinite_before", "nonfinite_after")
 
 Row = Mapping[str, Any]
 
@@ -51,7 +51,10 @@ def _together(name: str, kind: str, members: Sequence[Row]) -> Row:
         "shape": (numel,),
         "status": statuses.pop() if len(statuses) == 1 else "changed",
     }
-    # A tensor that is only on one side has no numbers: the group's are over the others.
+    counted = [member for member in members if member.get("nonfinite_after") is not None]
+    if counted:
+        row |= {key: sum(member[key] for member in counted) for key in _NONFINITE}
+    # A tensor that is only on one side, or nowhere finite, has no numbers: the group's are over the others.
     compared = [member for member in members if member.get("update_norm") is not None]
     if not compared:
         return row
@@ -64,7 +67,7 @@ def _together(name: str, kind: str, members: Sequence[Row]) -> Row:
         "cosine": _cosine(update, before, after),
         "max_change": _all_or_none(max, compared, "max_change"),
         "bound": max(member["bound"] for member in compared),
-        **{key: _all_or_none(sum, compared, key) for key in _SUMS},
+        "sign_flips": _all_or_none(sum, compared, "sign_flips"),
     }
     changed = _all_or_none(sum, compared, "changed_share", weight=lambda member: prod(member["shape"]))
     if changed is not None:

@@ -41,12 +41,12 @@ def document(*parts: str) -> str:
 
 def title_html(title: str) -> str:
     """A heading."""
-    return f"<h4>{escape(title)}</h4>"
+    return f"<h4>{escape(text_of(title))}</h4>"
 
 
 def table_html(data: pa.Table, formats: Mapping[str, Format], note: str) -> str:
     """The table as HTML; every value and name escaped, paged as in text."""
-    under = f'<p class="dsh-note">{escape(note)}</p>' if note else ""
+    under = f'<p class="dsh-note">{escape(text_of(note))}</p>' if note else ""
     if not data.num_rows:
         return under or '<p class="dsh-note">(no rows)</p>'
     page = Page(data, formats)
@@ -62,7 +62,7 @@ def table_html(data: pa.Table, formats: Mapping[str, Format], note: str) -> str:
 def facts_html(facts: Mapping[str, object], formats: Mapping[str, Format]) -> str:
     """Named values, one a line."""
     rows = (
-        f'<tr><th style="text-align:left">{escape(name)}</th>'
+        f'<tr><th style="text-align:left">{escape(text_of(name))}</th>'
         f'<td style="text-align:left">{escape(text_of(value, formats.get(name, "auto")))}</td></tr>'
         for name, value in facts.items()
     )

@@ -19,6 +19,7 @@ from dshistory.arguments import help_text, overview, parse, split
 from dshistory.completion import line_completions
 from dshistory.sqlcell import SavedQueries
 from dshistory.sqlcompletion import Completions, query_completions
+from dshistory.units import text_of
 from dshistory.verbs import UsageError, verb_named
 
 __all__ = ["DSHistoryMagics", "Help", "load", "unload"]
@@ -61,7 +62,7 @@ class DSHistoryMagics(Magics):  # type: ignore[misc]
             return self._run(line, namespace) if cell is None else self._run_cell(line, cell, namespace)
         except HistoryError as error:
             # The shell shows its own usage errors as one line, without traceback; the cell still counts as failed.
-            raise ShellUsageError(" ".join(str(error).split())) from error
+            raise ShellUsageError(text_of(" ".join(str(error).split()))) from error
 
     def _run(self, line: str, namespace: Mapping[str, Any]) -> Any:
         name, _, rest = line.strip().partition(" ")

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from catalog.errors import SetupError
+from dshistory.units import text_of
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -43,13 +44,13 @@ def loss_timeline(metrics: "Table", checkpoints: "Table") -> "go.Figure":
         lines: dict[str, Any] = {"x": line["step"].to_pylist(), "y": line["value"].to_pylist()}
         points: dict[str, Any] = {"x": marks["step"].to_pylist(), "y": marks["loss"].to_pylist()}
         figure.add_scatter(
-            **lines, mode="lines", name=escape(run), legendgroup=run, line={"color": colour, "width": 1.5}
+            **lines, mode="lines", name=_plain(run), legendgroup=_plain(run), line={"color": colour, "width": 1.5}
         )
         figure.add_scatter(
             **points,
             mode="markers",
-            name=escape(f"{run} checkpoints"),
-            legendgroup=run,
+            name=_plain(f"{run} checkpoints"),
+            legendgroup=_plain(run),
             marker={"color": colour, "size": 7, "symbol": "diamond-open"},
             hovertemplate="step %{x}, loss %{y:.4g}<extra>checkpoint</extra>",
         )
@@ -68,7 +69,7 @@ def moved_tensors(rows: "Table", *, top: int) -> "go.Figure":
             x=[row["relative_update"] for row in of_kind],
             y=[_label(row, first) for row in of_kind],
             orientation="h",
-            name=escape(kind),
+            name=_plain(kind),
             marker={"color": colour},
             hovertemplate="%{y}<br>relative update %{x:.4g}<extra></extra>",
         )
@@ -107,15 +108,20 @@ def heat_map(values: Any, *, x: list[str], y: list[str], value: str) -> "go.Figu
     figure = _figure()
     figure.add_heatmap(
         z=values,
-        x=[escape(label) for label in x],
-        y=[escape(label) for label in y],
+        x=[_plain(label) for label in x],
+        y=[_plain(label) for label in y],
         colorscale="Cividis",
-        colorbar={"title": escape(value)},
-        hovertemplate="%{y}, %{x}<br>" + escape(value) + " %{z:.4g}<extra></extra>",
+        colorbar={"title": _plain(value)},
+        hovertemplate="%{y}, %{x}<br>" + _plain(value) + " %{z:.4g}<extra></extra>",
     )
     figure.update_xaxes(type="category")
     figure.update_yaxes(type="category", autorange="reversed", automargin=True)
     return figure.update_layout(height=480)
+
+
+def _plain(text: str) -> str:
+    """A text as plotly shows it: no markup, no control characters."""
+    return escape(text_of(text))
 
 
 def _dashes() -> Iterator[str]:
@@ -125,7 +131,7 @@ def _dashes() -> Iterator[str]:
 
 def _label(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     several = len({other["kind"] for other in rows}) > 1
-    return escape(f"{row['name']} ({row['kind']})" if several else row["name"])
+    return _plain(f"{row['name']} ({row['kind']})" if several else row["name"])
 
 
 def _figure() -> "go.Figure":
