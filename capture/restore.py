@@ -143,19 +143,18 @@ def state_dict_of(
     names: str | Sequence[str] | None = None,
     kinds: str | Sequence[str] | None = None,
 ) -> StateDict:
-    """The tensors of a checkpoint, `{kind: {name: tensor}}`; tied names share one tensor. NotFoundError when a pattern
-    chooses nothing.
+    """The tensors of a checkpoint, `{kind: {name: tensor}}`; tied names share one tensor. NotFoundError, with
+    the nearest, for a pattern that fits nothing.
     """
     names, kinds = _patterns(names), _patterns(kinds)
     extents = [extent for extent in history.extents(ref) if extent.kind not in _NOT_TENSORS]
     chosen = choose(extents, rank=0)
+    _check_patterns(ref, chosen, names, kinds)
     wanted = {
         key: members
         for key, members in chosen.by_key.items()
         if _selected(key[0], kinds) and any(_selected(name, names) for name in (key[1], *members[0].aliases))
     }
-    if not wanted:
-        raise NotFoundError(_nothing_chosen(ref, chosen, names, kinds))
     state: StateDict = {}
     assignments: list[Assignment] = []
     for (kind, name), members in sorted(wanted.items()):
@@ -253,14 +252,25 @@ def _patterns(given: str | Sequence[str] | None) -> Sequence[str] | None:
     return [given] if isinstance(given, str) else given
 
 
-def _nothing_chosen(
+def _check_patterns(
     ref: CheckpointRef, chosen: Chosen, names: Sequence[str] | None, kinds: Sequence[str] | None
-) -> str:
-    have = sorted({kind for kind, _ in chosen.by_key})
-    known = sorted({name for _, name in chosen.by_key})
-    close = [near for name in names or () for near in difflib.get_close_matches(name, known, n=3)]
-    hint = f"; close names are {', '.join(dict.fromkeys(close))}" if close else ""
-    return f"checkpoint {ref} has no tensor with names={names}, kinds={kinds}; its kinds are {', '.join(have) or 'nothing'}{hint}"
+) -> None:
+    """NotFoundError, with the nearest, for a pattern that fits nothing."""
+    known_kinds = {kind for kind, _ in chosen.by_key}
+    known = {
+        name
+        for (kind, own), members in chosen.by_key.items()
+        if _selected(kind, kinds)
+        for name in (own, *members[0].aliases)
+    }
+    for what, patterns, there in (("kind", kinds, known_kinds), ("tensor", names, known)):
+        for pattern in patterns or ():
+            if not any(fnmatchcase(value, pattern) for value in there):
+                near = (
+                    difflib.get_close_matches(pattern.strip("*?."), sorted(there), n=5, cutoff=0.4) or sorted(there)[:5]
+                )
+                hint = f"the nearest {'are' if len(near) > 1 else 'is'} {', '.join(near)}" if near else "there are none"
+                raise NotFoundError(f"no {what} fits {pattern!r} in checkpoint {ref}; {hint}")
 
 
 def _selected(value: str, patterns: Sequence[str] | None) -> bool:

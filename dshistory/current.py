@@ -69,7 +69,7 @@ def current() -> Explorer:
         place = "$DSHISTORY" if os.environ.get("DSHISTORY") else "./history"
         raise NotFoundError(
             f"no history was opened, and there is none at {default_path().absolute()} ({place}); "
-            "open one: dshistory.open(PATH)"
+            "open one with dshistory.open(PATH) or %dshistory open PATH, or name it on the command line with -C PATH"
         ) from error
 
 

@@ -87,7 +87,7 @@ def select(history: History, *refs: CheckpointRef, kinds: Patterns, names: Patte
     one of them.
 
     Raises NotFoundError, naming the nearest, for a pattern that fits nothing."""
-    where = " and ".join(map(str, refs))
+    where = " and ".join(map(str, refs)) if len(refs) <= 2 else f"{refs[0]} to {refs[-1]} ({len(refs)} checkpoints)"
     sides = [[extent for extent in history.extents(ref) if extent.kind not in NOT_STATE] for ref in refs]
     wanted_kinds = matching({extent.kind for side in sides for extent in side}, kinds, what="kind", where=where)
     sides = [[extent for extent in side if extent.kind in wanted_kinds] for side in sides]
@@ -204,6 +204,8 @@ def _note(
 ) -> str:
     counts = Counter(row["status"] for row in rows)
     parts = [f"{counts['changed']} changed", f"{counts['same']} equal bit for bit"]
+    if before == after:
+        parts.append("this is one checkpoint, compared with itself")
     if counts["removed"]:
         parts.append(f"{counts['removed']} only in {before}")
     if counts["added"]:

@@ -16,6 +16,7 @@ from catalog.resolve import lineage
 from dshistory.estimates import norm_bound
 from dshistory.naming import Patterns, matching
 from dshistory.table import Table
+from dshistory.units import counted
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["DistanceTable", "plane", "step_distances"]
 
 _TENSORS_AT_ONCE: Final = 64
+
+_ALWAYS_FLAT: Final = 3
 
 Matrix = npt.NDArray[np.float64]
 
@@ -52,6 +55,8 @@ class DistanceTable(Table):
             }
         )
         note = f"the plane has {share:.0%} of the variance; of a random walk with the same steps it would have {of_walk:.0%}"
+        if len(self.refs) <= _ALWAYS_FLAT:
+            note = f"{counted(len(self.refs), 'point')}: any so few lie in a plane, which says nothing"
         return Table(table, note=note)
 
     def plot(self) -> "go.Figure":
@@ -66,6 +71,8 @@ def step_distances(history: History, *, run: str | None, names: Patterns, kinds:
     """See `Explorer.distances`."""
     run = run or history.current_run()
     path = lineage(history, run)
+    if not path:
+        raise NotFoundError(f"run {run} of {history.root} has no committed checkpoint yet")
     place = {ref: i for i, ref in enumerate(path)}
     runs = sorted({ref.run for ref in path})
     keys = history.query(
@@ -151,10 +158,6 @@ class _Gram:
         return squares, seen.tolist()
 
 
-def _checkpoints(count: int) -> str:
-    return f"{count} checkpoint{'' if count == 1 else 's'}"
-
-
 def _table(refs: Sequence[CheckpointRef], squares: Matrix, *, tensors: int, missing: int, broken: int) -> DistanceTable:
     first, second = (index.tolist() for index in np.triu_indices(len(refs), k=1))
     rows = pa.table(
@@ -166,13 +169,11 @@ def _table(refs: Sequence[CheckpointRef], squares: Matrix, *, tensors: int, miss
             "distance": np.sqrt(squares[first, second]),
         }
     )
-    note = f"estimated from the sketches of {tensors} tensors, each within about {norm_bound(BUCKETS):.0%}"
+    note = f"estimated from the sketches of {counted(tensors, 'tensor')}, each within about {norm_bound(BUCKETS):.0%}"
     if broken:
-        note += f"; left out: {_checkpoints(broken)} where some of them are not finite"
+        note += f"; left out: {counted(broken, 'checkpoint')} where some of them are not finite"
     if missing:
-        note += (
-            f"; left out: {_checkpoints(missing)} without statistics of all of them: `analyze` computes what is missing"
-        )
+        note += f"; left out: {counted(missing, 'checkpoint')} without statistics of all of them: `analyze` computes what is missing"
     table = DistanceTable(rows, note=note)
     table.refs, table.squares = refs, squares
     return table

@@ -14,7 +14,7 @@ from catalog.records import CheckpointRef, Extent
 from dshistory.progress import ByteProgress
 from dshistory.report import Report
 from dshistory.table import Table
-from dshistory.units import Format
+from dshistory.units import Format, counted
 
 __all__ = ["overview", "show", "tags", "verify"]
 
@@ -133,8 +133,12 @@ def verify(history: History, refs: Sequence[CheckpointRef] | None, *, quiet: boo
     with ByteProgress(total, description="verify", quiet=quiet) as bar:
         problems = verification.verify(history, refs, progress=bar.advance)
     rows = [{"file": problem.file, "field": problem.field, "problem": problem.message} for problem in problems]
-    found = "no problem" if not rows else "1 problem" if len(rows) == 1 else f"{len(rows)} problems"
-    note = f"{len(checked)} checkpoint{'' if len(checked) == 1 else 's'} read again: {found}"
+    found = counted(len(rows), "problem") if rows else "no problem"
+    note = (
+        f"{counted(len(checked), 'checkpoint')} read again: {found}"
+        if checked
+        else f"no checkpoint yet in {history.root}"
+    )
     return Table(pa.Table.from_pylist(rows, schema=_PROBLEMS_SCHEMA), note=note)
 
 

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from catalog.history import History
 from dshistory.table import Table
-from dshistory.units import Format
+from dshistory.units import Format, counted
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -109,7 +109,7 @@ def _with_own_metrics(found: pa.Table) -> tuple[pa.Table, list[str]]:
 def _note(history: History, rows: pa.Table, left_out: list[str]) -> str:
     if not rows.num_rows:
         return f"no checkpoint yet in {history.root}"
-    parts = [f"{rows.num_rows} checkpoint{'s' if rows.num_rows > 1 else ''}"]
+    parts = [counted(rows.num_rows, "checkpoint")]
     committed = pc.equal(rows["state"], "committed")
     unknown = rows.filter(committed)["health"].null_count
     if unknown:

@@ -1,7 +1,8 @@
 """What is out of line in a run: each kind of trouble with the step and tensor where it is first seen.
 
 All from the statistics and sketches that the catalog has; nothing is read. "Out of line" is against the tensor's own past: five
-times more than in any of the eight analyzed checkpoints before, of which there must be three at least.
+times more than in any of the eight analyzed checkpoints before, of which there must be three at least; after a longer gap than
+any between them, as many times more again as the gap is longer.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -11,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from catalog.errors import NotFoundError
 from catalog.history import History
 from catalog.records import CheckpointRef
 from catalog.resolve import lineage
@@ -18,6 +20,7 @@ from dshistory.cells import Cells, Key
 from dshistory.estimates import estimated
 from dshistory.metrics import Floats
 from dshistory.table import Table
+from dshistory.units import counted
 
 __all__ = ["anomalies"]
 
@@ -38,7 +41,8 @@ _LEAST_PAST: Final = 3
 
 Mask = npt.NDArray[np.bool_]
 Figures = Mapping[str, npt.NDArray[Any]]
-"""(tensors, analyzed checkpoints) of each part; `past`: how many of the eight checkpoints before the tensor was in."""
+"""(tensors, analyzed checkpoints) of each part; `past`: how many of the eight checkpoints before the tensor was in; `longer`: see
+`_longer`."""
 
 Finding = tuple[Mask, Floats, Floats]
 """Where it is seen, how large it is there, and how large it was before."""
@@ -46,28 +50,37 @@ Finding = tuple[Mask, Floats, Floats]
 
 def anomalies(history: History, *, run: str | None) -> Table:
     """See `Explorer.anomalies`."""
-    refs = lineage(history, run or history.current_run())
-    rows: list[Mapping[str, Any]] = []
-    analyzed: list[CheckpointRef] = []
-    if refs:
-        with Cells.chosen(history, refs, kinds="*", names="*") as cells:
-            keys = cells.keys
-            moments = any(kind in _MOMENTS for kind, _ in keys)
-            known, parts = cells.statistics(_PARTS if moments else _PARTS[:-1])
-        places = np.flatnonzero(known.any(axis=0))
-        analyzed = [refs[place] for place in places.tolist()]
-        if len(analyzed) < len(refs):
-            known, parts = known.T[places].T, {name: part.T[places].T for name, part in parts.items()}
-        _fill_forks(history, analyzed, keys, parts["relative_update"])
-        rows = _found(analyzed, keys, {**parts, "past": _counts_before(known)})
-    if len(analyzed) == len(refs):
-        note = f"{len(rows)} anomalies in {len(refs)} checkpoints"
-    else:
-        note = (
-            f"{len(rows)} anomalies in the {len(analyzed)} of {len(refs)} checkpoints that have statistics; `analyze` computes the "
-            "others"
-        )
-    return Table(pa.Table.from_pylist(rows, schema=_SCHEMA), note=note)
+    run = run or history.current_run()
+    refs = lineage(history, run)
+    if not refs:
+        raise NotFoundError(f"run {run} of {history.root} has no committed checkpoint yet")
+    with Cells.chosen(history, refs, kinds="*", names="*") as cells:
+        keys = cells.keys
+        moments = any(kind in _MOMENTS for kind, _ in keys)
+        known, parts = cells.statistics(_PARTS if moments else _PARTS[:-1])
+    places = np.flatnonzero(known.any(axis=0))
+    analyzed = [refs[place] for place in places.tolist()]
+    if len(analyzed) < len(refs):
+        known, parts = known.T[places].T, {name: part.T[places].T for name, part in parts.items()}
+    _fill_forks(history, analyzed, keys, parts["relative_update"])
+    longer = np.broadcast_to(_longer([ref.step for ref in analyzed]), known.shape)
+    rows = _found(analyzed, keys, {**parts, "past": _counts_before(known), "longer": longer})
+    return Table(pa.Table.from_pylist(rows, schema=_SCHEMA), note=_note(len(rows), len(analyzed), len(refs)))
+
+
+def _note(found: int, analyzed: int, checkpoints: int) -> str:
+    """What was looked at, since no row does not mean that nothing is wrong where nothing was looked at."""
+    anomalies = f"{found} anomal{'y' if found == 1 else 'ies'}"
+    if analyzed == 0:
+        return f"unknown: {_of(analyzed, checkpoints)} has statistics, `analyze` computes them"
+    few = "" if analyzed > _LEAST_PAST else f"; too few for jumps, which need {_LEAST_PAST} before them"
+    if analyzed == checkpoints:
+        return f"{anomalies} in {counted(checkpoints, 'checkpoint')}{few}"
+    return f"{anomalies} in the {_of(analyzed, checkpoints)} that have statistics, `analyze` computes the others{few}"
+
+
+def _of(analyzed: int, checkpoints: int) -> str:
+    return f"{analyzed or 'none'} of {counted(checkpoints, 'checkpoint')}"
 
 
 def _found(refs: Sequence[CheckpointRef], keys: Sequence[Key], figures: Figures) -> list[Mapping[str, Any]]:
@@ -108,19 +121,19 @@ def _norm_jumps(figures: Figures) -> Finding:
     logarithms = np.where(usable, np.log(figures["squares"]) / 2, np.nan)
     jump = np.abs(logarithms - _before(logarithms))
     usual = _most_before(jump)
-    return (jump > 0.01) & (jump > 5 * usual) & (figures["past"] >= _LEAST_PAST), np.exp(jump), np.exp(usual)
+    return (jump > 0.01) & (jump > 5 * usual * figures["longer"]) & (figures["past"] >= _LEAST_PAST), np.exp(jump), np.exp(usual)
 
 
 def _large_update(figures: Figures) -> Finding:
     ratio = np.where(np.isinf(figures["relative_update"]), np.nan, figures["relative_update"])
     usual = _most_before(ratio)
-    return (ratio > 5 * usual) & (figures["past"] >= _LEAST_PAST), ratio, usual
+    return (ratio > 5 * usual * figures["longer"]) & (figures["past"] >= _LEAST_PAST), ratio, usual
 
 
 def _second_moment_explodes(figures: Figures) -> Finding:
     largest = figures["largest"]
     usual = _most_before(largest)
-    return (largest > 100 * usual) & (usual > 0) & (figures["past"] >= _LEAST_PAST), largest, usual
+    return (largest > 100 * usual * figures["longer"]) & (usual > 0) & (figures["past"] >= _LEAST_PAST), largest, usual
 
 
 def _goes_to_zero(figures: Figures) -> Finding:
@@ -160,6 +173,12 @@ def _counts_before(known: Mask) -> npt.NDArray[np.int8]:
     for by in range(1, 9):
         counts[:, by:] += known[:, :-by]
     return counts
+
+
+def _longer(steps: Sequence[int]) -> Floats:
+    """How many times longer the way from the checkpoint before is than any of the eight before that; 1 where it is not."""
+    gaps = np.diff(np.array(steps, np.float64), prepend=np.nan)[np.newaxis]
+    return np.fmax(1.0, gaps / _most_before(gaps))
 
 
 def _fill_forks(history: History, refs: Sequence[CheckpointRef], keys: Sequence[Key], ratios: Floats) -> None:

@@ -54,6 +54,7 @@ def loss_timeline(metrics: "Table", checkpoints: "Table") -> "go.Figure":
             marker={"color": colour, "size": 7, "symbol": "diamond-open"},
             hovertemplate="step %{x}, loss %{y:.4g}<extra>checkpoint</extra>",
         )
+    _say_if(figure, not any(value is not None for trace in figure.data for value in trace.y), "no loss was recorded")
     return figure.update_layout(xaxis_title="step", yaxis_title="loss", height=360)
 
 
@@ -75,8 +76,9 @@ def moved_tensors(rows: "Table", *, top: int) -> "go.Figure":
         )
     order = [_label(row, first) for row in first]
     figure.update_yaxes(autorange="reversed", categoryorder="array", categoryarray=order, automargin=True)
+    _say_if(figure, not first, "nothing to compare in these two")
     title = f"relative update ({out_of_zero} that came out of zero are not drawn)" if out_of_zero else "relative update"
-    return figure.update_layout(xaxis_title=title, height=120 + 22 * len(first), barmode="stack")
+    return figure.update_layout(xaxis_title=title, height=max(200, 120 + 22 * len(first)), barmode="stack")
 
 
 def trajectories(rows: "Table", *, metric: str, top: int) -> "go.Figure":
@@ -100,6 +102,7 @@ def trajectories(rows: "Table", *, metric: str, top: int) -> "go.Figure":
             name=_label(lines[key][0], first),
             line={"color": colour, "width": 1.5, "dash": dash},
         )
+    _say_if(figure, not any(math.isfinite(height(key)) for key in chosen), f"no {metric} is known at any step")
     return figure.update_layout(xaxis_title="step", yaxis_title=metric, height=420)
 
 
@@ -114,9 +117,16 @@ def heat_map(values: Any, *, x: list[str], y: list[str], value: str) -> "go.Figu
         colorbar={"title": _plain(value)},
         hovertemplate="%{y}, %{x}<br>" + _plain(value) + " %{z:.4g}<extra></extra>",
     )
+    _say_if(figure, len(x) < 2, "fewer than two checkpoints to compare")
     figure.update_xaxes(type="category")
     figure.update_yaxes(type="category", autorange="reversed", automargin=True)
     return figure.update_layout(height=480)
+
+
+def _say_if(figure: "go.Figure", empty: bool, text: str) -> None:
+    """An empty figure says why it is."""
+    if empty:
+        figure.add_annotation(text=text, showarrow=False, xref="paper", yref="paper", x=0.5, y=0.5)
 
 
 def _plain(text: str) -> str:

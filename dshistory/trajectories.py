@@ -27,6 +27,7 @@ from dshistory.metrics import METRICS, Floats, Metric, merged, metric_named
 from dshistory.naming import Patterns
 from dshistory.progress import ByteProgress
 from dshistory.table import Table
+from dshistory.units import counted
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -202,7 +203,9 @@ def _table(found: _Found, refs: Sequence[CheckpointRef], name: str, metric: Metr
         pa.array([kind for kind, _ in keys], pa.string()).take(of_key),
         pa.array(values, mask=np.isnan(values)),
     ]
-    about = f"{name} of {len(keys)} {by}s over {len(refs)} checkpoints"
+    about = f"{name} of {counted(len(keys), by)} over {counted(len(refs), 'checkpoint')}"
+    if len(refs) == 1 and metric.is_move:
+        about += "; there is nothing before it to compare it with"
     table = TrajectoryTable(pa.table(columns, schema=_SCHEMA), note="; ".join(filter(None, [about, found.note])))
     table.metric = name
     return table

@@ -7,7 +7,7 @@ import datetime
 import math
 from typing import Literal
 
-__all__ = ["Format", "text_of"]
+__all__ = ["Format", "counted", "text_of"]
 
 Format = Literal["auto", "bytes", "seconds", "share", "number", "cosine", "shape", "known"]
 
@@ -33,6 +33,11 @@ def text_of(value: object, form: Format = "auto") -> str:
     if isinstance(value, (list, tuple)):
         return "x".join(map(str, value)) or "scalar" if form == "shape" else ", ".join(map(text_of, value))
     return _printable(str(value))
+
+
+def counted(count: int, noun: str) -> str:
+    """A number of things."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _number_as(value: int | float, form: Format) -> str:

@@ -5,10 +5,12 @@ import math
 import pytest
 import torch
 from capture_helpers import make, one_step
+from explorer_helpers import Run, whole
 
 import capture
 import dshistory
 from catalog.errors import NotFoundError
+from dshistory.explorer import Explorer
 
 
 def trained(history, fault, *, at=9, steps=12, analyzed=True):
@@ -75,10 +77,40 @@ def test_a_weight_that_goes_to_zero(history):
 
 def test_what_has_no_statistics_is_said(history):
     explorer = trained(history, lambda model, optimizer: None, analyzed=False)
-    assert "0 of 13 checkpoints that have statistics" in repr(explorer.anomalies())
+    assert "none of 13 checkpoints has statistics" in repr(explorer.anomalies())
 
 
 def test_a_run_that_is_not_there(history):
     explorer = trained(history, lambda model, optimizer: None, steps=1)
     with pytest.raises(NotFoundError, match="no run"):
         explorer.anomalies(run="nothing")
+
+
+def steady(root, steps, *, jump=0.0):
+    """A tensor that moves as far with every step; statistics of these steps only; `jump` is added in the last one."""
+    run = Run(root)
+    before, per_step = torch.full((4, 32), 10.0), torch.linspace(0.001, 0.002, 128).reshape(4, 32)
+    for step in steps:
+        run.checkpoint(step, whole({"w": before + step * per_step + (jump if step == steps[-1] else 0)}))
+    run.close()
+    explorer = Explorer.open(root)
+    explorer.analyze(quiet=True)
+    return [row["anomaly"] for row in explorer.anomalies()]
+
+
+def test_a_longer_gap_between_statistics_is_no_anomaly(tmp_path):
+    assert steady(tmp_path / "steady", [0, 1, 2, 3, 4, 24]) == []
+    assert steady(tmp_path / "jump", [0, 1, 2, 3, 4, 24], jump=5.0) == ["large update", "norm jumps"]
+
+
+def test_a_parents_statistics_after_the_fork_are_not_counted(tmp_path):
+    parent = Run(tmp_path / "history")
+    for step in (0, 1, 2):
+        parent.checkpoint(step, whole({"w": torch.ones(4, 32) + step}))
+    parent.close()
+    explorer = Explorer.open(tmp_path / "history")
+    explorer.analyze(quiet=True)
+    child = Run(tmp_path / "history", "run-b", parent=("run-a", 0), created="2026-11-22T00:00:00+00:00")
+    child.checkpoint(5, whole({"w": torch.ones(4, 32)}))
+    child.close()
+    assert "in the 1 of 2 checkpoints that have statistics" in explorer.anomalies().note
