@@ -64,7 +64,9 @@ class History:
         """The newest training run: what an int step means. A replay never becomes current."""
         training = [facts for facts in self.runs() if not facts.facts.get("replay")]
         if not training:
-            raise NotFoundError(f"the history {self.root} has no run yet: a training with `capture.enable(..., history={str(self.root)!r})` makes one")
+            raise NotFoundError(
+                f"the history {self.root} has no run yet: a training with `capture.enable(..., history={str(self.root)!r})` makes one"
+            )
         return training[-1].run
 
     def steps(self, run: str) -> list[int]:

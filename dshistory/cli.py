@@ -51,6 +51,8 @@ def _run(words: Sequence[str]) -> int:
     from dshistory.arguments import help_text, overview, parse
     from dshistory.verbs import verb_named
 
+    if len(words) == 2 and words[0] == "help":
+        words = [words[1], "--help"]
     if not words or words[0] in ("-h", "--help", "help"):
         print(overview("dshistory", "command line"))
         print("\n--json and --csv change the output of a verb, --traceback shows where an error arose.")

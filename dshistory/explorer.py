@@ -67,7 +67,7 @@ class Explorer:
         return listing.show(self.history, self.history.resolve(ref))
 
     def tags(self) -> Table:
-        """The tags: each with the checkpoint it names."""
+        """The tags, with the checkpoints that they name."""
         return listing.tags(self.history)
 
     def diff(

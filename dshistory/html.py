@@ -1,8 +1,8 @@
 """Tables and reports as HTML for notebooks: escaped, themed by JupyterLab's or VS Code's variables, plain tags where styles are
 stripped.
 
-Numbers carry their alignment in the element itself, so that what `nbconvert` and GitHub leave over is still a readable
-table.
+Numbers carry their alignment in the element itself, as a style for notebooks, whose own style sheet it must outdo, and as an
+attribute for GitHub, which takes styles out: what is left over is still a readable table.
 """
 
 from collections.abc import Mapping, Sequence
@@ -60,7 +60,9 @@ def table_html(data: pa.Table, formats: Mapping[str, Format], note: str) -> str:
 
 
 def facts_html(facts: Mapping[str, object], formats: Mapping[str, Format]) -> str:
-    """Named values, one a line."""
+    """Named values, one a line; nothing where there are none."""
+    if not facts:
+        return ""
     rows = (
         f'<tr><th style="text-align:left">{escape(text_of(name))}</th>'
         f'<td style="text-align:left">{escape(text_of(value, formats.get(name, "auto")))}</td></tr>'
@@ -71,7 +73,8 @@ def facts_html(facts: Mapping[str, object], formats: Mapping[str, Format]) -> st
 
 def _row(tag: str, cells: Sequence[str], right: Sequence[bool]) -> str:
     inner = "".join(
-        f'<{tag} style="text-align:{"right" if to_right else "left"}">{escape(cell)}</{tag}>'
+        f'<{tag} align="{side}" style="text-align:{side}">{escape(cell)}</{tag}>'
         for cell, to_right in zip(cells, right, strict=True)
+        for side in ["right" if to_right else "left"]
     )
     return f"<tr>{inner}</tr>"

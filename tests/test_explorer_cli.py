@@ -19,6 +19,7 @@ from explorer_helpers import Run, flip_bit, tiny_history, whole
 
 from dshistory import current
 from dshistory.cli import main
+from dshistory.verbs import VERBS
 
 COMMAND = [sys.executable, "-m", "dshistory"]
 
@@ -137,6 +138,11 @@ def test_help_has_examples(root: Path) -> None:
     assert shown.returncode == 0
     assert "examples:\n  dshistory diff 1200 1250" in shown.stdout
     assert "patterns of tensor names" in shown.stdout
+    assert dshistory("help", "diff").stdout == shown.stdout
+    for verb in VERBS:
+        if "command line" in verb.surfaces:
+            explained = dshistory(verb.name, "--help")
+            assert explained.stdout.startswith(f"usage: dshistory {verb.name} "), explained
 
 
 def test_verify_names_file_and_field_and_exits_1(tmp_path: Path) -> None:

@@ -142,11 +142,13 @@ def test_html_follows_the_theme_and_stands_without_styles() -> None:
     assert "prefers-color-scheme: dark" in shown
     assert "var(--jp-content-font-color1, var(--vscode-editor-foreground, " in shown
     bare = re.sub(r"<style>.*?</style>| style=\"[^\"]*\"| class=\"[^\"]*\"", "", shown, flags=re.DOTALL)
+    assert '<td align="right">1.0 KiB</td>' in bare
+    bare = bare.replace(' align="right"', "")
     assert bare == (
         "<div><table><thead><tr><th>step</th><th>bytes</th></tr></thead>"
         "<tbody><tr><td>0</td><td>0 B</td></tr><tr><td>1</td><td>1.0 KiB</td></tr></tbody></table></div>"
     )
-    assert '<td style="text-align:right">1.0 KiB</td>' in shown
+    assert '<td align="right" style="text-align:right">1.0 KiB</td>' in shown
 
 
 def test_json_is_strict_and_csv_is_whole() -> None:
