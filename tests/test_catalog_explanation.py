@@ -43,3 +43,20 @@ def test_a_failed_query_is_explained_in_one_line(
     assert expected in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
     assert "LINE 1" not in str(caught.value)
+
+
+def test_show_tables_lists_what_can_be_asked(history: History) -> None:
+    names = history.query("show tables;")["name"].to_pylist()
+    assert names == [
+        "checkpoints",
+        "events",
+        "fragments",
+        "metrics",
+        "runs",
+        "sketches",
+        "statistics",
+        "tags",
+        "tensors",
+    ]
+    for name in names:
+        assert history.query(f"DESCRIBE {name}").num_rows
