@@ -57,6 +57,10 @@ def _quoted(text: str) -> list[str]:
     return re.findall(r'"([^"]+)"', text)
 
 
+def _no_type(found: re.Match[str]) -> str:
+    return f"a value of type {found[1]} can't stand in a query: pass numbers, text, dates or lists of them"
+
+
 def _nearest(name: str, known: Iterable[str]) -> str:
     near = get_close_matches(name, list(known), n=2)
     return f"the nearest is {' or '.join(near)}; " if near else ""
@@ -69,6 +73,7 @@ _KNOWN: MappingProxyType[str, Callable[[re.Match[str]], str]] = MappingProxyType
         r'list "([^"]+)" does not have a column named "([^"]+)"': _no_column_of,
         r'Referenced table "([^"]+)" not found!?\s*Candidate tables: ([^\n]*)': _no_alias,
         r'Function with name (\S+) does not exist!(?:\s*Did you mean "([^"]+)")?': _no_function,
+        r"Unable to transform python value of type '<class '([^']+)'>'": _no_type,
         r"Values were not provided for the following (?:prepared statement )?parameters: (.*)": _no_value,
     }
 )

@@ -1,5 +1,6 @@
 """Text to a verb's arguments, one parser for the command line and the magics."""
 
+import re
 import shlex
 from argparse import SUPPRESS, ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import Any, Final, NoReturn
 
 from dshistory import current
 from dshistory.explorer import Explorer
+from dshistory.naming import nearest
 from dshistory.verbs import VERBS, Parameter, Surface, UsageError, Verb
 
 __all__ = ["Call", "help_text", "overview", "parse", "split"]
@@ -39,6 +41,9 @@ class Call:
 
 class _Parser(ArgumentParser):
     def error(self, message: str) -> NoReturn:
+        unknown = re.match(r"unrecognized arguments: (--?[\w-]+)", message)
+        if unknown:
+            message = f"no option {unknown[1]}; {nearest(unknown[1], self._option_string_actions, count=2)}"
         raise UsageError(f"{self.prog}: {message}; see {self.prog} --help")
 
 
@@ -60,7 +65,8 @@ def parse(verb: Verb, words: Sequence[str], *, prog: str, forms: bool) -> Call:
         return Call(verb, None, (), {}, "text", help=True)
     history, texts = given.history, list(given.arguments)
     places = [parameter for parameter in verb.parameters if parameter.positional]
-    if verb.needs_history and history is None and texts and (len(texts) > len(places) or _is_folder(texts[0])):
+    one_more = len(texts) > len(places) and not texts[0].lstrip("+-").isdigit()
+    if verb.needs_history and history is None and texts and (one_more or _is_folder(texts[0])):
         history = texts.pop(0)
     missing = [place.name for place in places[len(texts) :] if place.required]
     if missing:

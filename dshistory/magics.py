@@ -66,8 +66,14 @@ class DSHistoryMagics(Magics):  # type: ignore[misc]
 
     def _run(self, line: str, namespace: Mapping[str, Any]) -> Any:
         name, _, rest = line.strip().partition(" ")
-        if not name or name in ("-h", "--help"):
+        if name == "help" and rest:
+            name, rest = rest, "--help"
+        if not name or name in ("-h", "--help", "help"):
             return Help(overview("%dshistory", "magic"))
+        if name != "sql" and line.rstrip().endswith(";"):
+            # As everywhere in a notebook: done, but not shown.
+            self._run(line.rstrip().rstrip(";"), namespace)
+            return None
         verb = verb_named(name, "magic")
         if verb.name == "sql":
             return self._run_query_line(rest, namespace)

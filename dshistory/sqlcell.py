@@ -98,6 +98,7 @@ _CODE: Final = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
+_AFTER_FROM: Final = re.compile(r"\b(?:from|join)\s+$", re.IGNORECASE)
 _OWN_WITH: Final = re.compile(r"(?:\s|--[^\n]*\n|/\*.*?\*/)*WITH\s+(RECURSIVE\s+)?", re.IGNORECASE | re.DOTALL)
 _BRACED: Final = re.compile(r"\{\{\s*(\w+)\s*\}\}")
 
@@ -119,6 +120,10 @@ def bound(query: str, namespace: Mapping[str, Any], given: Mapping[str, Any]) ->
 
     def replaced(found: re.Match[str]) -> str:
         if name := found["braced"] or found["dollar"]:
+            if _AFTER_FROM.search(query[: found.start()]):
+                raise UsageError(
+                    f"{name!r} stands for a value, not for a table: write the table's name, or --save a query"
+                )
             return place(name)
         return _text(found["text"], place, namespace) if found["text"] else found[0]
 

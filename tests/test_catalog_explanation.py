@@ -28,6 +28,7 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> History:
         ("SELECT x.step FROM checkpoints", {}, "'x' is none of its tables, which are checkpoints"),
         ("SELECT list_sun([1])", {}, "no function list_sun(); the nearest is list_sum"),
         ("SELECT $a, $b", {}, "no value for $a, $b: pass it by name, as sql(query, a=...)"),
+        ("SELECT $a", {"a": object()}, "a value of type object can't stand in a query"),
         ("SELECT 1", {"extra": 1}, "0 places for values, and 1 were passed: extra"),
         ("SELECT $a + 1", {"a": "x"}, "explicit type casts"),
         ("SELECT cast('x' AS int)", {}, "Could not convert string 'x'"),

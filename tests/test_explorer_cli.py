@@ -113,6 +113,8 @@ def test_a_known_error_is_one_line_and_exit_code_2(root: Path, tmp_path: Path) -
         (("diff", str(root)), "dshistory diff needs A;"),
         (("log", str(root), "1", "2"), "too many"),
         (("log", str(root), "--nonsense"), "--nonsense"),
+        (("diff", "0", "10", "20"), "'20' is one argument too many"),
+        (("diff", str(root), "0", "10", "--kind", "model"), "no option --kind; the nearest are --kinds"),
         (("doctor", "--size-mib", "many"), "size_mib"),
         (("doctor", str(tmp_path / "nothing")), "no folder"),
     ]:

@@ -112,7 +112,16 @@ def test_without_a_history_it_says_where_it_looked(shell: InteractiveShell, caps
     assert "no history was opened, and there is none at" in "".join(capsys.readouterr())
 
 
+def test_a_semicolon_hides_what_a_line_shows(shell: InteractiveShell, root: Path) -> None:
+    run(shell, f"%dshistory open {root}")
+    assert run(shell, "%dshistory log;") is None
+    assert run(shell, "%dshistory show 10;") is None
+    assert len(run(shell, "%dshistory sql SELECT 1;")) == 1
+
+
 def test_help(shell: InteractiveShell) -> None:
+    assert repr(run(shell, "%dshistory help diff")) == repr(run(shell, "%dshistory diff --help"))
+    assert repr(run(shell, "%dshistory help")) == repr(run(shell, "%dshistory"))
     assert "restore" in repr(run(shell, "%dshistory"))
     assert "%dshistory diff 1200 1250" in repr(run(shell, "%dshistory diff --help"))
     assert "--json" not in repr(run(shell, "%dshistory diff --help"))

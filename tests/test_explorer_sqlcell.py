@@ -74,6 +74,8 @@ def test_columns_and_arrays_become_lists() -> None:
 def test_what_is_no_variable_is_told_with_the_nearest() -> None:
     with pytest.raises(UsageError, match="no variable 'stpe' for the query; the nearest is step"):
         bound("SELECT $stpe", {"step": 1, "other": 2}, {})
+    with pytest.raises(UsageError, match="'step' stands for a value, not for a table"):
+        bound("SELECT * FROM {{step}}", {"step": 1}, {})
     with pytest.raises(UsageError, match=r"'\$step' in quotes is just this text"):
         bound("SELECT '$step'", {"step": 1}, {})
 
