@@ -1,0 +1,87 @@
+"""The log: a row for each checkpoint with its metrics, bytes, state and health, by one query however many there are."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from explorer_helpers import Run, whole
+
+from catalog.history import History
+from dshistory.explorer import Explorer
+
+COLUMNS = ("step", "run", "created", "loss", "lr", "grad_norm", "step_time_s")
+END = ("bytes", "new_bytes", "state", "health", "tags")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path / "history")
+
+
+def test_columns_and_the_trainings_own_metrics(run: Run) -> None:
+    run.checkpoint(0, whole({"w": torch.ones(4)}), loss=3.0, lr=0.1, accuracy=0.5)
+    run.checkpoint(1, whole({"w": torch.ones(4)}), loss=2.0, perplexity=math.nan, applied=1.0, stall_s=0.1)
+    table = Explorer.open(run.root).log()
+    assert table.columns == (*COLUMNS, "accuracy", "perplexity", *END)
+    assert table["accuracy"].to_pylist() == [0.5, None]
+    first, second = table["perplexity"].to_pylist()
+    assert first is None
+    assert math.isnan(second)
+    assert table["loss"].to_pylist() == [3.0, 2.0]
+    assert table["lr"].to_pylist() == [0.1, None]
+
+
+def test_metrics_without_a_column_are_named(run: Run) -> None:
+    own = {f"metric_{i}": float(i) for i in range(9)}
+    run.checkpoint(0, whole({"w": torch.ones(4)}), bytes=1.0, **own)
+    table = Explorer.open(run.root).log()
+    assert table.columns == (*COLUMNS, *(f"metric_{i}" for i in range(8)), *END)
+    assert table["bytes"].to_pylist() == [16]
+    assert "metrics left out, which the SQL table metrics has: metric_8, bytes" in table.note
+
+
+def test_health_counts_what_is_not_finite(run: Run) -> None:
+    nan, inf = math.nan, math.inf
+    tensors = {
+        0: [*whole({"a": torch.ones(4)}), *whole({"mask": torch.tensor([-inf, 0.0])}, kind="buffer")],
+        1: [*whole({"a": torch.tensor([nan, 1.0])}), *whole({"mask": torch.tensor([-inf, nan])}, kind="buffer")],
+        2: [*whole({"a": torch.tensor([inf, -inf])}), *whole({"a": torch.tensor([1.0, inf])}, kind="exp_avg")],
+        3: whole({"a": torch.tensor([nan, 1.0])}),
+        4: whole({"a": torch.ones(4)}),
+    }
+    for step, pieces in tensors.items():
+        run.checkpoint(step, pieces)
+    run.writers[0].begin(5)
+    explorer = Explorer.open(run.root)
+    for step in range(4):
+        explorer.analyze(step, quiet=True)
+    table = explorer.log()
+    assert table["health"].to_pylist() == [
+        "ok",
+        "2 NaN in 2 tensors",
+        "3 Inf in 2 tensors",
+        "1 NaN in 1 tensor",
+        None,
+        None,
+    ]
+    assert table["state"].to_pylist() == ["committed"] * 5 + ["pending"]
+    assert table.note == "6 checkpoints; health unknown (?) of 1 that have no statistics: `analyze` computes them"
+
+
+def test_one_query_makes_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in range(3):
+        run.checkpoint(step, whole({"w": torch.ones(4)}), loss=1.0, own=2.0)
+    asked: list[str] = []
+    ask = History.query
+
+    def counted(self: History, sql: str, *params: Any) -> Any:
+        asked.append(sql)
+        return ask(self, sql, *params)
+
+    monkeypatch.setattr(History, "query", counted)
+    table = Explorer.open(run.root).log()
+    assert len(table) == 3
+    assert len(asked) == 1
+    assert table.losses["value"].to_pylist() == [1.0] * 3
