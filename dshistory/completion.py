@@ -105,14 +105,15 @@ def _paths(start: str) -> list[str]:
 
 
 def _refs(explorer: Explorer, start: str) -> list[str]:
+    """The newest first: a list that is too long loses its end."""
     history = explorer.history
     run, colon, _ = start.rpartition(":")
     if colon:
-        return [f"{run}:{which}" for which in (*map(str, history.steps(run)), "latest", "best")]
+        return [f"{run}:{which}" for which in ("latest", "best", *reversed(history.steps(run)))]
     current_run = history.current_run()
-    steps = [str(ref.step) for ref in lineage(history, current_run)]
+    steps = [str(ref.step) for ref in reversed(lineage(history, current_run))]
     others = [f"{run}:" for run in _runs(explorer, start) if run != current_run]
-    return [*steps, *explorer.tags()["tag"].to_pylist(), "latest", "best", *others]
+    return ["latest", "best", *explorer.tags()["tag"].to_pylist(), *others, *steps]
 
 
 def _runs(explorer: Explorer, _: str) -> list[str]:

@@ -121,7 +121,11 @@ def _norm_jumps(figures: Figures) -> Finding:
     logarithms = np.where(usable, np.log(figures["squares"]) / 2, np.nan)
     jump = np.abs(logarithms - _before(logarithms))
     usual = _most_before(jump)
-    return (jump > 0.01) & (jump > 5 * usual * figures["longer"]) & (figures["past"] >= _LEAST_PAST), np.exp(jump), np.exp(usual)
+    return (
+        (jump > 0.01) & (jump > 5 * usual * figures["longer"]) & (figures["past"] >= _LEAST_PAST),
+        np.exp(jump),
+        np.exp(usual),
+    )
 
 
 def _large_update(figures: Figures) -> Finding:

@@ -110,3 +110,8 @@ def test_unloading_and_loading_again(notebook: Notebook) -> None:
     notebook.run("%reload_ext dshistory")
     assert notebook.complete("%dshistory lo") == ["%dshistory log"]
     assert "3 checkpoints" in notebook.run("%dshistory log")
+
+
+def test_the_newest_checkpoints_are_offered_first(notebook: Notebook) -> None:
+    offered = [line.removeprefix("%dshistory show ") for line in notebook.complete("%dshistory show ")]
+    assert offered == ["latest", "best", "good", "20", "10", "0"]
