@@ -17,11 +17,12 @@ from catalog.index import Asking
 from catalog.records import CheckpointRef
 from dshistory.metrics import Floats
 from dshistory.naming import Patterns, matching
+from dshistory.units import counted
 
 __all__ = ["Cells", "Key", "Known", "Stored"]
 
 _PARTS: Final[Mapping[str, str]] = {
-    "squares": "sum_of_squares",
+    "squares": "CASE WHEN finite > 0 OR numel = 0 THEN sum_of_squares END",
     "sum": "sum",
     "finite": "finite",
     "numel": "numel",
@@ -173,7 +174,7 @@ def _columns(parts: Sequence[str]) -> str:
 
 
 def _matching(ask: Asking, refs: Sequence[CheckpointRef], *, kinds: Patterns, names: Patterns) -> list[Key]:
-    where = f"{refs[0]} to {refs[-1]}"
+    where = f"{refs[0]} to {refs[-1]} ({counted(len(refs), 'checkpoint')})"
     lineage = _Lineage(refs)
     rows = ask(f"SELECT DISTINCT c.kind, c.name FROM tensors c WHERE {lineage.condition}", lineage.params)
     of_key = {

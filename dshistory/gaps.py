@@ -1,5 +1,6 @@
 """The cells of a trajectory that the catalog can't tell: the tensors are read, checkpoint by checkpoint."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -31,6 +32,9 @@ _OF_A_MOVE: Final[Mapping[str, Callable[[Comparison], float]]] = {
     "sign_flips": lambda of: of.sign_flips,
     "numel": lambda of: of.numel,
 }
+_COUNTED: Final = frozenset({"nonfinite", "changed", "numel"})
+"""Known also where no element is finite; the rest is not."""
+
 READABLE: Final = frozenset(_OF_A_STEP)
 """What a tensor is read for where there are no statistics of it."""
 
@@ -68,7 +72,7 @@ def read_steps(
         for tensor, found in at.tensors(place, np.flatnonzero(wanted[:, place]).tolist()).items():
             read = _alone(history.root, found, advance)
             for part, cells in parts.items():
-                cells[tensor, place] = _OF_A_STEP[part](read)
+                cells[tensor, place] = _part(_OF_A_STEP, part, read)
 
 
 def read_moves(
@@ -87,7 +91,11 @@ def read_moves(
         for tensor in which:
             read = compare(history.root, before[tensor], after[tensor], advance)
             for part, cells in parts.items():
-                cells[tensor, place] = _OF_A_MOVE[part](read)
+                cells[tensor, place] = _part(_OF_A_MOVE, part, read)
+
+
+def _part(parts: Mapping[str, Callable[[Comparison], float]], part: str, read: Comparison) -> float:
+    return parts[part](read) if read.finite or not read.numel or part in _COUNTED else math.nan
 
 
 def _alone(root: Path, tensor: StoredTensor, advance: Advance) -> Comparison:

@@ -86,7 +86,7 @@ def test_completion_offers_what_fits_and_nothing_of_pythons(
 def test_folders_are_completed_where_one_is_asked_for(notebook: Notebook) -> None:
     start = f"%dshistory open {notebook.root.parent}/h"
     assert notebook.complete(start) == [f"%dshistory open {notebook.root}/"]
-    assert notebook.complete(start.replace("open", "log -C")) == [f"%dshistory log -C {notebook.root}/"]
+    assert notebook.complete(start.replace("open", "log -C", 1)) == [f"%dshistory log -C {notebook.root}/"]
 
 
 def test_saved_queries_and_variables_are_completed(notebook: Notebook) -> None:
