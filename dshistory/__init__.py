@@ -4,6 +4,7 @@
     h = dshistory.open("history")      # or: %load_ext dshistory
     h.log()                            # the checkpoints
     h.diff(1200, 1250)                 # what changed, tensor by tensor
+    h.explore()                        # all of it, to look around in
     h.tensor("lm_head.weight", 1200)   # one tensor
     h.restore(1200, engine=engine)     # back to a step, bit for bit
     h.export(1200, "model.safetensors")  # for other programs
@@ -36,7 +37,10 @@ if TYPE_CHECKING:
         anomalies,
         diff,
         distances,
+        explore,
         export,
+        histogram,
+        layers,
         log,
         reindex,
         restore,
@@ -46,6 +50,7 @@ if TYPE_CHECKING:
         tensor,
         trajectory,
         verify,
+        watch,
     )
     from dshistory.current import open as open
     from dshistory.examination import doctor
@@ -65,8 +70,11 @@ __all__ = [
     "diff",
     "distances",
     "doctor",
+    "explore",
     "export",
+    "histogram",
     "import_checkpoint",
+    "layers",
     "load_ipython_extension",
     "log",
     "reindex",
@@ -78,6 +86,7 @@ __all__ = [
     "trajectory",
     "unload_ipython_extension",
     "verify",
+    "watch",
 ]
 
 _HOMES = {
@@ -93,7 +102,10 @@ _HOMES = {
             "anomalies",
             "diff",
             "distances",
+            "explore",
             "export",
+            "histogram",
+            "layers",
             "log",
             "open",
             "reindex",
@@ -104,6 +116,7 @@ _HOMES = {
             "tensor",
             "trajectory",
             "verify",
+            "watch",
         ),
         "dshistory.current",
     ),

@@ -22,7 +22,10 @@ __all__ = [
     "default_path",
     "diff",
     "distances",
+    "explore",
     "export",
+    "histogram",
+    "layers",
     "log",
     "open",
     "reindex",
@@ -33,6 +36,7 @@ __all__ = [
     "tensor",
     "trajectory",
     "verify",
+    "watch",
 ]
 
 P = ParamSpec("P")
@@ -91,6 +95,10 @@ log: Final = _on_current(Explorer.log)
 show: Final = _on_current(Explorer.show)
 diff: Final = _on_current(Explorer.diff)
 trajectory: Final = _on_current(Explorer.trajectory)
+layers: Final = _on_current(Explorer.layers)
+histogram: Final = _on_current(Explorer.histogram)
+explore: Final = _on_current(Explorer.explore)
+watch: Final = _on_current(Explorer.watch)
 distances: Final = _on_current(Explorer.distances)
 anomalies: Final = _on_current(Explorer.anomalies)
 tensor: Final = _on_current(Explorer.tensor)

@@ -17,8 +17,11 @@ if TYPE_CHECKING:
 
     from dshistory.differences import DiffTable
     from dshistory.geometry import DistanceTable
+    from dshistory.histograms import HistogramTable
     from dshistory.logbook import LogTable
+    from dshistory.per_layer import LayersTable
     from dshistory.trajectories import TrajectoryTable
+    from dshistory.widgets import Exploration
 
 __all__ = ["Explorer", "Ref"]
 
@@ -145,6 +148,80 @@ class Explorer:
         return trajectories.trajectory(
             self.history, names=names, metric=metric, kinds=kinds, by=by, run=run, exact=exact, quiet=quiet
         )
+
+    def layers(
+        self,
+        names: Patterns = "*",
+        *,
+        metric: str = "relative_update",
+        kinds: Patterns = "model",
+        run: str | None = None,
+        first: int | None = None,
+        last: int | None = None,
+        quiet: bool = False,
+    ) -> "LayersTable":
+        """One number for each layer and checkpoint of a run and its parents, as of one long vector: a row for each.
+
+        What is about a step alone comes from its statistics; relative_update, update_norm and cosine are estimated from sketches, over
+        the tensors that have them; max_change, changed_share and sign_flips are read as a trajectory is. Unknown (null) where a
+        checkpoint or the one before it has no statistics.
+
+        Args:
+            names: patterns of tensor names, as '*.mlp.*'
+            metric: one of those of a trajectory
+            kinds: patterns of kinds: model, master, exp_avg, ...; '*' for all
+            run: this run and its parents; default: the current run
+            first: from this step on
+            last: up to this step
+            quiet: no progress bar
+        """
+        from dshistory import per_layer
+
+        return per_layer.layers(
+            self.history, names=names, metric=metric, kinds=kinds, run=run, first=first, last=last, quiet=quiet
+        )
+
+    def histogram(self, name: str, *, kind: str = "model", run: str | None = None) -> "HistogramTable":
+        """How large the elements of a tensor are over the checkpoints of a run and its parents, from the statistics: a row for
+        each checkpoint and power of two.
+
+        Args:
+            name: the tensor's name
+            kind: model, buffer, master, exp_avg, ...
+            run: this run and its parents; default: the current run
+        """
+        from dshistory import histograms
+
+        return histograms.histogram(self.history, name=name, kind=kind, run=run)
+
+    def explore(self, names: Patterns = "*", *, kinds: Patterns = "model", run: str | None = None) -> "Exploration":
+        """The history as a widget: timeline, layers by steps, one tensor over time, a diff; each gesture shows its line of Python.
+
+        Needs the [notebook] extra: SetupError where it is not installed.
+
+        Args:
+            names: patterns of tensor names to begin with, as '*.mlp.*'
+            kinds: patterns of kinds to begin with: model, master, exp_avg, ...; '*' for all
+            run: this run and its parents; default: the current run
+        """
+        from dshistory import widgets
+
+        return widgets.explore(self, names, kinds=kinds, run=run)
+
+    def watch(
+        self, names: Patterns = "*", *, kinds: Patterns = "model", run: str | None = None, seconds: float = 1.0
+    ) -> "Exploration":
+        """The widget of `explore`, live: what a training commits and logs appears while it runs, until `close()`.
+
+        Args:
+            names: patterns of tensor names to begin with, as '*.mlp.*'
+            kinds: patterns of kinds to begin with: model, master, exp_avg, ...; '*' for all
+            run: this run and its parents; default: the current run, also when a new one begins
+            seconds: between two looks at the history
+        """
+        from dshistory import widgets
+
+        return widgets.watch(self, names, kinds=kinds, run=run, seconds=seconds)
 
     def distances(self, names: Patterns = "*", *, kinds: Patterns = "model", run: str | None = None) -> "DistanceTable":
         """How far each checkpoint is from each other: of a run and its parents, estimated from sketches; .path() puts them

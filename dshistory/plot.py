@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from dshistory.table import Table
 
-__all__ = ["heat_map", "loss_timeline", "moved_tensors", "trajectories"]
+__all__ = ["heat_map", "live_panels", "loss_timeline", "moved_tensors", "trajectories"]
 
 BLUE: Final = "#0072B2"
 ORANGE: Final = "#E69F00"
@@ -31,6 +31,8 @@ PURPLE: Final = "#CC79A7"
 SKY: Final = "#56B4E9"
 _COLOURS: Final = (BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY)
 _INK: Final = "#7a828c"
+_PANELS: Final = {"timeline": 0.17, "heat": 0.47, "detail": 0.16, "histogram": 0.2}
+"""The panels of the explorer from the top, with their shares of its height."""
 
 
 def loss_timeline(metrics: "Table", checkpoints: "Table") -> "go.Figure":
@@ -132,6 +134,66 @@ def _say_if(figure: "go.Figure", empty: bool, text: str) -> None:
 def _plain(text: str) -> str:
     """A text as plotly shows it: no markup, no control characters."""
     return escape(text_of(text))
+
+
+def live_panels() -> "go.FigureWidget":
+    """The one figure of the explorer, empty: four panels over one axis of steps, for the widget to fill by the names of its
+    traces: metric, checkpoints, anomalies; heat; detail; histogram. The vertical axes are yaxis to yaxis4, in that order of panels.
+    """
+    figure = _figure()
+    for place, name in enumerate(("metric", "checkpoints", "anomalies")):
+        mark = ("circle", "diamond-open", "x")[place]
+        figure.add_scatter(
+            name=name,
+            mode="markers" if place else "lines",
+            line={"color": BLUE, "width": 1.5},
+            marker={"color": (BLUE, BLUE, VERMILION)[place], "size": 8, "symbol": mark},
+            hovertemplate="step %{x}, %{y:.4g}<br>%{text}<extra></extra>"
+            if place
+            else "step %{x}, %{y:.4g}<extra></extra>",
+        )
+    scale: dict[str, Any] = {"colorscale": "Cividis", "hoverongaps": False}
+    axes = _panel_axes()
+    figure.add_heatmap(name="heat", yaxis="y2", **scale, colorbar=_beside(axes["yaxis2"]), texttemplate="%{text}")
+    figure.add_scatter(name="detail", mode="lines+markers", yaxis="y3", line={"color": GREEN, "width": 1.5})
+    figure.add_heatmap(name="histogram", yaxis="y4", **scale, colorbar=_beside(axes["yaxis4"]) | {"tickformat": ".0%"})
+    figure.update_layout(**axes, height=860, showlegend=False, hovermode="closest", autosize=True)
+    try:
+        import plotly.graph_objects as go
+
+        widget = go.FigureWidget(figure)
+    except ImportError as error:
+        raise SetupError("the explorer needs anywidget; install it with: pip install 'dshistory[notebook]'") from error
+    widget._config = {"responsive": True}  # plotly itself has no other way to say so of a widget
+    return widget
+
+
+def _panel_axes() -> dict[str, Any]:
+    """The vertical axes one above the other, the axis of steps below them, a colour bar beside each heat map."""
+    layout: dict[str, Any] = {}
+    top = 1.0
+    grid = _figure().layout.yaxis.to_plotly_json()
+    for place, (name, share) in enumerate(_PANELS.items()):
+        bottom = max(0.0, top - share)
+        layout[f"yaxis{place + 1 if place else ''}"] = {
+            **grid,
+            "domain": [bottom + (0.03 if bottom else 0), top],
+            "automargin": True,
+            "title": {"text": name},
+        }
+        top = bottom
+    layout["yaxis2"] |= {"type": "category", "autorange": "reversed", "title": None}
+    layout["yaxis3"] |= {"visible": False}
+    layout["yaxis4"] |= {"visible": False, "tickprefix": "2<sup>", "ticksuffix": "</sup>"}
+    hint = {"text": "click a cell to look into a tensor", "showarrow": False, "font": {"size": 14}}
+    layout["annotations"] = [{**hint, "x": 0.5, "xref": "paper", "y": layout["yaxis4"]["domain"][1], "yref": "paper"}]
+    layout["xaxis"] = {"anchor": "y4", "title": {"text": "step"}}
+    return layout
+
+
+def _beside(axis: dict[str, Any]) -> dict[str, Any]:
+    bottom, top = axis["domain"]
+    return {"y": (bottom + top) / 2, "len": top - bottom, "thickness": 12}
 
 
 def _dashes() -> Iterator[str]:

@@ -1,20 +1,40 @@
-"""The progress bar of long work: on a terminal's stderr or in a notebook, never into a pipe or a log file."""
+"""The progress of long work: a bar on a terminal's stderr or in a notebook, never in a pipe or a log file; or whoever listens
+in its place.
+"""
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 from tqdm.auto import tqdm
 
-__all__ = ["ByteProgress"]
+__all__ = ["ByteProgress", "heard"]
 
 _PATIENCE_S = 0.5
 """What is done sooner shows no bar."""
 
+_listener: ContextVar[Callable[[float], None] | None] = ContextVar("listener", default=None)
+
+
+@contextmanager
+def heard(listener: Callable[[float], None]) -> Iterator[None]:
+    """Work of this thread tells `listener` the share that is done, from 0 to 1, and shows no bar; what the listener raises
+    ends the work."""
+    token = _listener.set(listener)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
+
 
 class ByteProgress:
-    """A bar over bytes, a context manager. Shown in notebooks and on terminals, nowhere else; `quiet` hides it
-    everywhere."""
+    """A bar over bytes (or what else is counted), a context manager. Shown in notebooks and on terminals, nowhere else; `quiet`
+    hides it everywhere."""
 
     def __init__(self, total_bytes: int, *, description: str, quiet: bool) -> None:
+        self._listener = _listener.get()
+        self._total, self._done = total_bytes, 0
         self._bar = tqdm(
             total=total_bytes,
             desc=description,
@@ -23,12 +43,15 @@ class ByteProgress:
             unit_divisor=1024,
             leave=False,
             delay=_PATIENCE_S,
-            disable=quiet or not (_in_notebook() or sys.stderr.isatty()),
+            disable=quiet or self._listener is not None or not (_in_notebook() or sys.stderr.isatty()),
         )
 
     def advance(self, nbytes: int) -> None:
         """Say that nbytes more are done."""
         self._bar.update(nbytes)
+        self._done += nbytes
+        if self._listener is not None:
+            self._listener(min(1.0, self._done / max(1, self._total)))
 
     def __enter__(self) -> "ByteProgress":
         return self

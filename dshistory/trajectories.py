@@ -32,7 +32,7 @@ from dshistory.units import counted
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-__all__ = ["METRICS", "TrajectoryTable", "trajectory"]
+__all__ = ["METRICS", "TrajectoryTable", "estimate_move", "fill_rest", "trajectory"]
 
 _SCHEMA: Final = pa.schema(
     [("run", pa.string()), ("step", pa.int64()), ("name", pa.string()), ("kind", pa.string()), ("value", pa.float64())]
@@ -157,7 +157,7 @@ def _moves(asked: _Question) -> _Found:
         for values in parts.values():
             values[~stored.follows | stored.same] = np.nan
         note = _bound_note(keys, stored, parts[asked.metric.parts[0]])
-    _fill_rest(parts, stored, norms)
+    fill_rest(parts, stored, norms)
     missing = stored.follows & ~stored.same & np.isnan(sum(parts.values()))
     if missing.any():
         with asked.reading(stored, missing) as bar:
@@ -165,7 +165,7 @@ def _moves(asked: _Question) -> _Found:
     return _Found(keys, parts, stored.follows, note)
 
 
-def _fill_rest(parts: Mapping[str, Floats], stored: Stored, norms: Floats | None) -> None:
+def fill_rest(parts: Mapping[str, Floats], stored: Stored, norms: Floats | None) -> None:
     """What has not moved; its norms, where they are known, matter to a group that it is in."""
     for part, values in parts.items():
         if part in _OF_REST:
@@ -218,10 +218,10 @@ def _estimate_elsewhere(
     refs = asked.refs
     forks = [at for at in range(1, len(refs)) if refs[at].run != refs[at - 1].run]
     for place in sorted({*elsewhere, *forks}):
-        _estimate(asked.history, refs[place - 1], refs[place], keys, place, parts)
+        estimate_move(asked.history, refs[place - 1], refs[place], keys, place, parts)
 
 
-def _estimate(
+def estimate_move(
     history: History,
     before: CheckpointRef,
     after: CheckpointRef,

@@ -31,6 +31,7 @@ _TEXTUAL: Final = (
     str | None,
     int,
     int | None,
+    float,
     bool,
     Patterns,
     Patterns | None,
@@ -99,6 +100,8 @@ class Parameter:
             if not _WHOLE_NUMBER.fullmatch(text):
                 raise UsageError(f"{self.name} must be a whole number, not {text!r}")
             return int(text)
+        if self.annotation is float:
+            return _number(text, self.name)
         if self.annotation in (Ref, Ref | None, Path | str | None, object) and _WHOLE_NUMBER.fullmatch(text):
             return int(text)
         if self.choices and text not in self.choices:
@@ -154,6 +157,13 @@ def _argument_helps(function: Callable[..., Any]) -> dict[str, str]:
     return {name: re.sub(r"\s+", " ", text) for name, text in entries}
 
 
+def _number(text: str, name: str) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        raise UsageError(f"{name} must be a number, not {text!r}") from error
+
+
 _WHOLE_NUMBER: Final = re.compile(r"[+-]?\d+")
 
 VERBS: Final[tuple[Verb, ...]] = (
@@ -166,6 +176,10 @@ VERBS: Final[tuple[Verb, ...]] = (
         Explorer.trajectory,
         ("trajectory '*.mlp.*'", "trajectory lm_head.weight --metric norm --kinds '*'"),
     ),
+    Verb("layers", Explorer.layers, ("layers", "layers '*.mlp.*' --metric norm --first 1000")),
+    Verb("histogram", Explorer.histogram, ("histogram lm_head.weight", "histogram lm_head.weight --kind exp_avg_sq")),
+    Verb("explore", Explorer.explore, ("explore", "explore '*.mlp.*'"), surfaces=("magic",)),
+    Verb("watch", Explorer.watch, ("watch", "watch --seconds 5"), surfaces=("magic",)),
     Verb("tensor", Explorer.tensor, ("tensor lm_head.weight 1200", "tensor lm_head.weight 1200 --kind exp_avg")),
     Verb("tags", Explorer.tags, ("tags",)),
     Verb("restore", Explorer.restore, ("restore 1200 --kinds model",), surfaces=("magic",)),

@@ -23,6 +23,7 @@ def execute(source: Path, *, history: Path, output: Path) -> tuple[Path, Path]:
         kernel_name="python3",
         resources={"metadata": {"path": str(output)}},
         extra_arguments=["--log-level=ERROR"],
+        store_widget_state=False,  # megabytes, in place of which the page shows what a widget is without a kernel
     )
     client.execute(env=environment)
     executed = output / source.name

@@ -8,6 +8,8 @@ ONE_PLACE = {
     "duckdb": {"catalog/db.py"},
     "plotly": {"dshistory/plot.py"},
     "transformers": {"capture/huggingface.py"},
+    "ipywidgets": {"dshistory/widgets/__init__.py", "dshistory/widgets/controls.py"},
+    "anywidget": {"dshistory/widgets/__init__.py", "dshistory/widgets/fit.py"},
 }
 
 

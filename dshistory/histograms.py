@@ -1,0 +1,78 @@
+"""How large a tensor's elements are, checkpoint by checkpoint: shares by power of two, from the statistics."""
+
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from catalog.errors import NotFoundError
+from catalog.history import History
+from catalog.resolve import lineage
+from dshistory.naming import nearest
+from dshistory.table import Table
+from dshistory.units import Format
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+__all__ = ["HistogramTable", "histogram"]
+
+_SQL: Final = """
+WITH path AS (
+    SELECT unnest($runs) AS run, unnest($steps) AS step
+), bins AS (
+    SELECT run, step, unnest(range(len(exponents))) - 52 AS exponent, unnest(exponents) AS elements, numel - nan - inf AS finite
+    FROM statistics JOIN path USING (run, step) WHERE kind = $kind AND name = $name
+), seen AS (
+    SELECT DISTINCT exponent FROM bins WHERE elements > 0
+)
+SELECT run, step, exponent, elements, elements / nullif(finite, 0) AS share
+FROM path CROSS JOIN seen LEFT JOIN bins USING (run, step, exponent) ORDER BY step, exponent
+"""
+_NAMES: Final = "SELECT DISTINCT name FROM statistics WHERE kind = $kind AND list_contains($runs, run)"
+_FORMATS: Final[dict[str, Format]] = {"share": "share"}
+
+
+class HistogramTable(Table):
+    """A row for each checkpoint and power of two that occurs: so many `elements` have 2^exponent <= |x| < 2^(exponent + 1), as a
+    `share` of all that are finite; null where the checkpoint has no statistics. Zeros are in none; exponent -52 also holds
+    what is below, 11 what is above."""
+
+    def plot(self) -> "go.Figure":
+        """The shares as a heat map, power of two by step. Needs the [notebook] extra."""
+        from dshistory import plot
+
+        steps, exponents, shares = self.grid()
+        powers = [f"2^{exponent}" for exponent in reversed(exponents)]
+        return plot.heat_map(shares[::-1], x=[str(step) for step in steps], y=powers, value="share")
+
+    def grid(self) -> tuple[list[int], list[int], list[list[float | None]]]:
+        """The steps, the exponents in ascending order, and the shares: a line for each exponent."""
+        rows: pa.Table = self.to_arrow()
+        steps: list[int] = sorted(set(rows["step"].to_pylist()))
+        exponents: list[int] = sorted(set(rows["exponent"].to_pylist()))
+        shares: list[list[float | None]] = [[None] * len(steps) for _ in exponents]
+        for row in self:
+            shares[exponents.index(row["exponent"])][steps.index(row["step"])] = row["share"]
+        return steps, exponents, shares
+
+
+def histogram(history: History, *, name: str, kind: str, run: str | None) -> HistogramTable:
+    """See `Explorer.histogram`."""
+    run = run or history.current_run()
+    path = lineage(history, run)
+    runs, steps = [ref.run for ref in path], [ref.step for ref in path]
+    rows = history.query(_SQL, {"runs": runs, "steps": steps, "kind": kind, "name": name})
+    if not rows.num_rows:
+        names = set(history.query(_NAMES, {"kind": kind, "runs": sorted(set(runs))})["name"].to_pylist())
+        if name not in names:
+            raise NotFoundError(f"no statistics of {kind} {name!r} in run {run}; {nearest(name, names)}")
+    return HistogramTable(rows, formats=_FORMATS, note=_note(rows, name, path_length=len(path)))
+
+
+def _note(rows: pa.Table, name: str, *, path_length: int) -> str:
+    if not rows.num_rows:
+        return f"all elements of {name} are zero or not finite"
+    missing = len(set(rows.filter(pc.is_null(rows["elements"]))["step"].to_pylist()))
+    note = f"the magnitudes of {name} in {path_length - missing} checkpoints"
+    return f"{note}; of {missing} there are no statistics: `analyze` computes them" if missing else note

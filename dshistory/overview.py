@@ -1,0 +1,65 @@
+"""What the explorer's timeline shows: a metric step by step, the checkpoints on it, and what is out of line."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from catalog.history import History
+from catalog.records import CheckpointRef
+from catalog.resolve import lineage
+from dshistory.table import Table
+
+__all__ = ["Overview", "anomalies_by_step", "metric_query", "overview"]
+
+
+@dataclass(frozen=True)
+class Overview:
+    """What there is to look at in a run and its parents, by name; empty lists where there is nothing yet."""
+
+    run: str | None
+    refs: Sequence[CheckpointRef]
+    metrics: Sequence[str]
+    kinds: Sequence[str]
+
+
+def overview(history: History, run: str | None) -> Overview:
+    """Look at the run, by default the current one. NotFoundError for a run that is not there; a history without any is empty."""
+    if run is None:
+        if not history.runs():
+            return Overview(None, [], [], [])
+        run = history.current_run()
+    history.run_facts(run)
+    refs = lineage(history, run)
+    runs = {"runs": sorted({run, *(ref.run for ref in refs)})}
+    metrics = history.query("SELECT DISTINCT name FROM metrics WHERE list_contains($runs, run) ORDER BY name", runs)
+    return Overview(run, refs, metrics["name"].to_pylist(), _kinds(history, refs[-1]) if refs else [])
+
+
+def _kinds(history: History, ref: CheckpointRef) -> list[str]:
+    sql = "SELECT DISTINCT kind FROM tensors WHERE run = $run AND step = $step ORDER BY kind"
+    kinds: list[str] = history.query(sql, {"run": ref.run, "step": ref.step})["kind"].to_pylist()
+    return kinds
+
+
+def metric_query(history: History, run: str, name: str) -> tuple[str, Mapping[str, str]]:
+    """The SQL for a metric of every step of a run and its parents up to the forks, and its parameters."""
+    parts: list[str] = []
+    params = {"name": name}
+    limit: int | None = None
+    place: str | None = run
+    while place is not None and place not in params.values() and history.paths.run_json(place).exists():
+        params[f"run{len(parts)}"] = place
+        parts.append(f"run = $run{len(parts)}" + ("" if limit is None else f" AND step <= {limit}"))
+        facts = history.run_facts(place)
+        if facts.parent_step is not None:
+            limit = facts.parent_step if limit is None else min(limit, facts.parent_step)
+        place = facts.parent_run
+    where = parts[0] if len(parts) == 1 else " OR ".join(f"({part})" for part in parts)
+    return f"SELECT run, step, value FROM metrics WHERE name = $name AND ({where}) ORDER BY step", params
+
+
+def anomalies_by_step(rows: Table) -> Mapping[int, Sequence[str]]:
+    """What is out of line, as lines of text for each step."""
+    found: dict[int, list[str]] = {}
+    for row in rows:
+        found.setdefault(row["step"], []).append(f"{row['anomaly']}: {row['name']} ({row['kind']})")
+    return found

@@ -1,0 +1,273 @@
+"""One number for each layer and checkpoint: the table behind the explorer's heat map.
+
+What the statistics and sketches in the catalog can tell is told by them alone, and what they can't is a gap (null), never a zero:
+no tensor is read for a picture of all of them. Only numbers that no statistics have are read, as a trajectory by layer is.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from catalog.analysis import buckets_of
+from catalog.errors import NotFoundError
+from catalog.history import History
+from catalog.records import CheckpointRef
+from catalog.resolve import lineage
+from dshistory.cells import Cells, Key, Known, Stored
+from dshistory.estimates import norm_bound
+from dshistory.grouping import layer_of
+from dshistory.metrics import Floats, Metric, merged, metric_named
+from dshistory.naming import Patterns
+from dshistory.table import Table
+from dshistory.trajectories import estimate_move, fill_rest, trajectory
+from dshistory.units import Format, text_of
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+__all__ = ["LayersTable", "layers"]
+
+_SCHEMA: Final = pa.schema(
+    [
+        ("run", pa.string()),
+        ("step", pa.int64()),
+        ("layer", pa.string()),
+        ("kind", pa.string()),
+        ("value", pa.float64()),
+        ("tensors", pa.int64()),
+        ("most", pa.string()),
+        ("bound", pa.float64()),
+    ]
+)
+_FORMATS: Final[dict[str, Format]] = {"bound": "share"}
+_READ: Final = frozenset({"max_change", "changed", "sign_flips"})
+"""Parts of numbers that only the tensors have."""
+
+Line = tuple[str, str]
+"""(kind, layer)"""
+
+
+class LayersTable(Table):
+    """A row for each layer, kind and checkpoint: `value`, over so many `tensors`, of which `most` stands out; `bound` says how
+    far off the value may be, relatively, at about 95 % (0: exact). Null is unknown."""
+
+    metric: str
+
+    def grid(self) -> tuple[list[int], list[Line], list[list[float | None]]]:
+        """The steps, the (kind, layer) of each line, and the values line by line."""
+        steps, place = np.unique(self["step"].to_numpy(), return_inverse=True)
+        line, lines = self._lines()
+        values = np.full((len(lines), len(steps)), None, np.object_)
+        values[line, place] = self["value"].to_pylist()
+        return steps.tolist(), lines, values.tolist()
+
+    def labels(self) -> list[str]:
+        """What the lines of the grid are called: the layer, with its kind where there are several."""
+        _, lines = self._lines()
+        several = len({kind for kind, _ in lines}) > 1
+        return [f"{layer} ({kind})" if several else layer for kind, layer in lines]
+
+    def of(self, name: str) -> "LayersTable":
+        """The rows of the layer of that name, or of the line that is called, or shown, so; none when there is no such layer."""
+        line, lines = self._lines()
+        called = [i for i, label in enumerate(self.labels()) if name in (label, text_of(label), lines[i][1])]
+        return self._of(self.to_arrow().filter(pa.array(np.isin(line, called))))
+
+    def _lines(self) -> tuple[npt.NDArray[np.int64], list[Line]]:
+        """The number of each row's line, and the lines, as they come."""
+        kinds, layers = self["kind"].unique(), self["layer"].unique()
+        of_kind = pc.index_in(self["kind"], value_set=kinds).to_numpy()
+        both = of_kind.astype(np.int64) * len(layers) + pc.index_in(self["layer"], value_set=layers).to_numpy()
+        found, first, line = np.unique(both, return_index=True, return_inverse=True)
+        order = np.argsort(first)
+        names = [(kinds[i // len(layers)].as_py(), layers[i % len(layers)].as_py()) for i in found[order].tolist()]
+        return np.argsort(order)[line], names
+
+    def plot(self) -> "go.Figure":
+        """The values as a heat map, layer by step. Needs the [notebook] extra."""
+        from dshistory import plot
+
+        steps, _, values = self.grid()
+        return plot.heat_map(values, x=[str(step) for step in steps], y=self.labels(), value=self.metric)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensors:
+    """What is known of each tensor at each checkpoint: the parts of its number, where all of them are `known`, and the `bound` of
+    the number."""
+
+    keys: Sequence[Key]
+    parts: Mapping[str, Floats]
+    known: Known
+    bounds: Floats
+
+
+def layers(
+    history: History,
+    *,
+    names: Patterns,
+    metric: str,
+    kinds: Patterns,
+    run: str | None,
+    first: int | None,
+    last: int | None,
+    quiet: bool,
+) -> LayersTable:
+    """See `Explorer.layers`."""
+    number = metric_named(metric)
+    run = run or history.current_run()
+    path = lineage(history, run)
+    if not path:
+        raise NotFoundError(f"run {run} of {history.root} has no committed checkpoint yet")
+    shown = [ref for ref in path if (first is None or ref.step >= first) and (last is None or ref.step <= last)]
+    if not shown:
+        steps = f"{path[0].step} to {path[-1].step}"
+        raise NotFoundError(f"run {run} has no checkpoint from step {first} to {last}; it has those from {steps}")
+    refs = path[max(0, path.index(shown[0]) - 1) : path.index(shown[-1]) + 1]
+    if not _READ.isdisjoint(number.parts):
+        tensors = _read(history, path, names=names, metric=metric, kinds=kinds, run=run, quiet=quiet)
+        refs = path
+    elif number.is_move:
+        tensors = _moves(history, refs, number, names=names, kinds=kinds)
+    else:
+        tensors = _steps(history, refs, number, names=names, kinds=kinds)
+    rows = _rows(tensors, number, metric, refs, since=refs.index(shown[0]), count=len(shown))
+    table = LayersTable(rows, formats=_FORMATS, note=_note(rows, metric, is_move=number.is_move))
+    table.metric = metric
+    return table
+
+
+def _steps(
+    history: History, refs: Sequence[CheckpointRef], number: Metric, *, names: Patterns, kinds: Patterns
+) -> _Tensors:
+    """What the statistics say of the checkpoints themselves."""
+    with Cells.chosen(history, refs, kinds=kinds, names=names) as cells:
+        known, parts = cells.statistics(number.parts)
+    _require_some(known, refs)
+    return _Tensors(cells.keys, parts, known, np.zeros(known.shape))
+
+
+def _moves(
+    history: History, refs: Sequence[CheckpointRef], number: Metric, *, names: Patterns, kinds: Patterns
+) -> _Tensors:
+    """What sketches say of the way from the checkpoint before, and checksums of what has not moved."""
+    with Cells.chosen(history, refs, kinds=kinds, names=names) as cells:
+        keys, stored = cells.keys, cells.stored()
+        parts, elsewhere = cells.moves(number.parts)
+        told = not all(np.isnan(values).all() for values in parts.values())
+        analyzed, squares = cells.statistics(["squares"]) if stored.same.any() or not told else (stored.there, {})
+    _require_some(analyzed, refs)
+    forks = [at for at in range(1, len(refs)) if refs[at].run != refs[at - 1].run]
+    for place in sorted({*elsewhere, *forks}):
+        estimate_move(history, refs[place - 1], refs[place], keys, place, parts)
+    for values in parts.values():
+        values[~stored.follows | stored.same] = np.nan
+    fill_rest(parts, stored, squares.get("squares"))
+    known: Known = ~np.isnan(sum(parts.values()))
+    return _Tensors(keys, parts, known, _bounds(keys, stored))
+
+
+def _require_some(analyzed: Known, refs: Sequence[CheckpointRef]) -> None:
+    if not analyzed.any():
+        raise NotFoundError(f"no checkpoint from {refs[0]} to {refs[-1]} has statistics yet: `analyze` computes them")
+
+
+def _bounds(keys: Sequence[Key], stored: Stored) -> Floats:
+    of_key = [norm_bound(max(1, buckets_of(kind, int(stored.numel[i].max())))) for i, (kind, _) in enumerate(keys)]
+    return np.where(stored.same, 0.0, np.array(of_key)[:, None])
+
+
+def _read(
+    history: History,
+    path: Sequence[CheckpointRef],
+    *,
+    names: Patterns,
+    metric: str,
+    kinds: Patterns,
+    run: str,
+    quiet: bool,
+) -> _Tensors:
+    """What the tensors themselves say, as a trajectory does."""
+    chosen = {"names": names, "kinds": kinds}
+    table = trajectory(history, **chosen, metric=metric, by="tensor", run=run, exact=False, quiet=quiet)
+    with Cells.chosen(history, path, **chosen) as cells:
+        numel = cells.stored().numel.astype(np.float64)
+    values = table["value"].to_numpy().reshape(numel.shape)
+    parts: dict[str, Floats] = {part: values for part in metric_named(metric).parts if part in _READ}
+    if "changed" in parts:
+        parts = {"changed": values * numel, "numel": numel}
+    return _Tensors(cells.keys, parts, ~np.isnan(values), np.zeros(values.shape))
+
+
+def _rows(
+    tensors: _Tensors, number: Metric, metric: str, refs: Sequence[CheckpointRef], *, since: int, count: int
+) -> pa.Table:
+    """A row for each line and checkpoint, from the place `since` on, so many checkpoints."""
+    of_key = [(kind, layer_of(name)) for kind, name in tensors.keys]
+    lines = sorted(set(of_key), key=_in_reading_order)
+    groups = np.array([lines.index(line) for line in of_key])
+    order = np.argsort(groups, kind="stable")
+    starts = np.searchsorted(groups[order], np.arange(len(lines)))
+    counts = np.add.reduceat(tensors.known[order].astype(np.int64), starts, axis=0)
+    bounds = np.maximum.reduceat(np.where(tensors.known, tensors.bounds, 0.0)[order], starts, axis=0)
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        values = number.value(*(merged(part, tensors.parts[part], tensors.known, groups) for part in number.parts))
+    cut = np.s_[:, since : since + count]
+    unknown = counts[cut].ravel() == 0
+    shown = refs[since : since + count]
+    columns = [
+        pa.array([ref.run for ref in shown] * len(lines), pa.string()),
+        pa.array([ref.step for ref in shown] * len(lines), pa.int64()),
+        pa.array([layer for _, layer in lines for _ in shown], pa.string()),
+        pa.array([kind for kind, _ in lines for _ in shown], pa.string()),
+        pa.array(values[cut].ravel(), mask=unknown | np.isnan(values[cut].ravel())),
+        pa.array(counts[cut].ravel(), mask=unknown),
+        pa.array(_most(tensors, number, metric, groups)[cut].ravel().tolist(), pa.string()),
+        pa.array(bounds[cut].ravel(), mask=unknown),
+    ]
+    return pa.table(columns, schema=_SCHEMA)
+
+
+def _most(tensors: _Tensors, number: Metric, metric: str, groups: npt.NDArray[np.int64]) -> npt.NDArray[np.object_]:
+    """(lines, checkpoints): the name of the tensor with the highest number, for cosine and min with the lowest; None for nobody."""
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        values = number.value(*(tensors.parts[part] for part in number.parts))
+    values = np.where(tensors.known & ~np.isnan(values), values * (-1 if metric in ("cosine", "min") else 1), -np.inf)
+    names = np.array([name for _, name in tensors.keys], np.object_)
+    most = np.empty((groups.max() + 1, values.shape[1]), np.object_)
+    for line in range(len(most)):
+        members = np.flatnonzero(groups == line)
+        found = names[members][values[members].argmax(axis=0)]
+        most[line] = np.where(tensors.known[members].any(axis=0), found, None)
+    return most
+
+
+def _in_reading_order(line: Line) -> tuple[str, list[tuple[int, int, str]]]:
+    """By kind, then layers by their numbers: h.2 before h.10."""
+    kind, layer = line
+    return kind, [(1, int(part), "") if part.isdigit() else (0, 0, part) for part in layer.split(".")]
+
+
+def _note(rows: pa.Table, metric: str, *, is_move: bool) -> str:
+    lines = rows.select(["kind", "layer"]).group_by(["kind", "layer"]).aggregate([]).num_rows
+    steps = set(rows["step"].to_pylist())
+    note = f"{metric} of {_counted(lines, 'layer')} over {_counted(len(steps), 'checkpoint')}"
+    bound = pc.max(rows["bound"]).as_py()
+    if bound:
+        note += f", estimated from the sketches of tensors, within about {bound:.0%}"
+    silent = len(steps - set(rows.filter(pc.is_valid(rows["value"]))["step"].to_pylist()))
+    if silent and not is_move:
+        note += f"; no statistics of {_counted(silent, 'checkpoint')}: `analyze` computes them"
+    elif silent > 1:
+        note += f"; nothing is known of {_counted(silent, 'checkpoint')}, the first and those without statistics: `analyze` computes them"
+    return note
+
+
+def _counted(count: int, noun: str) -> str:
+    """As "1 layer", "2 layers"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -1,0 +1,41 @@
+"""The explorer as a widget; the only package that imports ipywidgets, which comes with the [notebook] extra."""
+
+from typing import TYPE_CHECKING, Any
+
+from catalog.errors import SetupError
+from dshistory.naming import Patterns
+
+if TYPE_CHECKING:
+    from dshistory.explorer import Explorer
+    from dshistory.widgets.exploration import Exploration
+
+__all__ = ["Exploration", "explore", "watch"]
+
+
+def explore(explorer: "Explorer", names: Patterns, *, kinds: Patterns, run: str | None) -> "Exploration":
+    """See `Explorer.explore`."""
+    return _exploration()(explorer, names=names, kinds=kinds, run=run, seconds=None)
+
+
+def watch(explorer: "Explorer", names: Patterns, *, kinds: Patterns, run: str | None, seconds: float) -> "Exploration":
+    """See `Explorer.watch`."""
+    return _exploration()(explorer, names=names, kinds=kinds, run=run, seconds=seconds)
+
+
+def _exploration() -> "type[Exploration]":
+    try:
+        import anywidget  # noqa: F401 - what plotly's FigureWidget is made of
+        import ipywidgets  # noqa: F401
+    except ImportError as error:
+        raise SetupError(
+            f"the explorer needs {error.name}; install it with: pip install 'dshistory[notebook]'"
+        ) from error
+    from dshistory.widgets.exploration import Exploration
+
+    return Exploration
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Exploration":
+        return _exploration()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,169 @@
+"""The pieces of the explorer that a person touches, and how they lie; what they do is said elsewhere.
+
+Every piece has a CSS class `dsh-...`, by which pages and tests find it.
+"""
+
+from collections.abc import Sequence
+from html import escape
+from typing import Any, Final
+
+import ipywidgets as w
+
+from dshistory import html, plot
+from dshistory.naming import Patterns
+from dshistory.table import Table
+from dshistory.trajectories import METRICS
+from dshistory.widgets.fit import Fit
+
+__all__ = ["PAGE_ROWS", "Controls", "patterns_in", "written"]
+
+PAGE_ROWS: Final = 12
+_NONE: Final = [("–", None)]
+"""What stands where there is nothing to choose: a selection can't be empty."""
+
+
+def written(patterns: Patterns) -> str:
+    """Patterns as they are written in a field: with commas between."""
+    return patterns if isinstance(patterns, str) else ", ".join(patterns)
+
+
+def patterns_in(text: str) -> Patterns:
+    """The patterns written in a field; '*' where there is none."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    return parts if len(parts) > 1 else parts[0] if parts else "*"
+
+
+class Controls:
+    """The widgets, without behaviour. `root` holds all of them."""
+
+    def __init__(self, *, names: Patterns, kinds: Patterns) -> None:
+        self.range = w.SelectionRangeSlider(options=_NONE, index=(0, 0), description="steps", continuous_update=False)
+        self.timeline = w.Dropdown(options=["loss"], value="loss", description="timeline")
+        self.metric = w.Dropdown(options=METRICS, value="relative_update", description="metric")
+        self.kind = w.Dropdown(options=[written(kinds)], value=written(kinds), description="kind")
+        self.filter = w.Text(
+            value=written(names), description="tensors", placeholder="*.mlp.*", continuous_update=False
+        )
+        self.figure = plot.live_panels()
+        self._fit = Fit()
+        self.code = w.Textarea(value="", rows=1)
+        self.step_a = w.Dropdown(options=_NONE, description="diff from")
+        self.step_b = w.Dropdown(options=_NONE, description="to")
+        self.diff_button = w.Button(description="diff", icon="exchange")
+        self.diff = w.HTML()
+        self.previous = w.Button(description="‹", tooltip="the rows before")
+        self.next = w.Button(description="›", tooltip="the rows after")
+        self.pages = w.HBox([self.previous, self.next])
+        self.status = w.HTML()
+        self.progress = w.FloatProgress(value=0.0, min=0.0, max=1.0)
+        self.root = self._laid_out()
+
+    def show_status(self, text: str) -> None:
+        """One line under the controls, escaped."""
+        self.status.value = f'<span style="white-space:pre-wrap">{escape(text)}</span>'
+
+    def show_progress(self, share: float | None) -> None:
+        """The share that is done, from 0 to 1; None: nothing is being done."""
+        if share is None:
+            self.progress.layout.visibility = "hidden"
+        elif share == 1.0 or not 0 <= share - self.progress.value < 0.01:
+            self.progress.value = share
+            self.progress.layout.visibility = "visible"
+
+    def show_steps(self, steps: Sequence[int], *, first: int | None, last: int | None) -> None:
+        """Offer these steps; the slider stands from `first` to `last` (None: the ends), the pickers stay where they are, or on the
+        first and last step."""
+        choices = [(str(step), step) for step in steps] or _NONE
+        chosen = [
+            i for i, step in enumerate(steps) if (first is None or step >= first) and (last is None or step <= last)
+        ]
+        with self.range.hold_sync():
+            self.range.options = choices
+            ends = (chosen[0], chosen[-1]) if chosen else (0, len(choices) - 1)
+            self.range.index = ends
+            self.range.value = (choices[ends[0]][1], choices[ends[1]][1])  # the same index may now mean another step
+        for picker, default in ((self.step_a, 0), (self.step_b, -1)):
+            at_the_end = default == -1 and picker.index == len(picker.options) - 1
+            value = picker.value if picker.value in steps and not at_the_end else choices[default][1]
+            with picker.hold_sync():
+                picker.options = choices
+                picker.value = value
+
+    def offer(self, choice: Any, options: Sequence[str], value: str) -> None:
+        """Let a dropdown have these options, and stand on `value`."""
+        wanted = list(dict.fromkeys([*options, value]))
+        if (wanted, value) != (list(choice.options), choice.value):
+            with choice.hold_sync():
+                choice.options = wanted
+                choice.value = value
+
+    def show_picked(self, a: object, b: object) -> None:
+        """Let the two pickers stand on these steps, where they are steps."""
+        for picker, step in ((self.step_a, a), (self.step_b, b)):
+            if any(step == value for _, value in picker.options):
+                picker.value = step
+
+    def show_diff(self, table: Table | None, page: int) -> None:
+        """A page of a table, counted from 0, with the way to the others; nothing for None."""
+        if table is None:
+            self.diff.value, self.pages.layout.display = "", "none"
+            return
+        first = page * PAGE_ROWS
+        rows = table[first : first + PAGE_ROWS]
+        where = f"rows {first + 1} to {first + len(rows)} of {len(table)}" if len(table) > PAGE_ROWS else ""
+        note = "; ".join(text for text in (where, table.note) if text)
+        self.diff.value = html.document(html.table_html(rows.to_arrow(), table.formats, note))
+        self.pages.layout.display = "" if len(table) > PAGE_ROWS else "none"
+        self.previous.disabled = page == 0
+        self.next.disabled = first + PAGE_ROWS >= len(table)
+
+    def disable(self) -> None:
+        """Nothing can be touched any more; what is shown stays."""
+        for piece in self._touched():
+            piece.disabled = True
+
+    def close(self) -> None:
+        """Take everything off the page, and out of the kernel's memory."""
+        for piece in (
+            *self._touched(),
+            self.figure,
+            self._fit,
+            self.code,
+            self.diff,
+            self.pages,
+            self.status,
+            self.progress,
+        ):
+            piece.close()
+        self.root.close()
+
+    def _touched(self) -> tuple[Any, ...]:
+        return (self.range, self.timeline, self.metric, self.kind, self.filter, self.step_a, self.step_b, self.diff_button,
+                self.previous, self.next)  # fmt: skip
+
+    def _laid_out(self) -> Any:
+        classes = {"range": self.range, "timeline": self.timeline, "metric": self.metric, "kind": self.kind,
+                   "filter": self.filter, "figure": self.figure, "code": self.code, "step-a": self.step_a,
+                   "step-b": self.step_b, "diff-button": self.diff_button, "diff": self.diff, "diff-previous": self.previous,
+                   "diff-next": self.next, "status": self.status, "progress": self.progress}  # fmt: skip
+        for name, piece in classes.items():
+            piece.add_class(f"dsh-{name}")
+        self.pages.layout.display = "none"
+        self.progress.layout.visibility = "hidden"
+        self.range.layout.width = "98%"
+        self.code.layout = w.Layout(width="98%", height="2.6em")
+        root = w.VBox(
+            [
+                w.HBox([self.timeline, self.metric, self.kind, self.filter], layout=w.Layout(flex_flow="row wrap")),
+                self.range,
+                self._fit,
+                self.figure,
+                self.code,
+                w.HBox([self.status, self.progress], layout=w.Layout(justify_content="space-between")),
+                w.HBox([self.step_a, self.step_b, self.diff_button], layout=w.Layout(flex_flow="row wrap")),
+                self.diff,
+                self.pages,
+            ]
+        )
+        root.add_class("dsh-explorer")
+        return root

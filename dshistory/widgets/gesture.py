@@ -1,0 +1,47 @@
+"""A gesture is a call of the explorer: what the widget runs and the line of Python that it shows are the same thing."""
+
+import inspect
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dshistory.explorer import Explorer
+
+__all__ = ["Gesture"]
+
+_ALWAYS_SHOWN = frozenset({"metric", "kind"})
+
+
+@dataclass(frozen=True)
+class Gesture:
+    """One call: a verb with its arguments and options; options that are None are not given."""
+
+    verb: str
+    arguments: tuple[Any, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def run(self, explorer: "Explorer") -> Any:
+        """What the call returns; it shows no bar of its own."""
+        method = getattr(explorer, self.verb)
+        quiet = {"quiet": True} if "quiet" in inspect.signature(method).parameters else {}
+        return method(*self.arguments, **self._given(), **quiet)
+
+    @property
+    def code(self) -> str:
+        """The line of Python that does the same, on a history called h; what the verb does anyway is left out."""
+        from dshistory.explorer import Explorer
+
+        defaults = {
+            name: parameter.default
+            for name, parameter in inspect.signature(getattr(Explorer, self.verb)).parameters.items()
+        }
+        options = {
+            name: value
+            for name, value in self._given().items()
+            if name in _ALWAYS_SHOWN or defaults.get(name, inspect.Parameter.empty) != value
+        }
+        words = [*map(repr, self.arguments), *(f"{name}={value!r}" for name, value in options.items())]
+        return f"h.{self.verb}({', '.join(words)})"
+
+    def _given(self) -> dict[str, Any]:
+        return {name: value for name, value in self.options.items() if value is not None}

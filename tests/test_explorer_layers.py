@@ -1,0 +1,215 @@
+"""The tables behind the heat map and the histogram: right against the tensors themselves, and gaps where nothing is known."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from explorer_helpers import Run, whole
+from widget_helpers import JUMP, SILENT, STEPS, layered_history
+
+from catalog.errors import NotFoundError
+from dshistory.estimates import norm_bound
+from dshistory.explorer import Explorer
+from dshistory.progress import heard
+
+
+@pytest.fixture(scope="module")
+def h(tmp_path_factory: pytest.TempPathFactory) -> Explorer:
+    return layered_history(tmp_path_factory.mktemp("layers") / "history")
+
+
+def values(table) -> dict[tuple[str, int], float | None]:
+    return {(row["layer"], row["step"]): row["value"] for row in table}
+
+
+def test_norms_are_those_of_the_tensors_as_one_vector(h: Explorer) -> None:
+    found = values(h.layers(metric="norm"))
+    for step in set(STEPS) - {SILENT}:
+        tensors = [h.tensor(name, step) for name in ("h.1.attn.weight", "h.1.mlp.weight")]
+        exact = math.sqrt(sum(float(tensor.double().square().sum()) for tensor in tensors))
+        assert found["h.1", step] == pytest.approx(exact, rel=1e-12)
+
+
+def test_updates_are_within_their_bound_of_the_exact_ones(h: Explorer) -> None:
+    for metric in ("relative_update", "update_norm"):
+        table = h.layers(metric=metric)
+        for before, after in ((30, JUMP), (JUMP, 50)):
+            exact = {row["name"]: row[metric] for row in h.diff(before, after, by="layer", exact=True)}
+            for row in (row for row in table if row["step"] == after):
+                assert row["value"] == pytest.approx(exact[row["layer"]], rel=row["bound"])
+                assert 0 < row["bound"] == norm_bound(256)
+
+
+def test_what_reads_the_tensors_agrees_with_the_diff_by_layer(h: Explorer) -> None:
+    for metric in ("max_change", "changed_share", "sign_flips"):
+        found = values(h.layers(metric=metric, first=10))
+        for row in h.diff(30, JUMP, by="layer", exact=True):
+            assert found[row["name"], JUMP] == pytest.approx(row[metric])
+
+
+def test_a_share_of_a_layer_is_one_of_its_elements(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.checkpoint(1, whole({"h.0.w": torch.zeros(90), "h.0.b": torch.zeros(10)}))
+    run.checkpoint(2, whole({"h.0.w": torch.zeros(90), "h.0.b": torch.ones(10)}))
+    run.close()
+    row = Explorer.open(tmp_path).layers(metric="changed_share")[1]
+    assert (row["value"], row["most"]) == (pytest.approx(0.1), "h.0.b")
+
+
+def test_what_has_no_statistics_is_a_gap_and_never_a_zero(h: Explorer) -> None:
+    norms = h.layers(metric="norm")
+    assert {row["step"] for row in norms if row["value"] is None} == {SILENT}
+    assert "no statistics of 1 checkpoint: `analyze` computes them" in norms.note
+    moves = values(h.layers())
+    gaps = {step for (_, step), value in moves.items() if value is None}
+    assert gaps == {STEPS[0], SILENT, SILENT + 10}, "an update needs the checkpoint before it"
+
+
+def test_the_tensor_that_stands_out_is_named(h: Explorer) -> None:
+    (row,) = [row for row in h.layers("h.1.*") if row["step"] == JUMP]
+    assert (row["most"], row["tensors"]) == ("h.1.mlp.weight", 2)
+
+
+def test_of_cosines_the_lowest_stands_out(h: Explorer) -> None:
+    for metric in ("cosine", "norm", "max_change"):
+        (row,) = [row for row in h.layers("h.1.*", metric=metric) if row["step"] == JUMP]
+        assert row["most"] == "h.1.mlp.weight", metric
+
+
+def test_tensors_without_a_sketch_are_left_out_and_not_guessed(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    for step in (1, 2):
+        run.checkpoint(step, whole({"h.0.w": torch.full((64,), float(step)), "h.0.b": torch.full((3,), float(-step))}))
+    run.close()
+    h = Explorer.open(tmp_path)
+    h.analyze(quiet=True)
+    row = h.layers()[1]
+    assert (row["value"], row["tensors"], row["most"]) == (pytest.approx(1.0), 1, "h.0.w")
+    assert h.layers(metric="norm")["tensors"].to_pylist() == [2, 2]
+
+
+def test_a_first_step_knows_the_one_before_it(h: Explorer) -> None:
+    whole_table, part = values(h.layers()), values(h.layers(first=JUMP, last=JUMP))
+    assert {step for _, step in part} == {JUMP}
+    assert all(value == whole_table[place] for place, value in part.items())
+
+
+def test_what_did_not_move_is_zero(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    weights = {"h.0.w": torch.randn(64), "h.1.w": torch.zeros(64)}
+    for step in (1, 2):
+        run.checkpoint(step, whole(weights))
+    run.close()
+    h = Explorer.open(tmp_path)
+    h.analyze(quiet=True)
+    assert values(h.layers()) == {("h.0", 1): None, ("h.1", 1): None, ("h.0", 2): 0.0, ("h.1", 2): 0.0}
+    assert {row["bound"] for row in h.layers() if row["step"] == 2} == {0.0}
+
+
+def test_what_comes_out_of_zero_is_infinite_and_named(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.checkpoint(1, whole({"h.0.w": torch.zeros(64)}))
+    run.checkpoint(2, whole({"h.0.w": torch.ones(64)}))
+    run.close()
+    h = Explorer.open(tmp_path)
+    h.analyze(quiet=True)
+    row = h.layers()[1]
+    assert (row["value"], row["most"]) == (math.inf, "h.0.w")
+
+
+def test_values_that_are_not_finite_are_counted_and_make_updates_unknown(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.checkpoint(1, whole({"h.0.w": torch.ones(64)}))
+    run.checkpoint(2, whole({"h.0.w": torch.tensor([math.nan, math.inf, *[1.0] * 62])}))
+    run.close()
+    h = Explorer.open(tmp_path)
+    h.analyze(quiet=True)
+    assert h.layers(metric="nonfinite")["value"].to_pylist() == [0.0, 2.0]
+    assert h.layers()["value"].to_pylist() == [None, None]
+
+
+def test_the_first_step_after_a_fork_is_compared_with_the_parent(tmp_path: Path) -> None:
+    parent = Run(tmp_path, "run-a")
+    child = Run(tmp_path, "run-b", parent=("run-a", 1), created="2026-11-21T10:15:09+00:00")
+    parent.checkpoint(1, whole({"h.0.w": torch.ones(64)}))
+    child.checkpoint(2, whole({"h.0.w": torch.full((64,), 1.5)}))
+    parent.close()
+    child.close()
+    h = Explorer.open(tmp_path)
+    h.analyze(quiet=True)
+    assert h.layers()["value"].to_pylist() == [None, pytest.approx(0.5)]
+
+
+def test_layers_are_in_reading_order(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.checkpoint(1, whole({f"h.{i}.w": torch.ones(4) for i in (10, 2, 1)}))
+    run.close()
+    h = Explorer.open(tmp_path)
+    h.analyze(quiet=True)
+    assert h.layers(metric="norm").labels() == ["h.1", "h.2", "h.10"]
+
+
+def test_long_work_says_how_far_it_is(h: Explorer) -> None:
+    shares: list[float] = []
+    with heard(shares.append):
+        h.layers(metric="sign_flips")
+    assert shares
+    assert shares[-1] == 1.0
+
+
+def test_the_picture_has_the_values_of_the_table(h: Explorer) -> None:
+    table = h.layers(kinds="*", metric="norm")
+    (heat,) = table.plot().data
+    assert [list(line) for line in heat.z] == table.grid()[2]
+    assert list(heat.y) == table.labels()
+    assert "h.0 (exp_avg)" in heat.y
+
+
+def test_bad_input_names_what_there_is(h: Explorer, tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match="no metric 'nrom'; the metrics are norm"):
+        h.layers(metric="nrom")
+    with pytest.raises(NotFoundError, match=r"nearest.*h\.0\.mlp"):
+        h.layers("h.0.mpl.weight")
+    with pytest.raises(NotFoundError, match="no checkpoint from step 60 to None; it has those from 0 to 50"):
+        h.layers(first=60)
+    run = Run(tmp_path)
+    with pytest.raises(NotFoundError, match="has no committed checkpoint yet"):
+        Explorer.open(tmp_path).layers()
+    run.checkpoint(1, whole({"w": torch.ones(4)}))
+    run.close()
+    for metric in ("norm", "relative_update"):
+        with pytest.raises(NotFoundError, match="statistics yet: `analyze` computes them"):
+            Explorer.open(tmp_path).layers(metric=metric)
+
+
+def test_a_histogram_counts_as_numpy_does(h: Explorer) -> None:
+    tensor = h.tensor("head.weight", JUMP).double().numpy()
+    exponents, counts = np.unique(np.floor(np.log2(np.abs(tensor))), return_counts=True)
+    rows = {row["exponent"]: row for row in h.histogram("head.weight") if row["step"] == JUMP and row["elements"]}
+    assert {e: row["elements"] for e, row in rows.items()} == dict(zip(exponents, counts, strict=True))
+    assert sum(row["share"] for row in rows.values()) == pytest.approx(1.0)
+
+
+def test_a_histogram_has_gaps_where_there_are_no_statistics(h: Explorer) -> None:
+    table = h.histogram("head.weight", kind="exp_avg")
+    steps, exponents, shares = table.grid()
+    assert tuple(steps) == STEPS
+    assert {line[steps.index(SILENT)] for line in shares} == {None}
+    assert "1 there are no statistics" in table.note
+    (heat,) = table.plot().data
+    assert list(heat.y) == [f"2^{e}" for e in reversed(exponents)]
+    assert list(heat.z[0]) == shares[-1]
+
+
+def test_a_histogram_of_nothing(h: Explorer, tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match=r"no statistics of model 'head\.wieght'.*nearest.*head\.weight"):
+        h.histogram("head.wieght")
+    run = Run(tmp_path)
+    run.checkpoint(1, whole({"w": torch.zeros(4)}))
+    run.close()
+    zeros = Explorer.open(tmp_path)
+    zeros.analyze(quiet=True)
+    assert len(zeros.histogram("w")) == 0
+    assert "zero or not finite" in zeros.histogram("w").note

@@ -1,0 +1,152 @@
+"""Long work beside the kernel: the newest wish counts, errors are told, nothing outlives `close`."""
+
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from catalog.errors import NotFoundError
+from dshistory.progress import ByteProgress, heard
+from dshistory.widgets.worker import Worker
+
+PATIENCE_S = 60
+
+
+class Told:
+    """A worker, and what it tells."""
+
+    def __init__(self) -> None:
+        self.errors: list[tuple[str, Exception]] = []
+        self.shares: list[float | None] = []
+        self.worker = Worker(told=lambda topic, error: self.errors.append((topic, error)), progress=self.shares.append)
+
+
+@pytest.fixture
+def told() -> Iterator[Told]:
+    told = Told()
+    yield told
+    told.worker.close()
+
+
+class Long:
+    """A task that goes on, a percent of progress at a time, once it is let go."""
+
+    def __init__(self) -> None:
+        self.begun, self.go = threading.Event(), threading.Event()
+        self.ended = False
+
+    def __call__(self) -> None:
+        self.begun.set()
+        assert self.go.wait(PATIENCE_S)
+        with ByteProgress(100, description="long", quiet=True) as bar:
+            for _ in range(100):
+                bar.advance(1)
+        self.ended = True
+
+
+def test_tasks_run_one_after_the_other_beside_the_caller(told: Told) -> None:
+    ran: list[tuple[str, str]] = []
+    for name in "abc":
+        told.worker.submit(name, lambda name=name: ran.append((name, threading.current_thread().name)))
+    assert told.worker.wait(PATIENCE_S)
+    assert ran == [(name, "dshistory-explorer") for name in "abc"]
+
+
+def test_a_thread_is_there_only_while_there_is_something_to_do(told: Told) -> None:
+    long = Long()
+    told.worker.submit("long", long)
+    assert long.begun.wait(PATIENCE_S)
+    assert not told.worker.wait(0)
+    long.go.set()
+    assert told.worker.wait(PATIENCE_S)
+    assert not [thread for thread in threading.enumerate() if thread.name == "dshistory-explorer"]
+
+
+def test_progress_is_told_to_the_end(told: Told) -> None:
+    long = Long()
+    long.go.set()
+    told.worker.submit("long", long)
+    told.worker.wait(PATIENCE_S)
+    assert told.shares == [*[n / 100 for n in range(1, 101)], None]
+
+
+def test_who_listens_sees_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert not ByteProgress(1, description="shown", quiet=False)._bar.disable
+    with heard(lambda share: None):
+        assert ByteProgress(1, description="heard", quiet=False)._bar.disable
+
+
+def test_a_newer_wish_ends_the_running_one_and_replaces_the_waiting_one(told: Told) -> None:
+    running, ran = Long(), []
+    told.worker.submit("heat", running)
+    assert running.begun.wait(PATIENCE_S)
+    for wish in (1, 2, 3):
+        told.worker.submit("heat", lambda wish=wish: ran.append(wish))
+    running.go.set()
+    told.worker.wait(PATIENCE_S)
+    assert ran == [3]
+    assert not running.ended
+    assert told.errors == []
+
+
+def test_a_wish_of_another_topic_waits_for_the_running_one(told: Told) -> None:
+    running, ran = Long(), []
+    told.worker.submit("heat", running)
+    assert running.begun.wait(PATIENCE_S)
+    told.worker.submit("diff", lambda: ran.append("diff"))
+    told.worker.submit("page", lambda: ran.append("page"))
+    told.worker.submit("diff", lambda: ran.append("newer diff"))
+    running.go.set()
+    told.worker.wait(PATIENCE_S)
+    assert running.ended
+    assert ran == ["page", "newer diff"], "in the order of the newest wishes"
+
+
+def test_a_refusal_is_told_and_the_next_task_runs(told: Told) -> None:
+    def refused() -> None:
+        raise NotFoundError("no such step")
+
+    ran: list[int] = []
+    told.worker.submit("diff", refused)
+    told.worker.submit("heat", lambda: ran.append(1))
+    assert told.worker.wait(PATIENCE_S)
+    assert [(topic, str(error)) for topic, error in told.errors] == [("diff", "no such step")]
+    assert ran == [1]
+
+
+def test_a_bug_is_told_and_raised_once(told: Told) -> None:
+    told.worker.submit("diff", lambda: [][0])
+    with pytest.raises(IndexError):
+        told.worker.wait(PATIENCE_S)
+    assert [topic for topic, _ in told.errors] == ["diff"]
+    assert told.worker.wait(PATIENCE_S)
+
+
+def test_close_ends_what_runs_and_takes_nothing_more(told: Told) -> None:
+    long, ran = Long(), []
+    told.worker.submit("long", long)
+    assert long.begun.wait(PATIENCE_S)
+    told.worker.submit("other", lambda: ran.append(1))
+    told.worker.abandon()
+    long.go.set()
+    told.worker.close()
+    assert not long.ended
+    told.worker.submit("other", lambda: ran.append(2))
+    assert told.worker.wait(PATIENCE_S)
+    assert ran == []
+
+
+def test_a_task_may_close_its_worker(told: Told) -> None:
+    told.worker.submit("last", told.worker.close)
+    assert told.worker.wait(PATIENCE_S)
+    assert told.errors == []
+
+
+def test_only_its_own_thread_is_the_worker(told: Told) -> None:
+    seen: list[bool] = []
+    told.worker.submit("me", lambda: seen.append(told.worker.is_me))
+    told.worker.wait(PATIENCE_S)
+    assert seen == [True]
+    assert not told.worker.is_me
