@@ -25,7 +25,7 @@ from dshistory.metrics import Floats, Metric, merged, metric_named
 from dshistory.naming import Patterns
 from dshistory.table import Table
 from dshistory.trajectories import estimate_move, fill_rest, trajectory
-from dshistory.units import Format, text_of
+from dshistory.units import Format, counted, text_of
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -256,18 +256,13 @@ def _in_reading_order(line: Line) -> tuple[str, list[tuple[int, int, str]]]:
 def _note(rows: pa.Table, metric: str, *, is_move: bool) -> str:
     lines = rows.select(["kind", "layer"]).group_by(["kind", "layer"]).aggregate([]).num_rows
     steps = set(rows["step"].to_pylist())
-    note = f"{metric} of {_counted(lines, 'layer')} over {_counted(len(steps), 'checkpoint')}"
+    note = f"{metric} of {counted(lines, 'layer')} over {counted(len(steps), 'checkpoint')}"
     bound = pc.max(rows["bound"]).as_py()
     if bound:
         note += f", estimated from the sketches of tensors, within about {bound:.0%}"
     silent = len(steps - set(rows.filter(pc.is_valid(rows["value"]))["step"].to_pylist()))
     if silent and not is_move:
-        note += f"; no statistics of {_counted(silent, 'checkpoint')}: `analyze` computes them"
+        note += f"; no statistics of {counted(silent, 'checkpoint')}: `analyze` computes them"
     elif silent > 1:
-        note += f"; nothing is known of {_counted(silent, 'checkpoint')}, the first and those without statistics: `analyze` computes them"
+        note += f"; nothing is known of {counted(silent, 'checkpoint')}, the first and those without statistics: `analyze` computes them"
     return note
-
-
-def _counted(count: int, noun: str) -> str:
-    """As "1 layer", "2 layers"."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
