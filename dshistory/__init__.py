@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from dshistory.current import (
         analyze,
         anomalies,
+        bisect,
         diff,
         distances,
         explore,
@@ -66,6 +67,7 @@ __all__ = [
     "Table",
     "analyze",
     "anomalies",
+    "bisect",
     "capture",
     "diff",
     "distances",
@@ -100,6 +102,7 @@ _HOMES = {
         (
             "analyze",
             "anomalies",
+            "bisect",
             "diff",
             "distances",
             "explore",

@@ -18,6 +18,7 @@ from dshistory.explorer import Explorer
 __all__ = [
     "analyze",
     "anomalies",
+    "bisect",
     "current",
     "default_path",
     "diff",
@@ -101,6 +102,7 @@ explore: Final = _on_current(Explorer.explore)
 watch: Final = _on_current(Explorer.watch)
 distances: Final = _on_current(Explorer.distances)
 anomalies: Final = _on_current(Explorer.anomalies)
+bisect: Final = _on_current(Explorer.bisect)
 tensor: Final = _on_current(Explorer.tensor)
 tags: Final = _on_current(Explorer.tags)
 restore: Final = _on_current(Explorer.restore)

@@ -1,11 +1,12 @@
 """The history as a person asks it: every verb is a method here, and only here."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from catalog.errors import SetupError
 from catalog.history import History
+from catalog.records import CheckpointRef
 from dshistory import listing
 from dshistory.choices import ExportFormat, Grouping, Metric, Weights
 from dshistory.naming import Patterns
@@ -15,6 +16,7 @@ from dshistory.table import Table
 if TYPE_CHECKING:
     import torch
 
+    from dshistory.bisection import Bisection, Checkpoint
     from dshistory.differences import DiffTable
     from dshistory.geometry import DistanceTable
     from dshistory.histograms import HistogramTable
@@ -23,10 +25,13 @@ if TYPE_CHECKING:
     from dshistory.trajectories import TrajectoryTable
     from dshistory.widgets import Exploration
 
-__all__ = ["Explorer", "Ref"]
+__all__ = ["Explorer", "Predicate", "Ref"]
 
-Ref = int | str
+Ref = int | str | CheckpointRef
 """A checkpoint: a step (of the current run and its parents), -1 or "latest", "best", a tag, "run:step" or "run:best"."""
+
+Predicate = str | Callable[["Checkpoint"], Any]
+"""What is asked of a checkpoint: a metric, as "loss > 4.5", or a function of a `dshistory.bisection.Checkpoint`."""
 
 
 class Explorer:
@@ -249,6 +254,34 @@ class Explorer:
         from dshistory import outliers
 
         return outliers.anomalies(self.history, run=run)
+
+    def bisect(
+        self,
+        predicate: Predicate,
+        good: Ref | None = None,
+        bad: Ref | None = None,
+        *,
+        run: str | None = None,
+        quiet: bool = False,
+    ) -> "Bisection":
+        """The first checkpoint at which something holds, by binary search over a run and its parents, as with git bisect: a row
+        for each checkpoint asked; `.first` is the one found, `.before` the one right before it.
+
+        It holds at `.first` and not yet at `.before`; that nothing earlier has it as well is sure only of what goes on holding
+        once it does, as damage does. Both ends are asked first: MismatchError, with both answers, when the two don't differ as
+        they should. SetupError, naming the checkpoint, when the predicate fails.
+
+        Args:
+            predicate: a metric, as 'loss > 4.5'; in Python also a function of a checkpoint, which has .step, .run, .metrics,
+                .tensor(name, kind=...) and .state_dict(), and returns whether it holds
+            good: a checkpoint at which it does not hold yet; default: the first
+            bad: a later one at which it holds; default: the last
+            run: this run and its parents; default: the current run
+            quiet: no progress bar
+        """
+        from dshistory import bisection
+
+        return bisection.bisect(self.history, predicate, good=good, bad=bad, run=run, quiet=quiet)
 
     def tensor(self, name: str, step: Ref = "latest", *, kind: str = "model") -> "torch.Tensor":
         """One logical tensor of one checkpoint: reads only its own bytes and verifies them.

@@ -6,10 +6,11 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any, Self
 
 from tqdm.auto import tqdm
 
-__all__ = ["ByteProgress", "heard"]
+__all__ = ["ByteProgress", "CountProgress", "heard"]
 
 _PATIENCE_S = 0.5
 """What is done sooner shows no bar."""
@@ -28,36 +29,43 @@ def heard(listener: Callable[[float], None]) -> Iterator[None]:
         _listener.reset(token)
 
 
-class ByteProgress:
-    """A bar over bytes (or what else is counted), a context manager. Shown in notebooks and on terminals, nowhere else; `quiet`
-    hides it everywhere."""
+class CountProgress:
+    """A bar over a number of things, a context manager. Shown in notebooks and on terminals, nowhere else; `quiet` hides
+    it everywhere."""
 
-    def __init__(self, total_bytes: int, *, description: str, quiet: bool) -> None:
+    def __init__(self, total: int, *, description: str, quiet: bool, **unit: Any) -> None:
         self._listener = _listener.get()
-        self._total, self._done = total_bytes, 0
+        self._total, self._done = total, 0
         self._bar = tqdm(
-            total=total_bytes,
+            total=total,
             desc=description,
-            unit="B",
-            unit_scale=True,
-            unit_divisor=1024,
             leave=False,
             delay=_PATIENCE_S,
             disable=quiet or self._listener is not None or not (_in_notebook() or sys.stderr.isatty()),
+            **unit,
         )
 
-    def advance(self, nbytes: int) -> None:
-        """Say that nbytes more are done."""
-        self._bar.update(nbytes)
-        self._done += nbytes
+    def advance(self, count: int) -> None:
+        """Say that so many more are done."""
+        self._bar.update(count)
+        self._done += count
         if self._listener is not None:
             self._listener(min(1.0, self._done / max(1, self._total)))
 
-    def __enter__(self) -> "ByteProgress":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._bar.close()
+
+
+class ByteProgress(CountProgress):
+    """A bar over bytes."""
+
+    def __init__(self, total_bytes: int, *, description: str, quiet: bool) -> None:
+        super().__init__(
+            total_bytes, description=description, quiet=quiet, unit="B", unit_scale=True, unit_divisor=1024
+        )
 
 
 def _in_notebook() -> bool:

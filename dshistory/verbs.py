@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final, Literal
 from catalog.errors import HistoryError
 from dshistory import current, examination
 from dshistory.choices import Choices
-from dshistory.explorer import Explorer, Ref
+from dshistory.explorer import Explorer, Predicate, Ref
 from dshistory.importing import import_checkpoint
 from dshistory.naming import Patterns, nearest
 
@@ -36,6 +36,7 @@ _TEXTUAL: Final = (
     Patterns,
     Patterns | None,
     Ref | None,
+    Predicate,
     Path | str,
     Path | str | None,
     object,
@@ -198,6 +199,7 @@ VERBS: Final[tuple[Verb, ...]] = (
     ),
     Verb("distances", Explorer.distances, ("distances", "distances '*.mlp.*'")),
     Verb("anomalies", Explorer.anomalies, ("anomalies",)),
+    Verb("bisect", Explorer.bisect, ("bisect 'loss > 4.5'", "bisect 'grad_norm > 10' 1200 latest")),
     Verb("analyze", Explorer.analyze, ("analyze", "analyze 1200")),
     Verb("verify", Explorer.verify, ("verify", "verify 1200")),
     Verb("reindex", Explorer.reindex, ("reindex",)),

@@ -1,0 +1,245 @@
+"""The first checkpoint at which something holds: a binary search over a run's lineage, as with git bisect.
+
+both ends are asked first -> the half in which the answer turns -> ... -> two neighbours: not yet at the one, at the other
+"""
+
+import math
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from catalog.errors import MismatchError, NotFoundError, SetupError
+from catalog.history import History
+from catalog.records import CheckpointRef
+from catalog.resolve import lineage
+from dshistory.naming import nearest
+from dshistory.progress import CountProgress
+from dshistory.table import Table
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Bisection", "Checkpoint", "bisect"]
+
+Predicate = str | Callable[["Checkpoint"], Any]
+Value = bool | float
+Ask = Callable[[CheckpointRef], Value]
+
+_EXPRESSION: Final = re.compile(r"\s*(?P<metric>[^<>=\s]+)\s*(?P<sign><=|>=|<|>)\s*(?P<number>[^<>=\s]+)\s*")
+_SIGNS: Final = MappingProxyType({"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge})
+_SCHEMA: Final = pa.schema([("run", pa.string()), ("step", pa.int64()), ("holds", pa.bool_()), ("value", pa.float64())])
+
+
+class Checkpoint:
+    """One checkpoint as a predicate sees it; nothing is read before it is asked for."""
+
+    def __init__(self, history: History, ref: CheckpointRef) -> None:
+        self._history = history
+        self.ref = ref
+
+    @property
+    def run(self) -> str:
+        """The run that wrote it."""
+        return self.ref.run
+
+    @property
+    def step(self) -> int:
+        """Its step."""
+        return self.ref.step
+
+    @cached_property
+    def metrics(self) -> Mapping[str, float]:
+        """What the training said of this step, by name: loss, lr, grad_norm, ..."""
+        sql = "SELECT name, value FROM metrics WHERE run = $run AND step = $step"
+        rows = self._history.query(sql, {"run": self.run, "step": self.step}).to_pylist()
+        return {row["name"]: row["value"] for row in rows}
+
+    def tensor(self, name: str, *, kind: str = "model") -> "torch.Tensor":
+        """One logical tensor in its global shape; reads only its own bytes and verifies them."""
+        from dshistory import differences
+
+        return differences.tensor(self._history, self.ref, name=name, kind=kind)
+
+    def state_dict(self) -> dict[str, "torch.Tensor"]:
+        """Weights and buffers as `module.load_state_dict` takes them, tied names included."""
+        from dshistory.exporting.source import Source
+
+        source = Source(self._history, self.ref, advance=lambda nbytes: None)
+        state = {name: source.whole(tensor) for name, tensor in source.state_dict("model").items()}
+        return state | {alias: state[name] for alias, name in source.aliases("model").items()}
+
+
+class Bisection(Table):
+    """The checkpoints that were asked, in that order, with the answer: `holds`, and the metric's `value` where a metric
+    was asked for."""
+
+    first: CheckpointRef
+    """The first checkpoint at which the predicate holds; `h.diff(found.before, found.first)` compares the two."""
+
+    before: CheckpointRef
+    """The checkpoint right before it, at which it does not hold."""
+
+
+def bisect(
+    history: History,
+    predicate: Predicate,
+    *,
+    good: CheckpointRef | int | str | None,
+    bad: CheckpointRef | int | str | None,
+    run: str | None,
+    quiet: bool,
+) -> Bisection:
+    """See `Explorer.bisect`."""
+    run = run or history.current_run()
+    path = lineage(history, run)
+    if isinstance(predicate, str):
+        values, holds = _of_metric(history, path, predicate)
+        path = [ref for ref in path if ref in values]
+        ask: Ask = values.__getitem__
+    else:
+        ask, holds = _asked(history, predicate), bool
+    if len(path) < 2:
+        raise NotFoundError(f"bisect: run {run} of {history.root} has {len(path)} checkpoints to ask; it takes two")
+    low = 0 if good is None else _place(history, path, good, run=run, what="good")
+    high = len(path) - 1 if bad is None else _place(history, path, bad, run=run, what="bad")
+    if low >= high:
+        raise SetupError(f"bisect: good={path[low]} must come before bad={path[high]}")
+    answers = _search(path, low, high, ask=ask, holds=holds, quiet=quiet)
+    return _found(path[low : high + 1], answers, holds, valued=isinstance(predicate, str))
+
+
+def _search(
+    path: Sequence[CheckpointRef], low: int, high: int, *, ask: Ask, holds: Callable[[Value], bool], quiet: bool
+) -> dict[CheckpointRef, Value]:
+    """Ask both ends, then halve the way between until two neighbours are left; the answers in that order."""
+    answers: dict[CheckpointRef, Value] = {}
+    with CountProgress(2 + math.ceil(math.log2(high - low)), description="bisect", quiet=quiet) as bar:
+
+        def at(place: int) -> bool:
+            ref = path[place]
+            answers[ref] = ask(ref)
+            bar.advance(1)
+            return holds(answers[ref])
+
+        _require_ends(at(low), at(high), answers)
+        while high - low > 1:
+            middle = (low + high) // 2
+            if at(middle):
+                high = middle
+            else:
+                low = middle
+    return answers
+
+
+def _require_ends(at_good: bool, at_bad: bool, answers: Mapping[CheckpointRef, Value]) -> None:
+    if at_bad and not at_good:
+        return
+    (good, its), (bad, others) = answers.items()
+    said = (
+        f"bisect: at good={good} the predicate gives {its}, at bad={bad} {others}: it must hold at the bad end only; "
+    )
+    if at_good and at_bad:
+        raise MismatchError(f"{said}choose an earlier good=")
+    if at_good:
+        raise MismatchError(f"{said}ask for the opposite")
+    raise MismatchError(f"{said}choose a later bad=, or a predicate that holds there")
+
+
+def _found(
+    path: Sequence[CheckpointRef],
+    answers: Mapping[CheckpointRef, Value],
+    holds: Callable[[Value], bool],
+    *,
+    valued: bool,
+) -> Bisection:
+    first = next(ref for ref in path if ref in answers and holds(answers[ref]))
+    before = path[path.index(first) - 1]
+    rows = [
+        {"run": ref.run, "step": ref.step, "holds": holds(value), "value": value if valued else None}
+        for ref, value in answers.items()
+    ]
+    data = pa.Table.from_pylist(rows, schema=_SCHEMA)
+    note = (
+        f"not yet at {before}, but at {first}; {len(answers)} of {len(path)} checkpoints asked. It is the first, if from there on the "
+        "predicate holds at all of them"
+    )
+    table = Bisection(data if valued else data.drop_columns("value"), note=note)
+    table.first, table.before = first, before
+    return table
+
+
+def _place(
+    history: History, path: Sequence[CheckpointRef], ref: CheckpointRef | int | str, *, run: str, what: str
+) -> int:
+    """Where in the path an end is; steps are those of the path, -1 is its last, whichever run it is of."""
+    steps = [one.step for one in path]
+    hint = ""
+    if isinstance(ref, int):
+        step = steps[ref] if -len(steps) <= ref < 0 else ref
+        if step in steps:
+            return steps.index(step)
+        hint = f"; the nearest are {' and '.join(map(str, sorted(sorted(steps, key=lambda one: abs(one - step))[:2])))}"
+    elif (found := history.resolve(ref)) in path:
+        return path.index(found)
+    raise NotFoundError(
+        f"bisect: {what}={ref} is none of the {len(path)} checkpoints to ask, {path[0]} to {path[-1]}, of run {run} and its "
+        f"parents{hint}"
+    )
+
+
+def _asked(history: History, predicate: Callable[[Checkpoint], Any]) -> Ask:
+    """The function as one of a checkpoint, its errors and answers named by that."""
+    if not callable(predicate):
+        raise SetupError(
+            f"bisect: the predicate is a function of a checkpoint, or text as 'loss > 4.5', not {predicate!r}"
+        )
+
+    def ask(ref: CheckpointRef) -> bool:
+        try:
+            answer = predicate(Checkpoint(history, ref))
+            if answer is not None:
+                return bool(answer)
+        except Exception as error:
+            raise SetupError(
+                f"bisect: the predicate failed at checkpoint {ref}: {type(error).__name__}: {error}"
+            ) from error
+        raise SetupError(f"bisect: the predicate gave None at checkpoint {ref}: it must return whether it holds")
+
+    return ask
+
+
+def _of_metric(
+    history: History, path: Sequence[CheckpointRef], text: str
+) -> tuple[Mapping[CheckpointRef, float], Callable[[Value], bool]]:
+    """The values of the metric that the text is about, at the checkpoints that have one, and what it asks of them."""
+    found = _EXPRESSION.fullmatch(text)
+    try:
+        limit = float(found["number"]) if found else math.nan
+    except ValueError:
+        limit = math.nan
+    if found is None or math.isnan(limit):
+        raise SetupError(
+            f"bisect: {text!r} is not understood: METRIC > NUMBER, as 'loss > 4.5', with <, <=, > or >=, or a function"
+        )
+    sql = "SELECT run, step, name, value FROM metrics WHERE list_contains($runs, run)"
+    rows = history.query(sql, {"runs": sorted({ref.run for ref in path})}).to_pylist()
+    values = {CheckpointRef(row["run"], row["step"]): row["value"] for row in rows if row["name"] == found["metric"]}
+    if not values:
+        names = {row["name"] for row in rows}
+        raise NotFoundError(f"bisect: no metric {found['metric']!r} was recorded; {nearest(found['metric'], names)}")
+    sign = _SIGNS[found["sign"]]
+
+    def holds(value: Value) -> bool:
+        if math.isnan(value):
+            raise SetupError(
+                f"bisect: a value of {found['metric']} is NaN, of which {text!r} can't be said; give a function, as "
+                f"lambda checkpoint: not checkpoint.metrics[{found['metric']!r}] <= {limit:g}"
+            )
+        return bool(sign(value, limit))
+
+    return values, holds
