@@ -150,6 +150,10 @@ def _require_ends(at_good: bool, at_bad: bool, answers: Mapping[CheckpointRef, V
     raise MismatchError(f"{said}choose a later bad=, or a predicate that holds there")
 
 
+def _text(value: Value) -> str:
+    return str(value) if isinstance(value, bool) else f"{value:.4g}"
+
+
 def _found(
     path: Sequence[CheckpointRef],
     answers: Mapping[CheckpointRef, Value],
