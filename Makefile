@@ -52,6 +52,10 @@ setup: $(VENV)/.installed  ## make .venv, install everything, build the extensio
 demo: setup  ## train a small GPT with its history captured, then look at that history
 	$(BIN)/python examples/demo.py
 
+.PHONY: notebooks
+notebooks: setup  ## train the small models that the other notebooks look at, and run these
+	$(BIN)/python examples/notebooks.py
+
 .PHONY: test
 test: setup  ## run every test
 	$(BIN)/python -m pytest -q -rs

@@ -140,9 +140,7 @@ def _require_ends(at_good: bool, at_bad: bool, answers: Mapping[CheckpointRef, V
     if at_bad and not at_good:
         return
     (good, its), (bad, others) = answers.items()
-    said = (
-        f"bisect: at good={good} the predicate gives {its}, at bad={bad} {others}: it must hold at the bad end only; "
-    )
+    said = f"bisect: at good={good} the predicate gives {_text(its)}, at bad={bad} {_text(others)}: it must hold at the bad end only; "
     if at_good and at_bad:
         raise MismatchError(f"{said}choose an earlier good=")
     if at_good:
