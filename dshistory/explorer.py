@@ -267,9 +267,8 @@ class Explorer:
         """The first checkpoint at which something holds, by binary search over a run and its parents, as with git bisect: a row
         for each checkpoint asked; `.first` is the one found, `.before` the one right before it.
 
-        It holds at `.first` and not yet at `.before`; that nothing earlier has it as well is sure only of what goes on holding
-        once it does, as damage does. Both ends are asked first: MismatchError, with both answers, when the two don't differ as
-        they should. SetupError, naming the checkpoint, when the predicate fails.
+        It is the first, if from there on it holds at all of them. Both ends are asked first: MismatchError, with both answers,
+        when they don't differ as they should. SetupError, naming the checkpoint, when the predicate fails.
 
         Args:
             predicate: a metric, as 'loss > 4.5'; in Python also a function of a checkpoint, which has .step, .run, .metrics,
