@@ -18,7 +18,7 @@ export TORCH_EXTENSIONS_DIR := $(CURDIR)/$(VENV)/torch_extensions
 
 .PHONY: help
 help:  ## this list
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
 
 # Each stamp is written last, so a step that failed half-way is done again from its start.
 $(VENV)/.made: .ci/system-packages
@@ -43,6 +43,11 @@ $(VENV)/.installed: $(VENV)/.tools $(BUILD_INPUTS)
 	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[deepspeed,notebook,dev]'
 	@touch $@
 
+$(VENV)/.browser: pyproject.toml constraints.txt | $(VENV)/.installed
+	@echo 'installing what the test in a browser uses'
+	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[browser]'
+	@touch $@
+
 .PHONY: setup
 setup: $(VENV)/.installed  ## make .venv, install everything, build the extension
 	@pkg-config --exists liburing libxxhash || .ci/system-packages $(PYTHON)
@@ -57,8 +62,14 @@ notebooks: setup  ## train the small models that the other notebooks look at, an
 	$(BIN)/python examples/notebooks.py
 
 .PHONY: test
-test: setup  ## run every test
+test: setup  ## run every test but those in a browser
 	$(BIN)/python -m pytest -q -rs
+
+# Chromium is a system package of 300 MB that nothing else needs, so these tests stay out of `test`.
+.PHONY: test-browser
+test-browser: setup $(VENV)/.browser  ## run the notebook and the explorer in a real JupyterLab and a headless Chromium
+	@.ci/system-packages $(PYTHON) browser
+	$(BIN)/python -m pytest -q -rs --tb=short tests/browser
 
 .PHONY: lint
 lint: setup  ## ruff, mypy, the extension's stub, clang-format

@@ -1,0 +1,98 @@
+"""A notebook in a real JupyterLab, as a person sees it: its cells, its figures, its tables, and what the browser complained of."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from browser_lab import Lab
+from house_helpers import ROOT
+from playwright.sync_api import Browser, Locator, Page
+
+PICTURES = ROOT / "build" / "browser"
+VIEWPORT: Any = {"width": 1280, "height": 1000}
+OPEN_MS = 60_000
+RUN_MS = 120_000
+
+_READY = """async () => {
+    const panel = window.jupyterapp.shell.currentWidget;
+    await panel.context.ready;
+    await panel.sessionContext.ready;
+    await panel.sessionContext.session.kernel.info;
+    window.jupyterapp.shell.collapseLeft();
+}"""
+
+# The command's own result can't be handed over to the test: only that it has ended.
+_RUN_ALL = """() => {
+    window.dshRan = false;
+    window.jupyterapp.commands.execute('notebook:run-all-cells').finally(() => { window.dshRan = true; });
+}"""
+
+_CELLS = """() => [...window.jupyterapp.shell.currentWidget.content.model.cells]
+    .filter(cell => cell.type === 'code')
+    .map(cell => ({source: cell.sharedModel.source, count: cell.executionCount, outputs: cell.outputs.toJSON()}))"""
+
+
+@contextlib.contextmanager
+def opened(browser: Browser, lab: Lab, notebook: str) -> Iterator["NotebookPage"]:
+    """A notebook in a page without memory of others; at the end no page error and no console error may be left."""
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    with browser.new_context(viewport=VIEWPORT) as context:
+        page = NotebookPage(context.new_page())
+        page.open(lab, notebook)
+        yield page
+    assert page.complaints == []
+
+
+class NotebookPage:
+    """One notebook, open in a browser's page. `complaints` are the errors of the page and of its console so far."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+        self.complaints: list[str] = []
+        page.on("console", lambda message: self._note(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: self._note(str(error)))
+
+    def open(self, lab: Lab, notebook: str) -> None:
+        """Open a notebook of the server's folder; returns when its kernel has answered."""
+        self.page.goto(lab.page(notebook))
+        self.page.locator(".jp-NotebookPanel .jp-Cell").first.wait_for(timeout=OPEN_MS)
+        self.page.evaluate(_READY)
+
+    def run_all(self) -> list[dict[str, Any]]:
+        """Run all cells; returns the code cells with their `source`, execution `count` and `outputs`."""
+        self.page.evaluate(_RUN_ALL)
+        self.page.wait_for_function("() => window.dshRan", timeout=RUN_MS)
+        return list(self.page.evaluate(_CELLS))
+
+    def use_theme(self, name: str) -> None:
+        """As a person would in the menu; returns when the page has its colours."""
+        self.page.evaluate(
+            "name => { window.jupyterapp.commands.execute('apputils:change-theme', {theme: name}); }", name
+        )
+        self.page.wait_for_function("name => document.body.dataset.jpThemeName === name", arg=name)
+
+    def see(self, selector: str) -> Locator:
+        """The first element of that selector, scrolled into view once it is there."""
+        element = self.page.locator(selector).first
+        element.scroll_into_view_if_needed()
+        return element
+
+    def picture(self, name: str) -> Path:
+        """Keep what the browser shows now as a PNG."""
+        path = PICTURES / f"{name}.png"
+        self.page.screenshot(path=path)
+        return path
+
+    def _note(self, text: str) -> None:
+        self.complaints.append(text)
+
+
+def write_notebook(lab: Lab, name: str, *cells: str) -> str:
+    """Put a notebook of these code cells where the server shows it; returns its name."""
+    # Without the name of a kernel JupyterLab would ask for one in a dialog.
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    document = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells], metadata=kernel)
+    nbformat.write(document, lab.root / name)
+    return name

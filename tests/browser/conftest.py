@@ -1,0 +1,52 @@
+"""A history with a planted fault, a JupyterLab on it and a page of a headless Chromium, for each test what it needs."""
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from browser_lab import Lab, running_lab
+from house_helpers import ROOT
+from playwright.sync_api import Browser, expect, sync_playwright
+
+CHROMIUM = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
+WAIT_MS = 20_000
+"""How long a page may take for what a test waits for, on a machine that does other things too."""
+SPIKE = 60
+STEPS = 80
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The history of a training whose learning rate jumps once, at step SPIKE."""
+    history = tmp_path_factory.mktemp("trained") / "history"
+    training = [sys.executable, str(ROOT / "tests" / "browser" / "browser_training.py"), str(history)]
+    done = subprocess.run(
+        [*training, "--spike", str(SPIKE)], input=f"{STEPS}\n", capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout == f"{STEPS}\n", done.stderr
+    return history
+
+
+@pytest.fixture(scope="session")
+def lab(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """A server that shows a copy of the project's notebooks; `$DSHISTORY` of its kernels is the trained history."""
+    root = tmp_path_factory.mktemp("notebooks")
+    shutil.copytree(ROOT / "notebooks", root, dirs_exist_ok=True)
+    own = tmp_path_factory.mktemp("jupyter")
+    with running_lab(root, own, DSHISTORY=str(trained)) as lab:
+        yield lab
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """Debian's Chromium; playwright brings none."""
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    assert program, "no chromium here; `make test-browser` installs it"
+    with sync_playwright() as playwright:
+        expect.set_options(timeout=WAIT_MS)
+        browser = playwright.chromium.launch(executable_path=program, args=CHROMIUM)
+        yield browser
+        browser.close()
