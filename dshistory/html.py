@@ -30,6 +30,7 @@ _STYLE = """<style>
 .dsh th { border-bottom: 1px solid var(--dsh-line); color: var(--dsh-dim); font-weight: 600; }
 .dsh th, .dsh td { padding: 0.15em 0.7em; white-space: nowrap; }
 .dsh tbody tr:nth-child(even) { background: var(--dsh-stripe); }
+.dsh tbody th { color: var(--dsh-fg); }
 .dsh .dsh-note { color: var(--dsh-dim); margin: 0.2em 0; }
 </style>"""
 
