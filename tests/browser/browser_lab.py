@@ -54,11 +54,14 @@ def running_lab(root: Path, own: Path, **environment: str) -> Iterator[Lab]:
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
+        # What would end the tests at once, such as a time limit, lets them end the server first.
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             _wait_until_ready(server, lab, own / "lab.log")
             yield lab
         finally:
             _end(server)
+            signal.signal(signal.SIGTERM, before)
 
 
 def _options(port: int, token: str, root: Path) -> list[str]:

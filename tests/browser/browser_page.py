@@ -42,7 +42,7 @@ def opened(browser: Browser, lab: Lab, notebook: str) -> Iterator["NotebookPage"
         page = NotebookPage(context.new_page())
         page.open(lab, notebook)
         yield page
-    assert page.complaints == []
+    assert not page.complaints, "\n".join(["the browser complained:", *page.complaints])
 
 
 class NotebookPage:

@@ -1,13 +1,15 @@
 """A history with a planted fault, a JupyterLab on it and a page of a headless Chromium, for each test what it needs."""
 
+import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 from browser_lab import Lab, running_lab
+from browser_page import PICTURES
 from house_helpers import ROOT
 from playwright.sync_api import Browser, expect, sync_playwright
 
@@ -41,12 +43,24 @@ def lab(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab
 
 
 @pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     """Debian's Chromium; playwright brings none."""
     program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     assert program, "no chromium here; `make test-browser` installs it"
     with sync_playwright() as playwright:
         expect.set_options(timeout=WAIT_MS)
-        browser = playwright.chromium.launch(executable_path=program, args=CHROMIUM)
+        own = {**os.environ, "XDG_CONFIG_HOME": str(tmp_path_factory.mktemp("chromium"))}
+        browser = playwright.chromium.launch(executable_path=program, args=CHROMIUM, env=own)
         yield browser
         browser.close()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Function) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Keep what the browser showed when a test failed."""
+    report = yield
+    if report.failed and report.when == "call" and "browser" in item.funcargs:
+        for context in item.funcargs["browser"].contexts:
+            for page in context.pages:
+                page.screenshot(path=PICTURES / f"failed-{item.originalname}.png")
+    return report
