@@ -1,6 +1,7 @@
 """A notebook in a real JupyterLab, as a person sees it: its cells, its figures, its tables, and what the browser complained of."""
 
 import contextlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,25 @@ from playwright.sync_api import Browser, Locator, Page
 PICTURES = ROOT / "build" / "browser"
 VIEWPORT: Any = {"width": 1280, "height": 1000}
 OPEN_MS = 60_000
+WAIT_MS = 20_000
+"""How long a page may take for what a test waits for, on a machine that does other things too."""
 RUN_MS = 120_000
 
+NOISE = re.compile(r"kernel: No such comm( target registered: jupyter\.widget\.control|: [0-9a-f-]{36})")
+"""JupyterLab asks a new kernel for its widgets, before anything in there has imported ipywidgets: this is what it is told."""
+
+# What a widget's callback raises belongs to no cell, so the kernel's messages are listened to as well.
 _READY = """async () => {
     const panel = window.jupyterapp.shell.currentWidget;
     await panel.context.ready;
     await panel.sessionContext.ready;
     await panel.sessionContext.session.kernel.info;
+    panel.sessionContext.iopubMessage.connect((_, {header, content}) => {
+        const plain = lines => lines.join('\\n').replace(/\\u001b\\[[0-9;]*m/g, '');
+        if (header.msg_type === 'error') console.error('kernel: ' + plain(content.traceback));
+        if (header.msg_type === 'stream' && content.name === 'stderr')
+            content.text.split('\\n').filter(line => line.trim()).forEach(line => console.error('kernel: ' + line));
+    });
     window.jupyterapp.shell.collapseLeft();
 }"""
 
@@ -36,21 +49,22 @@ _CELLS = """() => [...window.jupyterapp.shell.currentWidget.content.model.cells]
 
 @contextlib.contextmanager
 def opened(browser: Browser, lab: Lab, notebook: str) -> Iterator["NotebookPage"]:
-    """A notebook in a page without memory of others; at the end no page error and no console error may be left."""
+    """A notebook in a page without memory of others; at the end the browser and the kernel may have complained of nothing."""
     PICTURES.mkdir(parents=True, exist_ok=True)
     with browser.new_context(viewport=VIEWPORT) as context:
         page = NotebookPage(context.new_page())
         page.open(lab, notebook)
         yield page
-    assert not page.complaints, "\n".join(["the browser complained:", *page.complaints])
+    assert not page.complaints, "\n".join(["complaints of the browser:", *page.complaints])
 
 
 class NotebookPage:
-    """One notebook, open in a browser's page. `complaints` are the errors of the page and of its console so far."""
+    """One notebook, open in a browser's page. `complaints` are the errors of the page, of its console and of the kernel so far."""
 
     def __init__(self, page: Page) -> None:
         self.page = page
         self.complaints: list[str] = []
+        page.set_default_timeout(WAIT_MS)
         page.on("console", lambda message: self._note(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: self._note(str(error)))
 
@@ -86,7 +100,8 @@ class NotebookPage:
         return path
 
     def _note(self, text: str) -> None:
-        self.complaints.append(text)
+        if not NOISE.fullmatch(text):
+            self.complaints.append(text)
 
 
 def write_notebook(lab: Lab, name: str, *cells: str) -> str:

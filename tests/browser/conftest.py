@@ -2,33 +2,25 @@
 
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+from browser_history import SPIKE, STEPS, training
 from browser_lab import Lab, running_lab
-from browser_page import PICTURES
+from browser_page import PICTURES, WAIT_MS
 from house_helpers import ROOT
 from playwright.sync_api import Browser, expect, sync_playwright
 
 CHROMIUM = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
-WAIT_MS = 20_000
-"""How long a page may take for what a test waits for, on a machine that does other things too."""
-SPIKE = 60
-STEPS = 80
 
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The history of a training whose learning rate jumps once, at step SPIKE."""
     history = tmp_path_factory.mktemp("trained") / "history"
-    training = [sys.executable, str(ROOT / "tests" / "browser" / "browser_training.py"), str(history)]
-    done = subprocess.run(
-        [*training, "--spike", str(SPIKE)], input=f"{STEPS}\n", capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.stdout == f"{STEPS}\n", done.stderr
+    with training(history, "--spike", str(SPIKE)) as run:
+        assert run.go_on(STEPS) == STEPS
     return history
 
 

@@ -1,0 +1,63 @@
+"""The explorer on a page: what its figure holds, and the gestures of a person's mouse and keyboard on it."""
+
+from typing import Any
+
+from browser_page import NotebookPage
+
+_TRACE = "document.querySelector('.dsh-figure').data.find(trace => trace.name === '{name}')"
+_CELL = """([layer, step]) => {
+    const plot = document.querySelector('.dsh-figure'), {left, top} = plot.getBoundingClientRect();
+    const {xaxis, yaxis2} = plot._fullLayout;
+    return [left + xaxis._offset + xaxis.d2p(step), top + yaxis2._offset + yaxis2.d2p(layer)];
+}"""
+
+
+class ExplorerPage:
+    """The one explorer of a notebook's page."""
+
+    def __init__(self, notebook: NotebookPage) -> None:
+        self.notebook = notebook
+        self.page = notebook.page
+        self.page.locator(".dsh-explorer").wait_for()
+
+    @property
+    def code(self) -> str:
+        """The line of Python that it shows."""
+        return self.page.locator(".dsh-code textarea").input_value()
+
+    def values(self, trace: str, axis: str) -> list[Any]:
+        """The x, y or z of a trace; z as a list for each row."""
+        array = f"{_TRACE.format(name=trace)}.{axis} ?? []"
+        flat = "value => value?.length === undefined || typeof value === 'string' ? value : Array.from(value)"
+        return list(self.page.evaluate(f"() => Array.from({array}, {flat})"))
+
+    def wait_until(self, condition: str, *, trace: str = "heat") -> None:
+        """Wait until the JavaScript expression is true of that `trace` of the figure."""
+        self.page.wait_for_function(f"() => {{ const trace = {_TRACE.format(name=trace)}; return {condition}; }}")
+
+    def wait_for_code(self, start: str) -> None:
+        """Wait until the line of Python begins like that."""
+        self.page.wait_for_function(
+            "start => document.querySelector('.dsh-code textarea').value.startsWith(start)", arg=start
+        )
+
+    def drag_range(self, end: str, share: float) -> None:
+        """Drag the "lower" or "upper" end of the slider of steps to this share of its length."""
+        line = self.notebook.see(".dsh-range .noUi-base").bounding_box()
+        handle = self.page.locator(f".dsh-range .noUi-handle-{end}").bounding_box()
+        assert line
+        assert handle
+        height = handle["y"] + handle["height"] / 2
+        self.page.mouse.move(handle["x"] + handle["width"] / 2, height)
+        self.page.mouse.down()
+        self.page.mouse.move(line["x"] + share * line["width"], height, steps=5)
+        self.page.mouse.up()
+
+    def click_cell(self, layer: str, step: int) -> None:
+        """Click the heat map where the cell of that layer and step is drawn."""
+        self.notebook.see(".dsh-figure")
+        x, y = self.page.evaluate(_CELL, [layer, step])
+        self.page.mouse.move(x, y)
+        # A click counts where the figure has noticed the mouse.
+        self.page.wait_for_function("() => document.querySelector('.dsh-figure')._hoverdata?.length")
+        self.page.mouse.click(x, y)

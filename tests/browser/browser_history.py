@@ -1,0 +1,43 @@
+"""Real histories for the browser: of a training that is over, and of one that goes on when it is told."""
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from house_helpers import ROOT
+
+SPIKE = 60
+"""The step at which the learning rate jumps."""
+STEPS = 80
+TRAINING = [sys.executable, str(ROOT / "tests" / "browser" / "browser_training.py")]
+GRACE_S = 60
+
+
+class Training:
+    """A training in a process of its own."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def go_on(self, steps: int) -> int:
+        """Train so many steps; returns the last one, committed."""
+        assert self._process.stdin
+        assert self._process.stdout
+        print(steps, file=self._process.stdin, flush=True)
+        return int(self._process.stdout.readline())
+
+
+@contextlib.contextmanager
+def training(history: Path, *options: str) -> Iterator[Training]:
+    """Begin to capture a training into `history`, which waits to be told to go on; at the end it has closed its session."""
+    command = [*TRAINING, str(history), *options]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield Training(process)
+            assert process.stdin
+            process.stdin.close()
+            assert process.wait(GRACE_S) == 0
+        finally:
+            process.kill()

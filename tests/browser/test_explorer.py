@@ -1,0 +1,91 @@
+"""The explorer as a person uses it: each gesture of the mouse or the keyboard changes what is seen, and shows its line of Python."""
+
+import pytest
+from browser_explorer import ExplorerPage
+from browser_history import SPIKE, STEPS
+from browser_page import opened, write_notebook
+
+import dshistory
+
+
+@pytest.fixture(scope="module")
+def explorer(lab, browser):
+    cells = ("import dshistory\nh = dshistory.open()", "h.explore()")
+    with opened(browser, lab, write_notebook(lab, "explorer.ipynb", *cells)) as notebook:
+        notebook.run_all()
+        yield ExplorerPage(notebook)
+
+
+@pytest.fixture(scope="module")
+def h(trained):
+    return dshistory.Explorer.open(trained)
+
+
+def returned(h, code):
+    """What the line of Python returns to a person who copies it."""
+    return eval(code, {"h": h})
+
+
+def test_it_shows_the_whole_history(explorer, h):
+    explorer.wait_until("trace.x.length > 0", trace="anomalies")
+    assert len(explorer.values("metric", "x")) == STEPS
+    assert explorer.values("checkpoints", "x") == h.log()["step"].to_pylist()
+    assert SPIKE in explorer.values("anomalies", "x")
+    steps, _, values = returned(h, explorer.code).grid()
+    assert explorer.values("heat", "x") == steps
+    assert explorer.values("heat", "z") == [
+        [pytest.approx(value) if value is not None else None for value in line] for line in values
+    ]
+
+
+def test_the_slider_narrows_the_steps(explorer, h):
+    explorer.drag_range("lower", 0.5)
+    explorer.wait_until("trace.x[0] > 30")
+    assert explorer.code == "h.layers(metric='relative_update', first=40)"
+    assert explorer.values("heat", "x") == returned(h, explorer.code).grid()[0]
+    explorer.drag_range("lower", 0.0)
+    explorer.wait_until("trace.x[0] === 0")
+
+
+def test_a_click_on_a_cell_looks_into_its_tensor(explorer, h):
+    explorer.click_cell("blocks.1.mlp.2", SPIKE)
+    explorer.wait_until("trace.x?.length > 0", trace="histogram")
+    explorer.wait_for_code("h.trajectory('blocks.1.mlp.2")
+    assert explorer.values("detail", "y") == pytest.approx(returned(h, explorer.code)["value"].to_pylist())
+    print(explorer.code)
+    explorer.click_cell("tokens", 20)
+    explorer.wait_for_code("h.trajectory('tokens")
+
+
+def test_the_filter_narrows_the_layers(explorer, h):
+    field = explorer.page.locator(".dsh-filter input")
+    field.fill("*.mlp.*")
+    field.press("Enter")
+    explorer.wait_until("trace.y.every(name => name.includes('mlp'))")
+    assert explorer.code == "h.layers('*.mlp.*', metric='relative_update')"
+    field.fill("nothing.like.it")
+    field.press("Enter")
+    explorer.page.wait_for_function("() => document.querySelector('.dsh-status').innerText.includes('nothing.like.it')")
+    print(explorer.page.locator(".dsh-status").inner_text())
+    field.fill("*")
+    field.press("Enter")
+    explorer.wait_until("trace.y.includes('tokens')")
+
+
+def test_another_metric(explorer, h):
+    explorer.page.locator(".dsh-metric select").select_option("norm")
+    explorer.wait_for_code("h.layers(metric='norm'")
+    explorer.wait_until("trace.z[0][0] > 0")
+    explorer.page.locator(".dsh-metric select").select_option("relative_update")
+    explorer.wait_for_code("h.layers(metric='relative_update'")
+
+
+def test_the_button_compares_two_steps(explorer, h):
+    explorer.page.locator(".dsh-step-a select").select_option("40")
+    explorer.page.locator(".dsh-step-b select").select_option("64")
+    explorer.page.locator(".dsh-diff-button").click()
+    rows = explorer.page.locator(".dsh-diff tbody tr")
+    rows.first.wait_for()
+    assert explorer.code == "h.diff(40, 64)"
+    assert returned(h, explorer.code)[0]["name"] in rows.first.inner_text()
+    explorer.notebook.picture("diff")
