@@ -1,8 +1,10 @@
 """The explorer on a page: what its figure holds, and the gestures of a person's mouse and keyboard on it."""
 
+import contextlib
 from typing import Any
 
 from browser_page import NotebookPage
+from playwright.sync_api import TimeoutError
 
 _TRACE = "document.querySelector('.dsh-figure').data.find(trace => trace.name === '{name}')"
 _CELL = """([layer, step]) => {
@@ -10,6 +12,13 @@ _CELL = """([layer, step]) => {
     const {xaxis, yaxis2} = plot._fullLayout;
     return [left + xaxis._offset + xaxis.d2p(step), top + yaxis2._offset + yaxis2.d2p(layer)];
 }"""
+
+_NOTICED = """([layer, step]) => {
+    const point = document.querySelector('.dsh-figure')._hoverdata?.[0];
+    return point && point.x === step && point.y === layer;
+}"""
+NOTICE_MS = 500
+MOVES = 40
 
 
 class ExplorerPage:
@@ -53,11 +62,21 @@ class ExplorerPage:
         self.page.mouse.move(line["x"] + share * line["width"], height, steps=5)
         self.page.mouse.up()
 
+    def picture(self, name: str) -> None:
+        """Keep a picture of the explorer alone, with nothing under the mouse."""
+        self.page.mouse.move(0, 0)
+        self.page.locator(".dsh-figure .hovertext").wait_for(state="detached")
+        self.notebook.picture(name, ".dsh-explorer")
+
     def click_cell(self, layer: str, step: int) -> None:
         """Click the heat map where the cell of that layer and step is drawn."""
         self.notebook.see(".dsh-figure")
-        x, y = self.page.evaluate(_CELL, [layer, step])
-        self.page.mouse.move(x, y)
-        # A click counts where the figure has noticed the mouse.
-        self.page.wait_for_function("() => document.querySelector('.dsh-figure')._hoverdata?.length")
+        for _ in range(MOVES):
+            x, y = self.page.evaluate(_CELL, [layer, step])
+            self.page.mouse.move(x, y)
+            # A figure that is just drawn anew does not notice the mouse, and without that a click is none.
+            with contextlib.suppress(TimeoutError):
+                self.page.wait_for_function(_NOTICED, arg=[layer, step], timeout=NOTICE_MS)
+                break
+            self.page.mouse.move(0, 0)
         self.page.mouse.click(x, y)

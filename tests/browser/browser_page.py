@@ -3,7 +3,6 @@
 import contextlib
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import nbformat
@@ -12,7 +11,7 @@ from house_helpers import ROOT
 from playwright.sync_api import Browser, Locator, Page
 
 PICTURES = ROOT / "build" / "browser"
-VIEWPORT: Any = {"width": 1280, "height": 1000}
+VIEWPORT: Any = {"width": 1280, "height": 1600}
 OPEN_MS = 60_000
 WAIT_MS = 20_000
 """How long a page may take for what a test waits for, on a machine that does other things too."""
@@ -93,11 +92,10 @@ class NotebookPage:
         element.scroll_into_view_if_needed()
         return element
 
-    def picture(self, name: str) -> Path:
-        """Keep what the browser shows now as a PNG."""
-        path = PICTURES / f"{name}.png"
-        self.page.screenshot(path=path)
-        return path
+    def picture(self, name: str, selector: str | None = None) -> None:
+        """Keep what the browser shows, of the first such element or of all, as a PNG."""
+        shown = self.page if selector is None else self.page.locator(selector).first
+        shown.screenshot(path=PICTURES / f"{name}.png")
 
     def _note(self, text: str) -> None:
         if not NOISE.fullmatch(text):

@@ -1,6 +1,7 @@
 """The explorer as a person uses it: each gesture of the mouse or the keyboard changes what is seen, and shows its line of Python."""
 
 import pytest
+from browser_contrast import DISCERNIBLE, READABLE, contrasts
 from browser_explorer import ExplorerPage
 from browser_history import SPIKE, STEPS
 from browser_page import opened, write_notebook
@@ -24,6 +25,11 @@ def h(trained):
 def returned(h, code):
     """What the line of Python returns to a person who copies it."""
     return eval(code, {"h": h})
+
+
+def test_the_figure_is_as_wide_as_its_place(explorer):
+    width = "(plot => plot.clientWidth > 900 && plot._fullLayout.width === plot.clientWidth)"
+    explorer.page.wait_for_function(f"() => {width}(document.querySelector('.dsh-figure'))")
 
 
 def test_it_shows_the_whole_history(explorer, h):
@@ -52,7 +58,7 @@ def test_a_click_on_a_cell_looks_into_its_tensor(explorer, h):
     explorer.wait_until("trace.x?.length > 0", trace="histogram")
     explorer.wait_for_code("h.trajectory('blocks.1.mlp.2")
     assert explorer.values("detail", "y") == pytest.approx(returned(h, explorer.code)["value"].to_pylist())
-    print(explorer.code)
+    explorer.picture("explorer")
     explorer.click_cell("tokens", 20)
     explorer.wait_for_code("h.trajectory('tokens")
 
@@ -88,4 +94,19 @@ def test_the_button_compares_two_steps(explorer, h):
     rows.first.wait_for()
     assert explorer.code == "h.diff(40, 64)"
     assert returned(h, explorer.code)[0]["name"] in rows.first.inner_text()
-    explorer.notebook.picture("diff")
+
+
+@pytest.mark.parametrize("theme", ["JupyterLab Dark", "JupyterLab Light"])
+def test_it_can_be_read_in_both_themes(explorer, theme):
+    explorer.notebook.use_theme(theme)
+    explorer.click_cell("blocks.1.mlp.2", SPIKE)
+    explorer.wait_for_code("h.trajectory('blocks.1.mlp.2.")
+    texts = contrasts(
+        explorer.page, ".dsh-explorer :is(.widget-label, .widget-readout, button, th, td, .dsh-status span)"
+    )
+    in_figure = contrasts(explorer.page, ".dsh-figure .main-svg > g:not(.hoverlayer) text")
+    assert len(texts) > 50
+    assert len(in_figure) > 30
+    assert [one for one in texts if one["contrast"] < READABLE] == []
+    assert [one for one in in_figure if one["contrast"] < DISCERNIBLE] == []
+    explorer.notebook.picture(f"explorer-{theme.split()[-1].lower()}")
