@@ -62,12 +62,6 @@ class ExplorerPage:
         self.page.mouse.move(line["x"] + share * line["width"], height, steps=5)
         self.page.mouse.up()
 
-    def picture(self, name: str) -> None:
-        """Keep a picture of the explorer alone, with nothing under the mouse."""
-        self.page.mouse.move(0, 0)
-        self.page.locator(".dsh-figure .hovertext").wait_for(state="detached")
-        self.notebook.picture(name, ".dsh-explorer")
-
     def click_cell(self, layer: str, step: int) -> None:
         """Click the heat map where the cell of that layer and step is drawn."""
         self.notebook.see(".dsh-figure")

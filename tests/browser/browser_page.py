@@ -11,6 +11,8 @@ from house_helpers import ROOT
 from playwright.sync_api import Browser, Locator, Page
 
 PICTURES = ROOT / "build" / "browser"
+UNDER_THE_MOUSE = ".modebar, .hoverlayer { visibility: hidden }"
+"""What a figure shows only where the mouse is: no part of a picture."""
 VIEWPORT: Any = {"width": 1280, "height": 1600}
 OPEN_MS = 60_000
 WAIT_MS = 20_000
@@ -95,7 +97,7 @@ class NotebookPage:
     def picture(self, name: str, selector: str | None = None) -> None:
         """Keep what the browser shows, of the first such element or of all, as a PNG."""
         shown = self.page if selector is None else self.page.locator(selector).first
-        shown.screenshot(path=PICTURES / f"{name}.png")
+        shown.screenshot(path=PICTURES / f"{name}.png", style=UNDER_THE_MOUSE)
 
     def _note(self, text: str) -> None:
         if not NOISE.fullmatch(text):

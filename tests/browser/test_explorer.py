@@ -39,7 +39,7 @@ def test_it_shows_the_whole_history(explorer, h):
     assert SPIKE in explorer.values("anomalies", "x")
     steps, _, values = returned(h, explorer.code).grid()
     assert explorer.values("heat", "x") == steps
-    assert explorer.values("heat", "z") == [
+    assert explorer.values("heat", "customdata") == [
         [pytest.approx(value) if value is not None else None for value in line] for line in values
     ]
 
@@ -58,7 +58,7 @@ def test_a_click_on_a_cell_looks_into_its_tensor(explorer, h):
     explorer.wait_until("trace.x?.length > 0", trace="histogram")
     explorer.wait_for_code("h.trajectory('blocks.1.mlp.2")
     assert explorer.values("detail", "y") == pytest.approx(returned(h, explorer.code)["value"].to_pylist())
-    explorer.picture("explorer")
+    explorer.notebook.picture("explorer", ".dsh-explorer")
     explorer.click_cell("tokens", 20)
     explorer.wait_for_code("h.trajectory('tokens")
 
