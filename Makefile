@@ -97,8 +97,9 @@ coverage-table: setup  ## write docs/coverage.md from the tests
 	$(BIN)/python tests/coverage_table.py
 
 .PHONY: picture
-picture: setup  ## draw the README's picture from the demo's executed notebook (needs chromium)
+picture: test-browser  ## make the README's pictures anew, of the demo's executed notebook and of the explorer under test
 	$(BIN)/python examples/picture.py demo-output/quickstart.ipynb docs/images/quickstart.png
+	cp build/browser/explorer.png docs/images/explorer.png
 
 .PHONY: clean
 clean:  ## remove everything that is built or written by these commands
