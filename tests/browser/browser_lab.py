@@ -21,6 +21,8 @@ GRACE_S = 10
 SETTINGS = {
     # Else it asks whether it may call home, over a part of the page.
     "@jupyterlab/apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
+    # Else it offers nothing when the kernel takes more than a second to answer, as it may beside other work.
+    "@jupyterlab/completer-extension/manager": {"providerTimeout": 20_000},
     # Else cells out of view are laid out when they come into it, and what is to be clicked moves away.
     "@jupyterlab/notebook-extension/tracker": {"windowingMode": "none"},
 }
