@@ -13,7 +13,7 @@ from catalog.records import CheckpointRef
 if TYPE_CHECKING:
     from catalog.history import History
 
-__all__ = ["lineage", "resolve"]
+__all__ = ["committed_lineage", "lineage", "resolve"]
 
 
 def lineage(history: History, run: str) -> list[CheckpointRef]:
@@ -38,6 +38,15 @@ def lineage(history: History, run: str) -> list[CheckpointRef]:
     return [refs[step] for step in sorted(refs)]
 
 
+def committed_lineage(history: History, run: str | None = None) -> list[CheckpointRef]:
+    """The same of a run, by default the current one. NotFoundError when there is none yet."""
+    run = run or history.current_run()
+    refs = lineage(history, run)
+    if not refs:
+        raise NotFoundError(f"run {run} of {history.root} has no committed checkpoint yet")
+    return refs
+
+
 def resolve(history: History, ref: int | str | CheckpointRef) -> CheckpointRef:
     """The committed checkpoint that `ref` names; NotFoundError names the nearest that exist, SetupError what is no
     reference at all.
@@ -52,11 +61,11 @@ def resolve(history: History, ref: int | str | CheckpointRef) -> CheckpointRef:
     if isinstance(ref, str) and ref.lstrip("-").isdigit():
         ref = int(ref)
     if ref in ("latest", -1):
-        return _committed(history)[-1]
+        return committed_lineage(history)[-1]
     if isinstance(ref, int):
         return _in_lineage(history, ref)
     if ref == "best":
-        return _best(history, _committed(history))
+        return _best(history, committed_lineage(history))
     return _tagged(history, ref)
 
 
@@ -72,15 +81,8 @@ def _number(ref: object) -> int:
     )
 
 
-def _committed(history: History) -> list[CheckpointRef]:
-    refs = lineage(history, history.current_run())
-    if not refs:
-        raise NotFoundError(f"run {history.current_run()} of {history.root} has no committed checkpoint yet")
-    return refs
-
-
 def _in_lineage(history: History, step: int) -> CheckpointRef:
-    refs = _committed(history)
+    refs = committed_lineage(history)
     if step < 0:
         if -step > len(refs):
             raise NotFoundError(

@@ -16,10 +16,11 @@ import pyarrow as pa
 from catalog.errors import MismatchError, NotFoundError, SetupError
 from catalog.history import History
 from catalog.records import CheckpointRef
-from catalog.resolve import lineage
+from catalog.resolve import committed_lineage
 from dshistory.naming import nearest
 from dshistory.progress import CountProgress
 from dshistory.table import Table
+from dshistory.units import counted
 
 if TYPE_CHECKING:
     import torch
@@ -96,7 +97,7 @@ def bisect(
 ) -> Bisection:
     """See `Explorer.bisect`."""
     run = run or history.current_run()
-    path = lineage(history, run)
+    path = committed_lineage(history, run)
     if isinstance(predicate, str):
         values, holds = _of_metric(history, path, predicate)
         path = [ref for ref in path if ref in values]
@@ -104,7 +105,9 @@ def bisect(
     else:
         ask, holds = _asked(history, predicate), bool
     if len(path) < 2:
-        raise NotFoundError(f"bisect: run {run} of {history.root} has {len(path)} checkpoints to ask; it takes two")
+        raise NotFoundError(
+            f"bisect: run {run} of {history.root} has {counted(len(path), 'checkpoint')} to ask; it takes two"
+        )
     low = 0 if good is None else _place(history, path, good, run=run, what="good")
     high = len(path) - 1 if bad is None else _place(history, path, bad, run=run, what="bad")
     if low >= high:
@@ -167,7 +170,7 @@ def _found(
     ]
     data = pa.Table.from_pylist(rows, schema=_SCHEMA)
     note = (
-        f"not yet at {before}, but at {first}; {len(answers)} of {len(path)} checkpoints asked. It is the first, if from there on the "
+        f"not yet at {before}, but at {first}; {len(answers)} of {counted(len(path), 'checkpoint')} asked. It is the first, if from there on the "
         "predicate holds at all of them"
     )
     table = Bisection(data if valued else data.drop_columns("value"), note=note)

@@ -12,7 +12,7 @@ from catalog.analysis import BUCKETS
 from catalog.errors import NotFoundError
 from catalog.history import History
 from catalog.records import CheckpointRef
-from catalog.resolve import lineage
+from catalog.resolve import committed_lineage
 from dshistory.estimates import norm_bound
 from dshistory.naming import Patterns, matching
 from dshistory.table import Table
@@ -70,9 +70,7 @@ class DistanceTable(Table):
 def step_distances(history: History, *, run: str | None, names: Patterns, kinds: Patterns) -> DistanceTable:
     """See `Explorer.distances`."""
     run = run or history.current_run()
-    path = lineage(history, run)
-    if not path:
-        raise NotFoundError(f"run {run} of {history.root} has no committed checkpoint yet")
+    path = committed_lineage(history, run)
     place = {ref: i for i, ref in enumerate(path)}
     runs = sorted({ref.run for ref in path})
     keys = history.query(

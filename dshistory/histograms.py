@@ -7,10 +7,10 @@ import pyarrow.compute as pc
 
 from catalog.errors import NotFoundError
 from catalog.history import History
-from catalog.resolve import lineage
+from catalog.resolve import committed_lineage
 from dshistory.naming import nearest
 from dshistory.table import Table
-from dshistory.units import Format
+from dshistory.units import Format, counted
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -60,11 +60,15 @@ class HistogramTable(Table):
 def histogram(history: History, *, name: str, kind: str, run: str | None) -> HistogramTable:
     """See `Explorer.histogram`."""
     run = run or history.current_run()
-    path = lineage(history, run)
+    path = committed_lineage(history, run)
     runs, steps = [ref.run for ref in path], [ref.step for ref in path]
     rows = history.query(_SQL, {"runs": runs, "steps": steps, "kind": kind, "name": name})
     if not rows.num_rows:
         names = set(history.query(_NAMES, {"kind": kind, "runs": sorted(set(runs))})["name"].to_pylist())
+        if not names:
+            raise NotFoundError(
+                f"no checkpoint of run {run} has statistics of {kind} tensors yet: `analyze` computes them"
+            )
         if name not in names:
             raise NotFoundError(f"no statistics of {kind} {name!r} in run {run}; {nearest(name, names)}")
     return HistogramTable(rows, formats=_FORMATS, note=_note(rows, name, path_length=len(path)))
@@ -74,5 +78,5 @@ def _note(rows: pa.Table, name: str, *, path_length: int) -> str:
     if not rows.num_rows:
         return f"all elements of {name} are zero or not finite"
     missing = len(set(rows.filter(pc.is_null(rows["elements"]))["step"].to_pylist()))
-    note = f"the magnitudes of {name} in {path_length - missing} checkpoints"
+    note = f"the magnitudes of {name} in {counted(path_length - missing, 'checkpoint')}"
     return f"{note}; of {missing} there are no statistics: `analyze` computes them" if missing else note

@@ -12,10 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from catalog.errors import NotFoundError
 from catalog.history import History
 from catalog.records import CheckpointRef
-from catalog.resolve import lineage
+from catalog.resolve import committed_lineage
 from dshistory.cells import Cells, Key
 from dshistory.estimates import estimated
 from dshistory.metrics import Floats
@@ -50,10 +49,7 @@ Finding = tuple[Mask, Floats, Floats]
 
 def anomalies(history: History, *, run: str | None) -> Table:
     """See `Explorer.anomalies`."""
-    run = run or history.current_run()
-    refs = lineage(history, run)
-    if not refs:
-        raise NotFoundError(f"run {run} of {history.root} has no committed checkpoint yet")
+    refs = committed_lineage(history, run)
     with Cells.chosen(history, refs, kinds="*", names="*") as cells:
         keys = cells.keys
         moments = any(kind in _MOMENTS for kind, _ in keys)

@@ -17,7 +17,7 @@ from catalog.analysis import buckets_of
 from catalog.errors import NotFoundError
 from catalog.history import History
 from catalog.records import CheckpointRef
-from catalog.resolve import lineage
+from catalog.resolve import committed_lineage
 from dshistory.cells import Cells, Key, Known, Stored
 from dshistory.estimates import norm_bound
 from dshistory.grouping import layer_of
@@ -121,9 +121,7 @@ def layers(
     """See `Explorer.layers`."""
     number = metric_named(metric)
     run = run or history.current_run()
-    path = lineage(history, run)
-    if not path:
-        raise NotFoundError(f"run {run} of {history.root} has no committed checkpoint yet")
+    path = committed_lineage(history, run)
     shown = [ref for ref in path if (first is None or ref.step >= first) and (last is None or ref.step <= last)]
     if not shown:
         steps = f"{path[0].step} to {path[-1].step}"

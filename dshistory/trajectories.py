@@ -14,10 +14,9 @@ import numpy as np
 import pyarrow as pa
 
 from catalog.analysis import buckets_of
-from catalog.errors import NotFoundError
 from catalog.history import History
 from catalog.records import CheckpointRef
-from catalog.resolve import lineage
+from catalog.resolve import committed_lineage
 from dshistory.cells import Cells, Key, Known, Stored
 from dshistory.differences import AT_ONCE_BYTES
 from dshistory.estimates import estimated, norm_bound
@@ -72,9 +71,7 @@ def trajectory(
     """See `Explorer.trajectory`."""
     chosen = metric_named(metric)
     require_grouping(by)
-    refs = lineage(history, run or history.current_run())
-    if not refs:
-        raise NotFoundError(f"run {run or history.current_run()} of {history.root} has no committed checkpoint yet")
+    refs = committed_lineage(history, run)
     find = _moves if chosen.is_move else _steps
     found = find(_Question(history, refs, kinds, names, metric, chosen, by, exact, quiet))
     return _table(found, refs, metric, chosen, by=by)
