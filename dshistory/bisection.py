@@ -18,6 +18,7 @@ from catalog.history import History
 from catalog.records import CheckpointRef
 from catalog.resolve import committed_lineage
 from dshistory.naming import nearest
+from dshistory.over_time import Predicate
 from dshistory.progress import CountProgress
 from dshistory.table import Table
 from dshistory.units import counted
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Bisection", "Checkpoint", "bisect"]
 
-Predicate = str | Callable[["Checkpoint"], Any]
 Value = bool | float
 Ask = Callable[[CheckpointRef], Value]
 

@@ -10,7 +10,8 @@ from catalog.manifest import NOT_STATE
 from catalog.records import Extent
 from catalog.resolve import lineage
 from dshistory import current
-from dshistory.explorer import Explorer, Ref
+from dshistory.explorer import Explorer
+from dshistory.over_time import Ref
 from dshistory.sqlcell import OPTIONS as CELL_OPTIONS
 from dshistory.sqlcell import unquoted
 from dshistory.sqlcompletion import Completions, query_completions

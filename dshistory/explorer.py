@@ -1,46 +1,32 @@
-"""The history as a person asks it: every verb is a method here, and only here."""
+"""The history as a person asks it: every verb is a method here or, about a whole run, of `OverTime`, and nowhere else."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from catalog.errors import SetupError
 from catalog.history import History
-from catalog.records import CheckpointRef
 from dshistory import listing
-from dshistory.choices import ExportFormat, Grouping, Metric, Weights
+from dshistory.choices import ExportFormat, Grouping, Weights
 from dshistory.naming import Patterns
+from dshistory.over_time import OverTime, Ref
 from dshistory.report import Report
 from dshistory.table import Table
 
 if TYPE_CHECKING:
     import torch
 
-    from dshistory.bisection import Bisection, Checkpoint
     from dshistory.differences import DiffTable
-    from dshistory.geometry import DistanceTable
-    from dshistory.histograms import HistogramTable
     from dshistory.logbook import LogTable
-    from dshistory.per_layer import LayersTable
-    from dshistory.trajectories import TrajectoryTable
     from dshistory.widgets import Exploration
 
-__all__ = ["Explorer", "Predicate", "Ref"]
-
-Ref = int | str | CheckpointRef
-"""A checkpoint: a step (of the current run and its parents), -1 or "latest", "best", a tag, "run:step" or "run:best"."""
-
-Predicate = str | Callable[["Checkpoint"], Any]
-"""What is asked of a checkpoint: a metric, as "loss > 4.5", or a function of a `dshistory.bisection.Checkpoint`."""
+__all__ = ["Explorer"]
 
 
-class Explorer:
+class Explorer(OverTime):
     """One history, opened for looking; holds no lock and no file, also while a training writes it.
 
     Every method reads what is committed at the moment of the call. Errors are those of `catalog.errors`."""
-
-    def __init__(self, history: History) -> None:
-        self.history = history
 
     @classmethod
     def open(cls, path: Path | str) -> "Explorer":
@@ -122,83 +108,6 @@ class Explorer:
             )
         return differences.diff(self.history, before, after, kinds=kinds, names=names, by=by, exact=exact, quiet=quiet)
 
-    def trajectory(
-        self,
-        names: Patterns = "*",
-        *,
-        metric: Metric = "relative_update",
-        kinds: Patterns = "model",
-        by: str = "tensor",
-        run: str | None = None,
-        exact: bool = False,
-        quiet: bool = False,
-    ) -> "TrajectoryTable":
-        """How tensors move over the checkpoints of a run and its parents: a row for each tensor and step.
-
-        What is about a step alone comes from its statistics; without them norms are read, and the rest is unknown. What is about
-        the way from the checkpoint before is exact or estimated as the diff is, and nothing is read that is equal by checksum.
-
-        Args:
-            names: patterns of tensor names, as '*.mlp.*'
-            metric: of a step: norm, mean, std, rms, min, max, zeros (their share), nan, inf, nonfinite; or, from the checkpoint
-                before, relative_update (or update_ratio, the same), update_norm, cosine, max_change, changed_share, sign_flips
-            kinds: patterns of kinds: model, buffer, master, exp_avg, ...; '*' for all
-            by: a row for each tensor, or for each layer or kind, as of one long vector
-            run: this run and its parents; default: the current run
-            exact: read the tensors, however large
-            quiet: no progress bar
-        """
-        from dshistory import trajectories
-
-        return trajectories.trajectory(
-            self.history, names=names, metric=metric, kinds=kinds, by=by, run=run, exact=exact, quiet=quiet
-        )
-
-    def layers(
-        self,
-        names: Patterns = "*",
-        *,
-        metric: str = "relative_update",
-        kinds: Patterns = "model",
-        run: str | None = None,
-        first: int | None = None,
-        last: int | None = None,
-        quiet: bool = False,
-    ) -> "LayersTable":
-        """One number for each layer and checkpoint of a run and its parents, as of one long vector: a row for each.
-
-        What is about a step alone comes from its statistics; relative_update, update_norm and cosine are estimated from sketches, over
-        the tensors that have them; max_change, changed_share and sign_flips are read as a trajectory is. Unknown (null) where a
-        checkpoint or the one before it has no statistics.
-
-        Args:
-            names: patterns of tensor names, as '*.mlp.*'
-            metric: one of those of a trajectory
-            kinds: patterns of kinds: model, master, exp_avg, ...; '*' for all
-            run: this run and its parents; default: the current run
-            first: from this step on
-            last: up to this step
-            quiet: no progress bar
-        """
-        from dshistory import per_layer
-
-        return per_layer.layers(
-            self.history, names=names, metric=metric, kinds=kinds, run=run, first=first, last=last, quiet=quiet
-        )
-
-    def histogram(self, name: str, *, kind: str = "model", run: str | None = None) -> "HistogramTable":
-        """How large the elements of a tensor are over the checkpoints of a run and its parents, from the statistics: a row for
-        each checkpoint and power of two.
-
-        Args:
-            name: the tensor's name
-            kind: model, buffer, master, exp_avg, ...
-            run: this run and its parents; default: the current run
-        """
-        from dshistory import histograms
-
-        return histograms.histogram(self.history, name=name, kind=kind, run=run)
-
     def explore(self, names: Patterns = "*", *, kinds: Patterns = "model", run: str | None = None) -> "Exploration":
         """The history as a widget: timeline, layers by steps, one tensor over time, a diff; each gesture shows its line of Python.
 
@@ -227,60 +136,6 @@ class Explorer:
         from dshistory import widgets
 
         return widgets.watch(self, names, kinds=kinds, run=run, seconds=seconds)
-
-    def distances(self, names: Patterns = "*", *, kinds: Patterns = "model", run: str | None = None) -> "DistanceTable":
-        """How far each checkpoint is from each other: of a run and its parents, estimated from sketches; .path() puts them
-        into the plane.
-
-        Args:
-            names: patterns of tensor names, as '*.mlp.*'
-            kinds: patterns of kinds: model, master, exp_avg, ...; '*' for all
-            run: this run and its parents; default: the current run
-        """
-        from dshistory import geometry
-
-        return geometry.step_distances(self.history, run=run, names=names, kinds=kinds)
-
-    def anomalies(self, *, run: str | None = None) -> Table:
-        """What is out of line in a run and its parents, from the statistics: a row for each kind of trouble and tensor, with
-        the first step at which it is seen.
-
-        Not finite; norm jumps, large update: five times more than in any of the eight checkpoints before; second moment
-        explodes: a hundred times more; goes to zero: half of a weight's elements.
-
-        Args:
-            run: this run and its parents; default: the current run
-        """
-        from dshistory import outliers
-
-        return outliers.anomalies(self.history, run=run)
-
-    def bisect(
-        self,
-        predicate: Predicate,
-        good: Ref | None = None,
-        bad: Ref | None = None,
-        *,
-        run: str | None = None,
-        quiet: bool = False,
-    ) -> "Bisection":
-        """The first checkpoint at which something holds, by binary search over a run and its parents, as with git bisect: a row
-        for each checkpoint asked; `.first` is the one found, `.before` the one right before it.
-
-        It is the first, if from there on it holds at all of them. Both ends are asked first: MismatchError, with both answers,
-        when they don't differ as they should. SetupError, naming the checkpoint, when the predicate fails.
-
-        Args:
-            predicate: a metric, as 'loss > 4.5'; in Python also a function of a checkpoint, which has .step, .run, .metrics,
-                .tensor(name, kind=...) and .state_dict(), and returns whether it holds
-            good: a checkpoint at which it does not hold yet; default: the first
-            bad: a later one at which it holds; default: the last
-            run: this run and its parents; default: the current run
-            quiet: no progress bar
-        """
-        from dshistory import bisection
-
-        return bisection.bisect(self.history, predicate, good=good, bad=bad, run=run, quiet=quiet)
 
     def tensor(self, name: str, step: Ref = "latest", *, kind: str = "model") -> "torch.Tensor":
         """One logical tensor of one checkpoint: reads only its own bytes and verifies them.

@@ -183,7 +183,7 @@ def test_one_checkpoint_is_too_few(tmp_path: Path) -> None:
     run = Run(tmp_path / "history")
     run.checkpoint(5, whole({"w": torch.ones(1)}))
     run.close()
-    with pytest.raises(NotFoundError, match="1 checkpoints to ask; it takes two"):
+    with pytest.raises(NotFoundError, match="1 checkpoint to ask; it takes two"):
         Explorer.open(run.root).bisect(broken)
 
 

@@ -22,7 +22,8 @@ from dshistory.widgets.watching import Watcher
 from dshistory.widgets.worker import Worker
 
 if TYPE_CHECKING:
-    from dshistory.explorer import Explorer, Ref
+    from dshistory.explorer import Explorer
+    from dshistory.over_time import Ref
 
 __all__ = ["Exploration"]
 

@@ -21,7 +21,8 @@ from dshistory.widgets.controls import PAGE_ROWS, Controls, written
 from dshistory.widgets.gesture import Gesture
 
 if TYPE_CHECKING:
-    from dshistory.explorer import Explorer, Ref
+    from dshistory.explorer import Explorer
+    from dshistory.over_time import Ref
 
 __all__ = ["Scene", "Wish"]
 
