@@ -125,7 +125,7 @@ def test_verbs_cannot_drift_from_the_functions() -> None:
     for verb in VERBS:
         named = list(inspect.signature(verb.function).parameters)[1 if verb.needs_history else 0 :]
         assert [p.name for p in verb.parameters] == [name for name in named if name not in python_only], verb.name
-    methods = {name for name, member in vars(Explorer).items() if inspect.isfunction(member) and name[0] != "_"}
+    methods = {name for name, _ in inspect.getmembers(Explorer, inspect.isfunction) if name[0] != "_"}
     assert {verb.name for verb in VERBS} - {"open", "doctor", "import"} == methods
 
 
