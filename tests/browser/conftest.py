@@ -12,6 +12,8 @@ from browser_page import PICTURES, WAIT_MS
 from house_helpers import ROOT
 from playwright.sync_api import Browser, expect, sync_playwright
 
+import dshistory
+
 CHROMIUM = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
 
 
@@ -21,6 +23,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     history = tmp_path_factory.mktemp("trained") / "history"
     with training(history, "--spike", str(SPIKE)) as run:
         assert run.go_on(STEPS) == STEPS
+    dshistory.Explorer.open(history).analyze(quiet=True)  # what the training had no time for
     return history
 
 
