@@ -32,3 +32,13 @@ def test_the_readme_shows_the_committed_training():
         assert float(step) == pytest.approx(measured[name]["against none"]["median"], abs=0.0051), name
         exact = 100 * measured[name]["stall of the step"]["median"]
         assert float(stall) == pytest.approx(exact, abs=0.051 if exact < 10 else 0.51), name
+
+
+def test_the_readme_shows_the_committed_queries():
+    measured = json.loads((ROOT / "benchmarks" / "results" / "queries.json").read_text())["results"]
+    of_history = measured["1,000 checkpoints x 1,000 tensors"]
+    readme = (ROOT / "README.md").read_text()
+    rows = re.findall(r"^\| ([\w ]+?)(?: of [\w ]+)?(?:,[\w ]+)? \| (\d+) ms \|$", readme, re.M)
+    assert len(rows) == 7
+    for name, milliseconds in rows:
+        assert float(milliseconds) == pytest.approx(1000 * of_history[name]["median"], abs=0.51), name
