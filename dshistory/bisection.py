@@ -32,6 +32,7 @@ Value = bool | float
 Ask = Callable[[CheckpointRef], Value]
 
 _EXPRESSION: Final = re.compile(r"\s*(?P<metric>[^<>=\s]+)\s*(?P<sign><=|>=|<|>)\s*(?P<number>[^<>=\s]+)\s*")
+_OPPOSITES: Final = MappingProxyType({"<": ">=", "<=": ">", ">": "<=", ">=": "<"})
 _SIGNS: Final = MappingProxyType({"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge})
 _SCHEMA: Final = pa.schema([("run", pa.string()), ("step", pa.int64()), ("holds", pa.bool_()), ("value", pa.float64())])
 
@@ -243,7 +244,7 @@ def _of_metric(
         if math.isnan(value):
             raise SetupError(
                 f"bisect: a value of {found['metric']} is NaN, of which {text!r} can't be said; give a function, as "
-                f"lambda checkpoint: not checkpoint.metrics[{found['metric']!r}] <= {limit:g}"
+                f"lambda c: {found['metric']!r} in c.metrics and not c.metrics[{found['metric']!r}] {_OPPOSITES[found['sign']]} {limit:g}"
             )
         return bool(sign(value, limit))
 

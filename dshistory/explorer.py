@@ -125,7 +125,8 @@ class Explorer(OverTime):
     def watch(
         self, names: Patterns = "*", *, kinds: Patterns = "model", run: str | None = None, seconds: float = 1.0
     ) -> "Exploration":
-        """The widget of `explore`, live: what a training commits and logs appears while it runs, until `close()`.
+        """The widget of `explore`, live: what a training commits and logs appears while it runs, until `close()` or until
+        this explorer watches anew: a cell that is run again leaves nothing behind.
 
         Args:
             names: patterns of tensor names to begin with, as '*.mlp.*'

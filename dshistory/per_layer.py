@@ -258,9 +258,17 @@ def _note(rows: pa.Table, metric: str, *, is_move: bool) -> str:
     bound = pc.max(rows["bound"]).as_py()
     if bound:
         note += f", estimated from the sketches of tensors, within about {bound:.0%}"
-    silent = len(steps - set(rows.filter(pc.is_valid(rows["value"]))["step"].to_pylist()))
+    silent = len(steps - _steps_with(rows, "tensors"))
+    odd = len(steps - _steps_with(rows, "value")) - silent
     if silent and not is_move:
         note += f"; no statistics of {counted(silent, 'checkpoint')}: `analyze` computes them"
     elif silent > 1:
-        note += f"; nothing is known of {counted(silent, 'checkpoint')}, the first and those without statistics: `analyze` computes them"
+        note += f"; nothing is known of {counted(silent, 'checkpoint')}: the first, what is not finite, and what has no statistics, which `analyze` computes"
+    if odd:
+        note += f"; not finite at {counted(odd, 'checkpoint')}"
     return note
+
+
+def _steps_with(rows: pa.Table, column: str) -> set[int]:
+    """The steps of which some row has something there."""
+    return set(rows.filter(pc.is_valid(rows[column]))["step"].to_pylist())

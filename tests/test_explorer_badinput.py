@@ -131,7 +131,7 @@ VERB_CASES: Final[dict[str, tuple[Call, dict[str, str]]]] = {
             **FIRST_STEP,
             "one": NONE_YET,
             "no statistics": NONE_YET,
-            "some statistics": "nothing is known of 3 checkpoints, the first and those without statistics",
+            "some statistics": "nothing is known of 3 checkpoints: the first, what is not finite, and what has no statistics",
             "two models": "2 layers over 2 checkpoints, estimated from the sketches of tensors",
         },
     ),

@@ -171,12 +171,14 @@ def test_a_metric_that_is_not_there_or_not_a_number(h: Explorer, tmp_path: Path)
     with pytest.raises(NotFoundError, match=r"no metric 'los' was recorded; the nearest is loss"):
         h.bisect("los > 5")
     run = Run(tmp_path / "history")
-    for step, loss in enumerate([1.0, math.nan, math.nan]):
+    run.checkpoint(0, whole({"w": torch.ones(1)}))
+    for step, loss in enumerate([1.0, math.nan, math.nan], start=1):
         run.checkpoint(step, whole({"w": torch.ones(1)}), loss=loss)
     run.close()
-    with pytest.raises(SetupError, match="a value of loss is NaN"):
+    with pytest.raises(SetupError, match="a value of loss is NaN") as told:
         Explorer.open(run.root).bisect("loss > 5")
-    assert Explorer.open(run.root).bisect(lambda c: not c.metrics["loss"] <= 5).first.step == 1
+    advice = eval(str(told.value).partition(", as ")[2])
+    assert Explorer.open(run.root).bisect(advice).first.step == 2
 
 
 def test_one_checkpoint_is_too_few(tmp_path: Path) -> None:

@@ -67,6 +67,19 @@ def test_what_has_no_statistics_is_a_gap_and_never_a_zero(h: Explorer) -> None:
     assert gaps == {STEPS[0], SILENT, SILENT + 10}, "an update needs the checkpoint before it"
 
 
+def test_what_is_not_finite_is_no_lack_of_statistics(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    for step, value in ((1, 1.0), (2, 2.0), (3, float("nan")), (4, float("nan"))):
+        run.checkpoint(step, whole({"h.0.w": torch.full((64,), value)}))
+    run.close()
+    explorer = Explorer.open(tmp_path)
+    explorer.analyze(quiet=True)
+    norms = explorer.layers(metric="norm")
+    assert norms["value"].to_pylist() == [8.0, 16.0, None, None]
+    assert norms.note.endswith("over 4 checkpoints; not finite at 2 checkpoints")
+    assert "of 3 checkpoints: the first, what is not finite, and what has no statistics" in explorer.layers().note
+
+
 def test_the_tensor_that_stands_out_is_named(h: Explorer) -> None:
     (row,) = [row for row in h.layers("h.1.*") if row["step"] == JUMP]
     assert (row["most"], row["tensors"]) == ("h.1.mlp.weight", 2)

@@ -114,6 +114,19 @@ def test_what_a_person_chose_stays(tmp_path: Path) -> None:
     run.close()
 
 
+def test_a_cell_that_is_run_again_leaves_no_watcher_behind(tmp_path: Path) -> None:
+    run, first = grown(tmp_path)
+    explorer = Explorer.open(tmp_path)
+    again = [explorer.watch(seconds=OFTEN) for _ in range(4)]
+    other = Explorer.open(tmp_path).watch(seconds=OFTEN)
+    assert len([thread for thread in watchers() if thread.name == "dshistory-watch"]) == 3, "one of each explorer"
+    one_more(run, again[-1], 4)
+    for e in (first, other, *again):
+        e.close()
+    assert not watchers()
+    run.close()
+
+
 def test_a_look_at_new_things_is_no_gesture(tmp_path: Path) -> None:
     run, e = grown(tmp_path)
     e.pick(1, 2)

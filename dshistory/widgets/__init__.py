@@ -1,6 +1,7 @@
 """The explorer as a widget; the only package that imports ipywidgets, which comes with the [notebook] extra."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from catalog.errors import SetupError
 from dshistory.naming import Patterns
@@ -11,6 +12,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Exploration", "explore", "watch"]
 
+_watching: "Final[WeakKeyDictionary[Explorer, ReferenceType[Exploration]]]" = WeakKeyDictionary()
+
 
 def explore(explorer: "Explorer", names: Patterns, *, kinds: Patterns, run: str | None) -> "Exploration":
     """See `Explorer.explore`."""
@@ -19,7 +22,12 @@ def explore(explorer: "Explorer", names: Patterns, *, kinds: Patterns, run: str 
 
 def watch(explorer: "Explorer", names: Patterns, *, kinds: Patterns, run: str | None, seconds: float) -> "Exploration":
     """See `Explorer.watch`."""
-    return _exploration()(explorer, names=names, kinds=kinds, run=run, seconds=seconds)
+    made = _exploration()(explorer, names=names, kinds=kinds, run=run, seconds=seconds)
+    previous = _watching.get(explorer)
+    _watching[explorer] = ref(made)
+    if previous is not None and (live := previous()) is not None:
+        live.close()
+    return made
 
 
 def _exploration() -> "type[Exploration]":
