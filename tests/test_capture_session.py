@@ -426,7 +426,7 @@ def test_one_name_is_a_list_of_one_and_a_misspelt_one_gets_its_neighbours(histor
     model, optimizer = make()
     capture.enable(model, optimizer=optimizer, history=history).close()
     assert list(capture.restore(0, history=history, names="inner.weight", kinds="model")["model"]) == ["inner.weight"]
-    with pytest.raises(NotFoundError, match=r"close names are inner\.weight"):
+    with pytest.raises(NotFoundError, match=r"the nearest are inner\.weight"):
         capture.restore(0, history=history, names="iner.weight")
 
 

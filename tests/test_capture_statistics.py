@@ -34,6 +34,12 @@ def rows_of(history, sql="SELECT * FROM statistics ORDER BY step, kind, name"):
     return History.open(history).query(sql).to_pylist()
 
 
+def alone(row):
+    """What a row says of its own step."""
+    moves = ("since", "norm_before", "update_norm", "cosine", "relative_update")
+    return {name: value for name, value in row.items() if name not in moves}
+
+
 def test_every_figure_is_that_of_the_tensor(history):
     expected = train(history)
     dshistory.open(history).analyze(quiet=True)
@@ -106,7 +112,8 @@ def test_what_rests_is_not_read_again(history, monkeypatch):
     frozen_bytes = 256 * 256 * 4
     assert read[3] == read[1] - frozen_bytes
     rows = {row["step"]: row for row in rows_of(history) if (row["kind"], row["name"]) == ("model", "inner.weight")}
-    assert rows[4] == {**rows[1], "step": 4}
+    assert rows[4] == {**rows[1], "step": 4, "since": 3}
+    assert rows[4]["update_norm"] == 0
 
 
 def test_a_damaged_file_of_statistics_is_named_and_counts_as_none(history):
@@ -120,7 +127,11 @@ def test_a_damaged_file_of_statistics_is_named_and_counts_as_none(history):
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
     opened.paths.catalog_db.unlink()
-    assert rows_of(history) == [row for row in before if row["step"] != 2]
+    after = rows_of(history)
+    assert list(map(alone, after)) == [alone(row) for row in before if row["step"] != 2]
+    assert {row["since"] for row in after if row["step"] == 3} == {1}, (
+        "what moved is counted from the one before that is whole"
+    )
     assert [problem.file for problem in verify(opened)] == [opened.paths.relative(path)]
 
 
