@@ -19,7 +19,7 @@ from dshistory.metrics import Floats
 from dshistory.naming import Patterns, matching
 from dshistory.units import counted
 
-__all__ = ["Cells", "Key", "Known", "Stored"]
+__all__ = ["Cells", "Key", "Known", "Stored", "analyzed"]
 
 _PARTS: Final[Mapping[str, str]] = {
     "squares": "CASE WHEN finite > 0 OR numel = 0 THEN sum_of_squares END",
@@ -84,6 +84,11 @@ class Cells:
         with history.asking() as ask:
             yield cls(history, ask, refs, _matching(ask, refs, kinds=kinds, names=names))
 
+    @classmethod
+    def all(cls, history: History, ask: Asking, refs: Sequence[CheckpointRef]) -> Self:
+        """Those of all tensors, within the caller's moment."""
+        return cls(history, ask, refs, _matching(ask, refs, kinds="*", names="*"))
+
     def statistics(self, parts: Sequence[str]) -> tuple[Known, Mapping[str, Floats]]:
         """Which cells have statistics, and for each part its (tensors, checkpoints), NaN where it is unknown."""
         rows = self._rows("statistics", _columns(parts))
@@ -115,19 +120,28 @@ class Cells:
         return _Rows(self._ask(sql, self._lineage.params | chosen), self._lineage, (len(self.keys), len(self.refs)))
 
 
+def analyzed(ask: Asking, refs: Sequence[CheckpointRef]) -> list[CheckpointRef]:
+    """Those of a lineage that have statistics, in order."""
+    lineage = _Lineage(refs)
+    rows = ask(f"SELECT c.run, c.step FROM statistics c WHERE {lineage.condition} GROUP BY ALL", lineage.params)
+    there = set(zip(rows["run"].to_pylist(), rows["step"].to_pylist(), strict=True))
+    return [ref for ref in refs if (ref.run, ref.step) in there]
+
+
 class _Lineage:
-    """Which rows are of a lineage, in SQL: of a few runs, up to a step each. And the places of steps in it."""
+    """Which rows are of a lineage, in SQL: of a few runs, from one step to another each. And the places of steps in it."""
 
     def __init__(self, refs: Sequence[CheckpointRef]) -> None:
         lasts = {ref.run: ref.step for ref in refs}
+        firsts = {ref.run: ref.step for ref in reversed(refs)}
         runs = list(lasts)
         self._steps = np.array([ref.step for ref in refs])
         self._runs = np.array([runs.index(ref.run) for ref in refs])
         self.params: dict[str, Any] = {}
         for i, (run, last) in enumerate(lasts.items()):
-            self.params |= {f"run{i}": run, f"last{i}": last}
+            self.params |= {f"run{i}": run, f"first{i}": firsts[run], f"last{i}": last}
         each = range(len(runs))
-        self.condition = f"({' OR '.join(f'c.run = $run{i} AND c.step <= $last{i}' for i in each)})"
+        self.condition = f"({' OR '.join(f'c.run = $run{i} AND c.step BETWEEN $first{i} AND $last{i}' for i in each)})"
         self.number = f"CASE c.run {' '.join(f'WHEN $run{i} THEN {i}' for i in each)} END" if len(runs) > 1 else "0"
 
     def places(self, steps: Places, runs: Places) -> tuple[Places, Known]:

@@ -15,8 +15,9 @@ import pyarrow as pa
 from catalog.history import History
 from catalog.records import CheckpointRef
 from catalog.resolve import committed_lineage
-from dshistory.cells import Cells, Key
+from dshistory.cells import Key
 from dshistory.estimates import estimated
+from dshistory.figures import Figures, figures
 from dshistory.metrics import Floats
 from dshistory.table import Table
 from dshistory.units import counted
@@ -39,7 +40,7 @@ _MOMENTS: Final = ("exp_avg_sq",)
 _LEAST_PAST: Final = 3
 
 Mask = npt.NDArray[np.bool_]
-Figures = Mapping[str, npt.NDArray[Any]]
+Parts = Mapping[str, npt.NDArray[Any]]
 """(tensors, analyzed checkpoints) of each part; `past`: how many of the eight checkpoints before the tensor was in; `longer`: see
 `_longer`."""
 
@@ -50,18 +51,16 @@ Finding = tuple[Mask, Floats, Floats]
 def anomalies(history: History, *, run: str | None) -> Table:
     """See `Explorer.anomalies`."""
     refs = committed_lineage(history, run)
-    with Cells.chosen(history, refs, kinds="*", names="*") as cells:
-        keys = cells.keys
-        moments = any(kind in _MOMENTS for kind, _ in keys)
-        known, parts = cells.statistics(_PARTS if moments else _PARTS[:-1])
-    places = np.flatnonzero(known.any(axis=0))
-    analyzed = [refs[place] for place in places.tolist()]
-    if len(analyzed) < len(refs):
-        known, parts = known.T[places].T, {name: part.T[places].T for name, part in parts.items()}
-    _fill_forks(history, analyzed, keys, parts["relative_update"])
-    longer = np.broadcast_to(_longer([ref.step for ref in analyzed]), known.shape)
-    rows = _found(analyzed, keys, {**parts, "past": _counts_before(known), "longer": longer})
-    return Table(pa.Table.from_pylist(rows, schema=_SCHEMA), note=_note(len(rows), len(analyzed), len(refs)))
+    known = figures(history, refs, lambda keys: _PARTS if any(kind in _MOMENTS for kind, _ in keys) else _PARTS[:-1])
+    rows = _found(known.refs, known.keys, _all_of(history, known)) if known.refs else []
+    return Table(pa.Table.from_pylist(rows, schema=_SCHEMA), note=_note(len(rows), len(known.refs), len(refs)))
+
+
+def _all_of(history: History, known: Figures) -> Mapping[str, npt.NDArray[Any]]:
+    """The parts, with what is worked out of them; see `Parts`."""
+    longer = np.broadcast_to(_longer([ref.step for ref in known.refs]), known.known.shape)
+    ratios = _with_forks(history, known)
+    return {**known.parts, "relative_update": ratios, "past": _counts_before(known.known), "longer": longer}
 
 
 def _note(found: int, analyzed: int, checkpoints: int) -> str:
@@ -79,14 +78,14 @@ def _of(analyzed: int, checkpoints: int) -> str:
     return f"{analyzed or 'none'} of {counted(checkpoints, 'checkpoint')}"
 
 
-def _found(refs: Sequence[CheckpointRef], keys: Sequence[Key], figures: Figures) -> list[Mapping[str, Any]]:
+def _found(refs: Sequence[CheckpointRef], keys: Sequence[Key], parts: Parts) -> list[Mapping[str, Any]]:
     """A row for each kind of trouble and tensor, where it is seen first."""
     found = []
     for anomaly, (kinds, look) in _LOOKS.items():
         which = [tensor for tensor, (kind, _) in enumerate(keys) if kinds is None or kind in kinds]
         if not which:
             continue
-        chosen = figures if len(which) == len(keys) else {name: part[which] for name, part in figures.items()}
+        chosen = parts if len(which) == len(keys) else {name: part[which] for name, part in parts.items()}
         with np.errstate(all="ignore"):
             seen, value, usual = look(chosen)
         for row in np.flatnonzero(seen.any(axis=1)).tolist():
@@ -107,42 +106,42 @@ def _found(refs: Sequence[CheckpointRef], keys: Sequence[Key], figures: Figures)
     ]
 
 
-def _not_finite(figures: Figures) -> Finding:
-    odd = figures["nonfinite"]
+def _not_finite(parts: Parts) -> Finding:
+    odd = parts["nonfinite"]
     return (odd > 0) & ~(_before(odd) > 0), odd, np.zeros_like(odd)
 
 
-def _norm_jumps(figures: Figures) -> Finding:
-    usable = (figures["squares"] > 0) & (figures["nonfinite"] == 0)
-    logarithms = np.where(usable, np.log(figures["squares"]) / 2, np.nan)
+def _norm_jumps(parts: Parts) -> Finding:
+    usable = (parts["squares"] > 0) & (parts["nonfinite"] == 0)
+    logarithms = np.where(usable, np.log(parts["squares"]) / 2, np.nan)
     jump = np.abs(logarithms - _before(logarithms))
     usual = _most_before(jump)
     return (
-        (jump > 0.01) & (jump > 5 * usual * figures["longer"]) & (figures["past"] >= _LEAST_PAST),
+        (jump > 0.01) & (jump > 5 * usual * parts["longer"]) & (parts["past"] >= _LEAST_PAST),
         np.exp(jump),
         np.exp(usual),
     )
 
 
-def _large_update(figures: Figures) -> Finding:
-    ratio = np.where(np.isinf(figures["relative_update"]), np.nan, figures["relative_update"])
+def _large_update(parts: Parts) -> Finding:
+    ratio = np.where(np.isinf(parts["relative_update"]), np.nan, parts["relative_update"])
     usual = _most_before(ratio)
-    return (ratio > 5 * usual * figures["longer"]) & (figures["past"] >= _LEAST_PAST), ratio, usual
+    return (ratio > 5 * usual * parts["longer"]) & (parts["past"] >= _LEAST_PAST), ratio, usual
 
 
-def _second_moment_explodes(figures: Figures) -> Finding:
-    largest = figures["largest"]
+def _second_moment_explodes(parts: Parts) -> Finding:
+    largest = parts["largest"]
     usual = _most_before(largest)
-    return (largest > 100 * usual * figures["longer"]) & (usual > 0) & (figures["past"] >= _LEAST_PAST), largest, usual
+    return (largest > 100 * usual * parts["longer"]) & (usual > 0) & (parts["past"] >= _LEAST_PAST), largest, usual
 
 
-def _goes_to_zero(figures: Figures) -> Finding:
-    share = figures["zeros_share"]
+def _goes_to_zero(parts: Parts) -> Finding:
+    share = parts["zeros_share"]
     before = _before(share)
     return (share >= 0.5) & (before < 0.5), share, before
 
 
-_LOOKS: Final[Mapping[str, tuple[Collection[str] | None, Callable[[Figures], Finding]]]] = {
+_LOOKS: Final[Mapping[str, tuple[Collection[str] | None, Callable[[Parts], Finding]]]] = {
     "not finite": (None, _not_finite),
     "norm jumps": (("model", "master", "buffer"), _norm_jumps),
     "large update": (("model", "master"), _large_update),
@@ -181,11 +180,15 @@ def _longer(steps: Sequence[int]) -> Floats:
     return np.fmax(1.0, gaps / _most_before(gaps))
 
 
-def _fill_forks(history: History, refs: Sequence[CheckpointRef], keys: Sequence[Key], ratios: Floats) -> None:
-    """The catalog counts moves within a run: of the first checkpoint after a fork, from the sketches of both sides."""
-    for place in range(1, len(refs)):
-        if refs[place].run != refs[place - 1].run:
-            found = estimated(history, refs[place - 1], refs[place])
-            for tensor, key in enumerate(keys):
-                if key in found:
-                    ratios[tensor, place] = found[key]["relative_update"]
+def _with_forks(history: History, known: Figures) -> Floats:
+    """Relative updates; the catalog counts moves within a run: of the first checkpoint after a fork, from the sketches of both sides."""
+    ratios, refs = known.parts["relative_update"], known.refs
+    forks = [place for place in range(1, len(refs)) if refs[place].run != refs[place - 1].run]
+    if forks:
+        ratios = ratios.copy(order="K")
+    for place in forks:
+        found = estimated(history, refs[place - 1], refs[place])
+        for tensor, key in enumerate(known.keys):
+            if key in found:
+                ratios[tensor, place] = found[key]["relative_update"]
+    return ratios

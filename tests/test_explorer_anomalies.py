@@ -1,6 +1,7 @@
 """Planted faults are found at the step where they were planted, in the tensor where they were planted."""
 
 import math
+import shutil
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from explorer_helpers import Run, whole
 import capture
 import dshistory
 from catalog.errors import NotFoundError
+from dshistory.cells import Cells
 from dshistory.explorer import Explorer
 
 
@@ -114,3 +116,60 @@ def test_a_parents_statistics_after_the_fork_are_not_counted(tmp_path):
     child.checkpoint(5, whole({"w": torch.ones(4, 32)}))
     child.close()
     assert "in the 1 of 2 checkpoints that have statistics" in explorer.anomalies().note
+
+
+def steps_of(root, *, spike_at=None):
+    """A run of ten calm steps, of which one may be a jump; left open."""
+    run = Run(root)
+    for step in range(1, 11):
+        run.checkpoint(step, whole(calm(step, spike=step == spike_at)))
+    return run
+
+
+def calm(step, *, spike=False):
+    generator = torch.Generator().manual_seed(step)
+    noise = torch.randn(64, generator=generator) * 1e-3
+    return {"h.0.w": torch.linspace(1, 2, 64) * (1 + 0.001 * step) + noise + (5.0 if spike else 0.0)}
+
+
+def rows_and_note(explorer):
+    table = explorer.anomalies()
+    return list(table), table.note
+
+
+def test_what_is_kept_for_the_next_question_is_what_a_new_one_finds(tmp_path, monkeypatch):
+    run = steps_of(tmp_path)
+    explorer = Explorer.open(tmp_path)
+    explorer.analyze(quiet=True)
+    assert rows_and_note(explorer) == rows_and_note(Explorer.open(tmp_path))
+    asked = []
+    whole_of = Cells.all.__func__
+    monkeypatch.setattr(
+        Cells, "all", classmethod(lambda cls, h, ask, refs: asked.append(len(refs)) or whole_of(cls, h, ask, refs))
+    )
+    run.checkpoint(11, whole(calm(11, spike=True)))
+    run.checkpoint(12, whole(calm(12)))
+    explorer.analyze(quiet=True)
+    rows, note = rows_and_note(explorer)
+    assert asked == [2], "only the new ones are asked for"
+    assert {row["step"] for row in rows} == {11}
+    assert rows_and_note(explorer) == (rows, note)
+    assert asked == [2], "and nothing when nothing is new"
+    assert rows_and_note(Explorer.open(tmp_path)) == (rows, note)
+    run.close()
+
+
+def test_what_comes_between_or_goes_is_not_overlooked(tmp_path):
+    run = steps_of(tmp_path, spike_at=7)
+    explorer = Explorer.open(tmp_path)
+    for step in (1, 2, 3, 4, 5, 6, 8, 9, 10):
+        explorer.analyze(step, quiet=True)
+    assert {row["step"] for row in explorer.anomalies()} == set()
+    explorer.analyze(7, quiet=True)
+    assert {row["step"] for row in explorer.anomalies()} == {7}
+    shutil.rmtree(explorer.history.paths.step_dir(run.run, 7))
+    assert rows_and_note(explorer) == rows_and_note(Explorer.open(tmp_path))
+    run.checkpoint(11, whole(calm(11) | {"h.1.w": torch.ones(64)}))
+    explorer.analyze(quiet=True)
+    assert rows_and_note(explorer) == rows_and_note(Explorer.open(tmp_path))
+    run.close()
