@@ -36,18 +36,16 @@ class CountProgress:
     def __init__(self, total: int, *, description: str, quiet: bool, **unit: Any) -> None:
         self._listener = _listener.get()
         self._total, self._done = total, 0
-        self._bar = tqdm(
-            total=total,
-            desc=description,
-            leave=False,
-            delay=_PATIENCE_S,
-            disable=quiet or self._listener is not None or not (_in_notebook() or sys.stderr.isatty()),
-            **unit,
-        )
+        self._bar: Any = None
+        # tqdm takes a lock of the whole process even for a bar that is not shown. Ctrl-C can leave it with the main thread, which
+        # goes on; whoever listens, in a thread of its own, would wait for it for ever.
+        if self._listener is None and not quiet and (_in_notebook() or sys.stderr.isatty()):
+            self._bar = tqdm(total=total, desc=description, leave=False, delay=_PATIENCE_S, **unit)
 
     def advance(self, count: int) -> None:
         """Say that so many more are done."""
-        self._bar.update(count)
+        if self._bar is not None:
+            self._bar.update(count)
         self._done += count
         if self._listener is not None:
             self._listener(min(1.0, self._done / max(1, self._total)))
@@ -56,7 +54,8 @@ class CountProgress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bar.close()
+        if self._bar is not None:
+            self._bar.close()
 
 
 class ByteProgress(CountProgress):

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from tqdm.auto import tqdm
 
 from catalog.errors import NotFoundError
 from dshistory.progress import ByteProgress, heard
@@ -73,9 +74,9 @@ def test_progress_is_told_to_the_end(told: Told) -> None:
 
 def test_who_listens_sees_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    assert not ByteProgress(1, description="shown", quiet=False)._bar.disable
+    assert ByteProgress(1, description="shown", quiet=False)._bar is not None
     with heard(lambda share: None):
-        assert ByteProgress(1, description="heard", quiet=False)._bar.disable
+        assert ByteProgress(1, description="heard", quiet=False)._bar is None
 
 
 def test_a_newer_wish_ends_the_running_one_and_replaces_the_waiting_one(told: Told) -> None:
@@ -150,3 +151,16 @@ def test_only_its_own_thread_is_the_worker(told: Told) -> None:
     told.worker.wait(PATIENCE_S)
     assert seen == [True]
     assert not told.worker.is_me
+
+
+def test_progress_is_heard_while_the_lock_of_all_bars_is_held(told: Told) -> None:
+    """As it is for good, once Ctrl-C has cut a bar of the main thread short."""
+
+    def work() -> None:
+        with ByteProgress(1, description="work", quiet=False) as bar:
+            bar.advance(1)
+
+    with tqdm.get_lock():
+        told.worker.submit("layers", work)
+        assert told.worker.wait(PATIENCE_S)
+    assert told.shares == [1.0, None]
