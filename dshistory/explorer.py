@@ -11,7 +11,7 @@ from dshistory.choices import ExportFormat, Grouping, Weights
 from dshistory.naming import Patterns
 from dshistory.over_time import OverTime, Ref
 from dshistory.report import Report
-from dshistory.table import Table
+from dshistory.table import Table, told_apart
 
 if TYPE_CHECKING:
     import torch
@@ -247,13 +247,13 @@ class Explorer(OverTime):
 
     def sql(self, /, query: str, **params: object) -> Table:
         """The rows of a DuckDB query over the catalog: runs, checkpoints, tensors, statistics, sketches, fragments, metrics,
-        tags, events. Nothing can be changed.
+        tags, events. Nothing can be changed. Of columns of one name the others get a number.
 
         Args:
             query: the SQL; $name stands for a value
             params: values for the $names of the query
         """
-        return Table(self.history.query(query, params))
+        return Table(told_apart(self.history.query(query, params)))
 
     def verify(self, ref: Ref | None = None, *, quiet: bool = False) -> Table:
         """Read everything again and compare it with its checksums: a row for each problem, with file and field; none

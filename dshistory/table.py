@@ -10,6 +10,7 @@ import io
 import json
 import math
 from collections.abc import Iterator, Mapping
+from itertools import count
 from typing import Any, Self, overload
 
 import pyarrow as pa
@@ -18,7 +19,7 @@ from catalog.errors import NotFoundError, SetupError
 from dshistory import html, text
 from dshistory.units import Format
 
-__all__ = ["Table", "json_value"]
+__all__ = ["Table", "json_value", "told_apart"]
 
 
 class Table:
@@ -106,6 +107,19 @@ class Table:
         other = copy.copy(self)
         other._data = data
         return other
+
+
+def told_apart(data: pa.Table) -> pa.Table:
+    """The same with every column under a name of its own: of several called a, as a join has them, the others are a_1, a_2, ...
+    as far as no column has that name."""
+    taken, seen, names = set(data.column_names), set[str](), []
+    for name in data.column_names:
+        if name in seen:
+            name = next(other for i in count(1) if (other := f"{name}_{i}") not in taken)
+        seen.add(name)
+        taken.add(name)
+        names.append(name)
+    return data.rename_columns(names)
 
 
 def json_value(value: object) -> object:

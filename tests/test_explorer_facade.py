@@ -97,6 +97,13 @@ def test_else_the_environment_else_the_folder_here(root: Path, tmp_path: Path, m
     assert dshistory.show(10)["step"] == 10
 
 
+def test_columns_of_one_name_are_told_apart(root: Path) -> None:
+    rows = Explorer.open(root).sql("SELECT 1 AS a, 2 AS a, 3 AS a_1, 4 AS a, 5 AS b")
+    assert rows.columns == ("a", "a_2", "a_1", "a_3", "b")
+    assert rows[0] == {"a": 1, "a_2": 2, "a_1": 3, "a_3": 4, "b": 5}
+    assert rows.to_csv() == "a,a_2,a_1,a_3,b\n1,2,3,4,5\n"
+
+
 def test_every_verb_has_help_examples_and_a_word_on_each_argument() -> None:
     for verb in VERBS:
         assert verb.summary.endswith("."), verb.name
