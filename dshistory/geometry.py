@@ -107,6 +107,8 @@ def plane(squares: Matrix) -> tuple[Matrix, float]:
     that they have. Classical multidimensional scaling: Torgerson, Psychometrika 17 (1952).
     """
     count = len(squares)
+    if not count:
+        return np.zeros((0, 2)), 1.0
     centred = squares - squares.mean(axis=0) - squares.mean(axis=1)[:, None] + squares.mean()
     values, vectors = np.linalg.eigh(-centred / 2)
     values, vectors = np.maximum(values[::-1], 0.0), vectors[:, ::-1]

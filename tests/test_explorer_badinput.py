@@ -209,6 +209,18 @@ def test_analyze_fills_the_gaps(tmp_path: Path) -> None:
     assert explorer.log()["health"].to_pylist() == ["ok", "ok", "ok"]
 
 
+def test_statistics_that_can_not_be_written_are_refused_by_name(tmp_path: Path) -> None:
+    run = Run(tmp_path / "history")
+    three(run)
+    run.close()
+    explorer = Explorer.open(run.root)
+    explorer.history.paths.statistics_dir("run-a").touch()
+    with pytest.raises(
+        SetupError, match=r"the statistics of run-a:10 can't be written into .*history: .*; analyze a copy"
+    ):
+        explorer.analyze(quiet=True)
+
+
 def test_no_verb_is_left_out() -> None:
     assert {verb.name for verb in VERBS if verb.needs_history} | {"open"} == VERB_CASES.keys() | ELSEWHERE
 

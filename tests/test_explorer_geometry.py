@@ -1,13 +1,17 @@
 """Distances between all checkpoints, and the path they make in the plane."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
 from capture_helpers import make, one_step, reference
+from explorer_helpers import Run, whole
 
 import capture
 import dshistory
 from catalog.errors import NotFoundError
+from dshistory.explorer import Explorer
 from dshistory.geometry import plane
 
 
@@ -75,3 +79,15 @@ def test_without_statistics_it_says_what_to_do(history):
         one_step(model, optimizer)
     with pytest.raises(NotFoundError, match="`analyze` computes them"):
         dshistory.open(history).distances()
+
+
+def test_no_checkpoint_at_all_is_a_path_of_none(tmp_path):
+    run = Run(tmp_path)
+    for step in (1, 2):
+        run.checkpoint(step, whole({"h.0.w": torch.full((64,), float("nan"))}))
+    run.close()
+    explorer = Explorer.open(tmp_path)
+    explorer.analyze(quiet=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(explorer.distances().path()) == 0

@@ -172,7 +172,7 @@ class Scene:
         known = [row for row in (*at_step, *reversed(of_layer)) if row["most"] is not None]
         if not known:
             raise NotFoundError(
-                f"nothing is known of layer {name} in the steps shown: `analyze` computes the statistics"
+                f"nothing is known of layer {name} in the steps shown: no statistics (`analyze` computes them), or nothing finite"
             )
         return known[0]["most"], escape(known[0]["kind"])
 
