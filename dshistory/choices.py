@@ -6,6 +6,7 @@ from typing import Annotated, Final
 from dshistory.metrics import METRICS
 
 __all__ = [
+    "DIFF_METRICS",
     "EXPORT_FORMATS",
     "GROUPINGS",
     "WEIGHTS",
@@ -23,6 +24,20 @@ class Choices:
 
     words: tuple[str, ...]
 
+
+DIFF_METRICS: Final[tuple[str, ...]] = (
+    "relative_update",
+    "update_norm",
+    "cosine",
+    "max_change",
+    "changed_share",
+    "sign_flips",
+    "norm_before",
+    "norm_after",
+    "nonfinite_before",
+    "nonfinite_after",
+)
+"""The numbers of a row of a diff, in the order of its columns."""
 
 GROUPINGS: Final = ("tensor", "layer", "kind")
 EXPORT_FORMATS: Final = ("safetensors", "torch", "dcp", "huggingface", "deepspeed", "universal")

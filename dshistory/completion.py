@@ -10,6 +10,7 @@ from catalog.manifest import NOT_STATE
 from catalog.records import Extent
 from catalog.resolve import lineage
 from dshistory import current
+from dshistory.choices import DIFF_METRICS
 from dshistory.explorer import Explorer
 from dshistory.over_time import Ref
 from dshistory.sqlcell import OPTIONS as CELL_OPTIONS
@@ -141,4 +142,5 @@ _SOURCES: Final[Mapping[str, Callable[[Explorer, str], list[str]]]] = {
     "tensor": _names,
     "kind": _kinds,
     "kinds": _kinds,
+    "metrics": lambda explorer, start: list(DIFF_METRICS),
 }

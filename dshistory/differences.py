@@ -8,6 +8,7 @@ extents of both sides -> logical tensors -> pairs -> equal by checksum: a zero r
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from glob import escape
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,9 +16,11 @@ import pyarrow as pa
 import torch
 
 from capture.restore import state_dict_of
+from catalog.errors import SetupError
 from catalog.history import History
 from catalog.manifest import NOT_STATE
 from catalog.records import CheckpointRef
+from dshistory.choices import DIFF_METRICS
 from dshistory.comparison import Comparison
 from dshistory.estimates import estimated, norms
 from dshistory.fragments import FragmentStream, StoredTensor, stored_tensors
@@ -51,7 +54,6 @@ _SCHEMA: Final = pa.schema(
         ("bound", pa.float64()),
     ]
 )
-_IDENTITY: Final = frozenset({"name", "kind", "shape", "status", "bound"})
 _FORMATS: Final[dict[str, Format]] = {"shape": "shape", "cosine": "cosine", "changed_share": "share", "bound": "share"}
 AT_ONCE_BYTES: Final = 256 << 20
 """What takes a moment to read is compared exactly anyway."""
@@ -75,11 +77,34 @@ class DiffTable(Table):
     "reshaped"; numbers that were not computed are unknown (null), never zero. `bound` is 0 for an exact row; of an estimated one
     it says how far its update may be off, relatively, at about 95 %."""
 
+    metric = "relative_update"
+    """What the rows are ordered by."""
+
+    def only(self, metrics: Patterns) -> "DiffTable":
+        """Of the numbers only these, ordered by the first of them: the largest first, of cosines the smallest. NotFoundError, naming
+        the nearest, for one that there is not."""
+        known = [name for name in DIFF_METRICS if name in self.columns]
+        fitting = (
+            sorted(matching(known, pattern, what="metric", where="a diff"), key=known.index)
+            for pattern in ([metrics] if isinstance(metrics, str) else metrics)
+        )
+        chosen = list(dict.fromkeys(chain.from_iterable(fitting)))
+        if not chosen:
+            raise SetupError(f"diff: metrics=[] leaves nothing to show; there are {', '.join(known)}")
+        others = [name for name in self.columns if name not in known]
+        shown = self.to_arrow().select(
+            [*(name for name in others if name != "bound"), *chosen, *(["bound"] if "bound" in others else [])]
+        )
+        order = "ascending" if chosen[0] == "cosine" else "descending"
+        table = self._of(shown.sort_by([(chosen[0], order)]))
+        table.metric = chosen[0]
+        return table
+
     def plot(self, *, top: int = 20) -> "go.Figure":
-        """The most moved tensors as horizontal bars of their relative update. Needs the [notebook] extra."""
+        """The first rows as horizontal bars of what they are ordered by. Needs the [notebook] extra."""
         from dshistory import plot
 
-        return plot.moved_tensors(self, top=top)
+        return plot.moved_tensors(self, metric=self.metric, top=top)
 
 
 def select(history: History, *refs: CheckpointRef, kinds: Patterns, names: Patterns) -> list[dict[Key, StoredTensor]]:
@@ -174,7 +199,7 @@ def _row(
         numbers = known
     elif status == "changed" and before and after:
         compared = compare(root, before, after, advance)
-        numbers = {field.name: compared.number(field.name) for field in _SCHEMA if field.name not in _IDENTITY}
+        numbers = {name: compared.number(name) for name in DIFF_METRICS}
         numbers |= {"bound": 0.0}
     return {"name": shown.name, "kind": shown.kind, "shape": shown.shape, "status": status, **numbers}
 

@@ -72,6 +72,7 @@ class Explorer(OverTime):
         kinds: Patterns = "model",
         names: Patterns = "*",
         by: Grouping = "tensor",
+        metrics: Patterns | None = None,
         exact: bool = False,
         tensor: str | None = None,
         axis: int = 0,
@@ -91,6 +92,7 @@ class Explorer(OverTime):
             kinds: patterns of kinds: model, buffer, master, exp_avg, ...; '*' for all
             names: patterns of tensor names, as '*.mlp.*'
             by: a row for each tensor, or for each layer or kind, with norms as of one long vector
+            metrics: only these columns, as cosine or 'norm_*', the rows ordered by the first of them
             exact: read the tensors, however large
             tensor: look into this one, of the one kind: a row for each index along an axis
             axis: the axis of that tensor: 0 for its rows
@@ -103,10 +105,14 @@ class Explorer(OverTime):
         if tensor is not None:
             if not isinstance(kinds, str):
                 raise SetupError(f"diff: tensor= is looked into in one kind, not in {kinds}")
-            return drilldown.drill_down(
+            table = drilldown.drill_down(
                 self.history, before, after, name=tensor, kind=kinds, axis=axis, parts=parts, quiet=quiet
             )
-        return differences.diff(self.history, before, after, kinds=kinds, names=names, by=by, exact=exact, quiet=quiet)
+        else:
+            table = differences.diff(
+                self.history, before, after, kinds=kinds, names=names, by=by, exact=exact, quiet=quiet
+            )
+        return table if metrics is None else table.only(metrics)
 
     def explore(self, names: Patterns = "*", *, kinds: Patterns = "model", run: str | None = None) -> "Exploration":
         """The history as a widget: timeline, layers by steps, one tensor over time, a diff; each gesture shows its line of Python.

@@ -60,26 +60,28 @@ def loss_timeline(metrics: "Table", checkpoints: "Table") -> "go.Figure":
     return figure.update_layout(xaxis_title="step", yaxis_title="loss", height=360)
 
 
-def moved_tensors(rows: "Table", *, top: int) -> "go.Figure":
-    """The first `top` finite rows of a diff as horizontal bars, in its order."""
-    moved = [row for row in rows if row["relative_update"] is not None]
-    first = [row for row in moved if math.isfinite(row["relative_update"])][:top]
-    out_of_zero = sum(not math.isfinite(row["relative_update"]) for row in moved)
+def moved_tensors(rows: "Table", *, metric: str, top: int) -> "go.Figure":
+    """The first `top` rows of a diff whose metric is finite as horizontal bars, in its order."""
+    moved = [row for row in rows if row[metric] is not None]
+    first = [row for row in moved if math.isfinite(row[metric])][:top]
+    out_of_zero = sum(not math.isfinite(row[metric]) for row in moved)
+    title = metric.replace("_", " ")
     figure = _figure()
     for colour, kind in zip(cycle(_COLOURS), dict.fromkeys(row["kind"] for row in first), strict=False):
         of_kind = [row for row in first if row["kind"] == kind]
         figure.add_bar(
-            x=[row["relative_update"] for row in of_kind],
+            x=[row[metric] for row in of_kind],
             y=[_label(row, first) for row in of_kind],
             orientation="h",
             name=_plain(kind),
             marker={"color": colour},
-            hovertemplate="%{y}<br>relative update %{x:.4g}<extra></extra>",
+            hovertemplate="%{y}<br>" + title + " %{x:.4g}<extra></extra>",
         )
     order = [_label(row, first) for row in first]
     figure.update_yaxes(autorange="reversed", categoryorder="array", categoryarray=order, automargin=True)
     _say_if(figure, not first, "nothing to compare in these two")
-    title = f"relative update ({out_of_zero} that came out of zero are not drawn)" if out_of_zero else "relative update"
+    if out_of_zero:
+        title += f" ({out_of_zero} that came out of zero are not drawn)"
     return figure.update_layout(xaxis_title=title, height=max(200, 120 + 22 * len(first)), barmode="stack")
 
 

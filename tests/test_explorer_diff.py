@@ -7,7 +7,7 @@ import pytest
 import torch
 from explorer_helpers import Piece, flip_bit, history_of, shares, whole
 
-from catalog.errors import CorruptError, NotFoundError
+from catalog.errors import CorruptError, NotFoundError, SetupError
 from dshistory import fragments
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -163,3 +163,22 @@ def test_names_are_no_patterns_where_one_tensor_is_meant(tmp_path: Path) -> None
     explorer = history_of(tmp_path, [before], [whole({"w[0]": torch.zeros(1), "w0": torch.zeros(1)})])
     assert explorer.tensor("w[0]", 10).tolist() == [1.0]
     assert set(explorer.diff(10, 20, names="w[0]")["name"].to_pylist()) == {"w[0]", "w0"}
+
+
+def test_only_the_metrics_that_are_asked_for_in_the_order_of_the_first(tmp_path: Path) -> None:
+    explorer = history_of(tmp_path, shares(BEFORE, 1), shares(AFTER, 1))
+    everything = {row["name"]: row for row in explorer.diff(10, 20)}
+    table = explorer.diff(10, 20, metrics=["max_change", "norm_*"])
+    assert table.columns == ("name", "kind", "shape", "status", "max_change", "norm_before", "norm_after", "bound")
+    assert [row["max_change"] for row in table] == sorted((r["max_change"] for r in everything.values()), reverse=True)
+    assert all(row.items() <= everything[row["name"]].items() for row in table)
+    assert list(table.plot(top=2).data[0].x) == table["max_change"].to_pylist()[:2]
+    cosines = explorer.diff(10, 20, metrics="cosine")["cosine"].to_pylist()
+    known = [cosine for cosine in cosines if cosine is not None]
+    assert cosines == sorted(known) + [None] * (len(cosines) - len(known)), "the smallest first, the unknown last"
+    (first, *_) = explorer.diff(10, 20, tensor="a.weight", metrics="update_norm")
+    assert first["update_norm"] == max(explorer.diff(10, 20, tensor="a.weight")["update_norm"].to_pylist())
+    with pytest.raises(NotFoundError, match=r"no metric fits 'cosin' in a diff; the nearest are cosine"):
+        explorer.diff(10, 20, metrics=["cosin"])
+    with pytest.raises(SetupError, match="leaves nothing to show"):
+        explorer.diff(10, 20, metrics=[])
