@@ -33,7 +33,7 @@ def covers(what: str) -> Callable[[Case], Case]:
     return lambda case: case
 
 
-def run_ranks(module: str, *, world: int, folder: Path, timeout_s: float = 240.0) -> dict[str, str]:
+def run_ranks(module: str, *, world: int, folder: Path, timeout_s: float = 480.0) -> dict[str, str]:
     """Run all cases of `module` on `world` ranks, each given `folder`; what each case said: "passed", or the tracebacks."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
