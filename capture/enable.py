@@ -18,7 +18,7 @@ import native
 from capture.intact import Check
 from capture.items import StateProvider
 from capture.loop import Loop
-from capture.loops import loop_for
+from capture.loops import loop_to_capture
 from capture.places import history_path
 from capture.ranks import Ranks
 from capture.registry import origin_of, register_session, sessions_of
@@ -86,7 +86,7 @@ def enable(
     Raises SetupError, UnsupportedError (state that can't be stored, by name), MismatchError.
     """
     _check_arguments(every, on_full, check, stats_every, resume, backend)
-    loop = loop_for(target, optimizer=optimizer, scheduler=scheduler, scaler=scaler)
+    loop = loop_to_capture(target, optimizer=optimizer, scheduler=scheduler, scaler=scaler)
     subjects = loop.subjects()
     for previous in sessions_of(subjects):
         previous.close()

@@ -7,14 +7,27 @@ import torch
 
 from capture.items import StateProvider
 
-__all__ = ["Loop", "LoopEvents"]
+__all__ = ["Barrier", "Loop", "LoopEvents"]
 
 
-class LoopEvents(Protocol):
-    """What a loop tells its session, all on the training thread."""
+class Barrier(Protocol):
+    """What keeps the state whole: a loop calls it before anything writes the state, and goes on when it returns."""
 
     def before_update(self) -> None:
-        """The barrier: the loop calls it right before every optimizer update and goes on when it returns."""
+        """Right before every optimizer update."""
+
+    def before_access(self, what: str) -> None:
+        """Before any other way to the state: loading, offloading, destroying. `what` names it."""
+
+    def layout_changed(self) -> None:
+        """Tensors were created, moved or freed: what was planned is void."""
+
+    def closing(self) -> None:
+        """The loop ends its life: the last moment to capture it."""
+
+
+class LoopEvents(Barrier, Protocol):
+    """What a loop tells its session, all on the training thread."""
 
     def after_step(
         self,
@@ -32,15 +45,6 @@ class LoopEvents(Protocol):
 
     def settled(self) -> None:
         """What moves after the update has moved: the next forward begins."""
-
-    def before_access(self, what: str) -> None:
-        """The barrier for any other way to the state: loading, offloading, destroying. `what` names it."""
-
-    def layout_changed(self) -> None:
-        """Tensors were created, moved or freed: what was planned is void."""
-
-    def closing(self) -> None:
-        """The loop ends its life: the last moment to capture it."""
 
 
 class Loop(Protocol):

@@ -84,7 +84,7 @@ class Session:
         self._updating = False
         self._thread = threading.get_ident()
         _open.add(self)
-        self._detach: Callable[[], None] = loop.attach(self)
+        self._detach: Callable[[], None] = lambda: None
         self._begin_at_once()
 
     @property
@@ -254,6 +254,7 @@ class Session:
 
     def _begin_at_once(self) -> None:
         try:
+            self._detach = self._loop.attach(self)
             self._take(self._loop.step())
             self._pending.settle()
         except BaseException as error:

@@ -5,14 +5,15 @@ same methods.
 import functools
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from capture.loop import LoopEvents
+from capture.loop import Barrier, LoopEvents
+from capture.module_hooks import LoadingHooks
 from capture.zero_engine import loss_scale
 
-__all__ = ["Barrier", "Meter", "attach", "attach_barrier", "wrap"]
+__all__ = ["Meter", "attach", "attach_barrier", "wrap"]
 
 _MISSING = object()
 
@@ -42,18 +43,6 @@ def wrap(owner: Any, name: str, around: Callable[..., Any]) -> Callable[[], None
 
     setattr(owner, name, wrapper)
     return undo
-
-
-class Barrier(Protocol):
-    """The part of `LoopEvents` that keeps the state whole: what comes before anything writes it."""
-
-    def before_update(self) -> None: ...
-
-    def before_access(self, what: str) -> None: ...
-
-    def layout_changed(self) -> None: ...
-
-    def closing(self) -> None: ...
 
 
 class Meter:
@@ -175,14 +164,10 @@ def _accesses(engine: Any, events: Barrier) -> list[Callable[[], None]]:
     optimizer = engine.optimizer
     undo = [wrap(engine, name, _guard(events, name)) for name in ("load_checkpoint", "load_module_state_dict")]
     undo.append(wrap(engine, "destroy", _closing(events)))
-    # Hooks, not wraps, on what users deepcopy: a copied wrap would still act on the original.
-    for module in engine.module.modules():
-        undo.append(module.register_load_state_dict_pre_hook(lambda *_: events.before_access("load_state_dict")).remove)
-    if isinstance(optimizer, torch.optim.Optimizer):
-        undo.append(
-            optimizer.register_load_state_dict_pre_hook(lambda *_: events.before_access("load_state_dict")).remove
-        )
-        undo.append(optimizer.register_load_state_dict_post_hook(lambda *_: events.layout_changed()).remove)
+    # Hooks, not wraps, on what users copy: a copied wrap would still act on the original.
+    torch_optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else []
+    undo.append(LoadingHooks(engine.module, torch_optimizers, events).remove)
+    if torch_optimizers:
         return undo
     # On the optimizer, which engine.offload_states() and engine.reload_states() call: so is a direct call caught.
     moving = (name for name in ("load_state_dict", "offload_states", "reload_states") if hasattr(optimizer, name))

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 import warnings
 from pathlib import Path
 
@@ -234,6 +235,23 @@ def test_what_enable_refuses(history, options, message):
     model, optimizer = make()
     with pytest.raises(SetupError, match=message):
         capture.enable(model, **{"optimizer": optimizer, "history": history, **options})
+    assert not history.exists()
+
+
+def test_a_module_that_takes_no_hooks_is_left_as_it_was(history):
+    class Stubborn(torch.nn.Linear):
+        def register_forward_hook(self, *_args, **_options):
+            raise RuntimeError("no hooks on this module")
+
+    model = Stubborn(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with pytest.raises(RuntimeError, match="no hooks on this module"):
+        capture.enable(model, optimizer=optimizer, history=history)
+    assert not model._forward_pre_hooks
+    assert not optimizer._optimizer_step_pre_hooks
+    assert not optimizer._optimizer_step_post_hooks
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("dshistory-")]
+    assert not History.open(history).held(History.open(history).current_run())
 
 
 def test_what_is_not_a_training_is_refused(history):
