@@ -61,11 +61,11 @@ class Checkpoint:
         rows = self._history.query(sql, {"run": self.run, "step": self.step}).to_pylist()
         return {row["name"]: row["value"] for row in rows}
 
-    def tensor(self, name: str, *, kind: str = "model") -> "torch.Tensor":
+    def tensor(self, name: str, *, state: str = "model") -> "torch.Tensor":
         """One logical tensor in its global shape; reads only its own bytes and verifies them."""
         from dshistory import differences
 
-        return differences.tensor(self._history, self.ref, name=name, kind=kind)
+        return differences.tensor(self._history, self.ref, name=name, kind=state)
 
     def state_dict(self) -> dict[str, "torch.Tensor"]:
         """Weights and buffers as `module.load_state_dict` takes them, tied names included."""

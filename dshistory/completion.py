@@ -140,7 +140,7 @@ _SOURCES: Final[Mapping[str, Callable[[Explorer, str], list[str]]]] = {
     "name": _names,
     "names": _names,
     "tensor": _names,
-    "kind": _kinds,
+    "state": _kinds,
     "kinds": _kinds,
     "metrics": lambda explorer, start: list(DIFF_METRICS),
 }

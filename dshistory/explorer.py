@@ -144,17 +144,17 @@ class Explorer(OverTime):
 
         return widgets.watch(self, names, kinds=kinds, run=run, seconds=seconds)
 
-    def tensor(self, name: str, step: Ref = "latest", *, kind: str = "model") -> "torch.Tensor":
+    def tensor(self, name: str, step: Ref = "latest", *, state: str = "model") -> "torch.Tensor":
         """One logical tensor of one checkpoint: reads only its own bytes and verifies them.
 
         Args:
             name: the tensor's name, or an alias of it
             step: the checkpoint
-            kind: model, buffer, master, exp_avg, ...
+            state: model, buffer, master, exp_avg, ...
         """
         from dshistory import differences
 
-        return differences.tensor(self.history, self.history.resolve(step), name=name, kind=kind)
+        return differences.tensor(self.history, self.history.resolve(step), name=name, kind=state)
 
     def restore(
         self,

@@ -95,18 +95,18 @@ class OverTime:
             self.history, names=names, metric=metric, kinds=kinds, run=run, first=first, last=last, quiet=quiet
         )
 
-    def histogram(self, name: str, *, kind: str = "model", run: str | None = None) -> "HistogramTable":
+    def histogram(self, name: str, *, state: str = "model", run: str | None = None) -> "HistogramTable":
         """How large the elements of a tensor are over the checkpoints of a run and its parents, from the statistics: a row for
         each checkpoint and power of two.
 
         Args:
             name: the tensor's name
-            kind: model, buffer, master, exp_avg, ...
+            state: model, buffer, master, exp_avg, ...
             run: this run and its parents; default: the current run
         """
         from dshistory import histograms
 
-        return histograms.histogram(self.history, name=name, kind=kind, run=run)
+        return histograms.histogram(self.history, name=name, kind=state, run=run)
 
     def distances(self, names: Patterns = "*", *, kinds: Patterns = "model", run: str | None = None) -> "DistanceTable":
         """How far each checkpoint is from each other: of a run and its parents, estimated from sketches; .path() puts them
@@ -152,7 +152,7 @@ class OverTime:
 
         Args:
             predicate: a metric, as 'loss > 4.5'; in Python also a function of a checkpoint, which has .step, .run, .metrics,
-                .tensor(name, kind=...) and .state_dict(), and returns whether it holds
+                .tensor(name, state=...) and .state_dict(), and returns whether it holds
             good: a checkpoint at which it does not hold yet; default: the first
             bad: a later one at which it holds; default: the last
             run: this run and its parents; default: the current run

@@ -179,10 +179,10 @@ VERBS: Final[tuple[Verb, ...]] = (
         ("trajectory '*.mlp.*'", "trajectory lm_head.weight --metric norm --kinds '*'"),
     ),
     Verb("layers", Explorer.layers, ("layers", "layers '*.mlp.*' --metric norm --first 1000")),
-    Verb("histogram", Explorer.histogram, ("histogram lm_head.weight", "histogram lm_head.weight --kind exp_avg_sq")),
+    Verb("histogram", Explorer.histogram, ("histogram lm_head.weight", "histogram lm_head.weight --state exp_avg_sq")),
     Verb("explore", Explorer.explore, ("explore", "explore '*.mlp.*'"), surfaces=("magic",)),
     Verb("watch", Explorer.watch, ("watch", "watch --seconds 5"), surfaces=("magic",)),
-    Verb("tensor", Explorer.tensor, ("tensor lm_head.weight 1200", "tensor lm_head.weight 1200 --kind exp_avg")),
+    Verb("tensor", Explorer.tensor, ("tensor lm_head.weight 1200", "tensor lm_head.weight 1200 --state exp_avg")),
     Verb("tags", Explorer.tags, ("tags",)),
     Verb("restore", Explorer.restore, ("restore 1200 --kinds model",), surfaces=("magic",)),
     Verb(

@@ -137,7 +137,7 @@ def test_one_of_rank_local_state(tmp_path: Path) -> None:
     table = explorer.diff(10, 20, kinds="buffer")
     assert table["update_norm"].to_pylist() == [2.0]
     assert "rank 0's" in table.note
-    assert explorer.tensor("running_mean", 20, kind="buffer").tolist() == [3.0]
+    assert explorer.tensor("running_mean", 20, state="buffer").tolist() == [3.0]
 
 
 def test_one_tensor_from_the_fragments_of_three_ranks(tmp_path: Path) -> None:

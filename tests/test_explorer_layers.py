@@ -206,7 +206,7 @@ def test_a_histogram_counts_as_numpy_does(h: Explorer) -> None:
 
 
 def test_a_histogram_has_gaps_where_there_are_no_statistics(h: Explorer) -> None:
-    table = h.histogram("head.weight", kind="exp_avg")
+    table = h.histogram("head.weight", state="exp_avg")
     steps, exponents, shares = table.grid()
     assert tuple(steps) == STEPS
     assert {line[steps.index(SILENT)] for line in shares} == {None}

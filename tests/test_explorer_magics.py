@@ -143,7 +143,7 @@ def test_completion(shell: InteractiveShell, root: Path) -> None:
     assert "10" not in _completions(shell, "%dshistory diff 0 20 1")
     assert _completions(shell, "%dshistory tensor layers.0.mlp.w") == ["layers.0.mlp.weight"]
     assert _completions(shell, "%dshistory tensor head.weight 1") == ["10"]
-    assert _completions(shell, "%dshistory tensor head.weight --kind exp") == ["exp_avg"]
+    assert _completions(shell, "%dshistory tensor head.weight --state exp") == ["exp_avg"]
     assert _completions(shell, "%dshistory diff 0 --qu") == ["--quiet"]
     assert _completions(shell, "%dshistory diff --quiet 0 1") == ["10"]
     assert _completions(shell, "%dshistory log --run run") == ["run-a"]

@@ -119,9 +119,9 @@ class Scene:
         table = self._asked(wish, "detail", Gesture("trajectory", (escape(name),), options))
         drawing.draw_detail(self.controls.figure, table, metric=wish.metric)
         self._said("trajectory", "")
-        one_kind = {"kind": table[0]["kind"], "run": self._run}
+        one_state = {"state": table[0]["kind"], "run": self._run}
         drawing.draw_histogram(self.controls.figure, None)
-        drawing.draw_histogram(self.controls.figure, Gesture("histogram", (name,), one_kind).run(self.explorer))
+        drawing.draw_histogram(self.controls.figure, Gesture("histogram", (name,), one_state).run(self.explorer))
 
     def show_diff(self, wish: Wish, a: "Ref", b: "Ref") -> None:
         """Two checkpoints compared, as a table."""
