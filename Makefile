@@ -61,9 +61,10 @@ demo: setup  ## train a small GPT with its history captured, then look at that h
 notebooks: setup  ## train the small models that the other notebooks look at, and run these
 	$(BIN)/python examples/notebooks.py
 
+# A file's tests stay in one process, for they share what is dear to make: ranks, histories, a kernel.
 .PHONY: test
 test: setup  ## run every test but those in a browser
-	$(BIN)/python -m pytest -q -rs
+	$(BIN)/python -m pytest -q -rs -n logical --maxprocesses 4 --dist loadfile
 
 # Chromium is a system package of 300 MB that nothing else needs, so these tests stay out of `test`.
 .PHONY: test-browser

@@ -1,16 +1,15 @@
 """Runs the `case_*` functions of a module inside one process group: ranks are started once, for many cases.
 
-Started as a script it is one rank. The first case that fails on any rank ends the group, for the ranks would no longer agree on collectives.
+The first case that fails on any rank ends the group, for the ranks would no longer agree on collectives.
 """
 
 import ast
+import atexit
 import importlib
 import json
 import logging
 import os
-import signal
 import socket
-import subprocess
 import sys
 import traceback
 from collections.abc import Callable
@@ -18,7 +17,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rank_nursery import Nursery
+
 HERE = Path(__file__).parent
+_nurseries: list[Nursery] = []
 Case = TypeVar("Case", bound=Callable[..., Any])
 
 
@@ -38,21 +40,9 @@ def run_ranks(module: str, *, world: int, folder: Path, timeout_s: float = 480.0
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    ranks = []
-    for rank in range(world):
-        where = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        fixed = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-        environment = {**os.environ, **{k: str(v) for k, v in where.items()}, **fixed, "PATH": path}
-        log = (folder / f"{module}-{rank}.log").open("w")
-        command = [sys.executable, __file__, module, str(folder)]
-        ranks.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT, cwd=folder))
-    try:
-        for process in ranks:
-            process.wait(timeout=timeout_s)
-    finally:
-        for process in ranks:
-            _stop(process)
+    group = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    places = [{**group, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
+    _nursery().run(module, folder, places=places, timeout_s=timeout_s)
     said: dict[str, str] = {}
     for rank in range(world):
         report = folder / f"{module}-{rank}.json"
@@ -66,17 +56,12 @@ def run_ranks(module: str, *, world: int, folder: Path, timeout_s: float = 480.0
     return said
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End a rank that hangs. Interrupted first: killed while it compiles a DeepSpeed extension, it would leave the lock of torch's extension
-    cache behind, and every later process would wait for it for ever.
-    """
-    if process.poll() is None:
-        process.send_signal(signal.SIGINT)
-        try:
-            process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+def _nursery() -> Nursery:
+    """The nursery of this process; a new one where the last had to be stopped."""
+    if not _nurseries or not _nurseries[-1].alive:
+        _nurseries.append(Nursery())
+        atexit.register(_nurseries[-1].stop)
+    return _nurseries[-1]
 
 
 def _join(module: str) -> None:
@@ -116,7 +101,3 @@ def main(module: str, folder: Path) -> None:
             if failed:
                 break
     torch.distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
