@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from deepspeed_cases_original import FULL, LAST, RESTORED, history_of, note, state_of
-from deepspeed_cases_reshard import check_equal
+from deepspeed_cases_resharded import check_equal
 from deepspeed_eager import Eager, assert_same
 from deepspeed_helpers import make_engine, train
 from deepspeed_ranks import covers
