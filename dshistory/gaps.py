@@ -1,7 +1,7 @@
 """The cells of a trajectory that the catalog can't tell: the tensors are read, checkpoint by checkpoint."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -68,11 +68,9 @@ def read_steps(
 ) -> None:
     """Fill in the parts of the wanted cells: of the tensor itself."""
     at = _Place(history, refs, keys)
-    for place in np.flatnonzero(wanted.any(axis=0)).tolist():
-        for tensor, found in at.tensors(place, np.flatnonzero(wanted[:, place]).tolist()).items():
-            read = _alone(history.root, found, advance)
-            for part, cells in parts.items():
-                cells[tensor, place] = _part(_OF_A_STEP, part, read)
+    for place, which in _by_place(wanted):
+        for tensor, found in at.tensors(place, which).items():
+            _fill(parts, _OF_A_STEP, (tensor, place), _alone(history.root, found, advance))
 
 
 def read_moves(
@@ -85,17 +83,28 @@ def read_moves(
 ) -> None:
     """Fill in the parts of the wanted cells: of the way from the checkpoint before, which has a tensor of that shape."""
     at = _Place(history, refs, keys)
-    for place in np.flatnonzero(wanted.any(axis=0)).tolist():
-        which = np.flatnonzero(wanted[:, place]).tolist()
+    for place, which in _by_place(wanted):
         before, after = at.tensors(place - 1, which), at.tensors(place, which)
         for tensor in which:
             read = compare(history.root, before[tensor], after[tensor], advance)
-            for part, cells in parts.items():
-                cells[tensor, place] = _part(_OF_A_MOVE, part, read)
+            _fill(parts, _OF_A_MOVE, (tensor, place), read)
 
 
-def _part(parts: Mapping[str, Callable[[Comparison], float]], part: str, read: Comparison) -> float:
-    return parts[part](read) if read.finite or not read.numel or part in _COUNTED else math.nan
+def _by_place(wanted: Wanted) -> Iterator[tuple[int, list[int]]]:
+    """Each checkpoint's place with the numbers of its wanted tensors."""
+    for place in np.flatnonzero(wanted.any(axis=0)).tolist():
+        yield place, np.flatnonzero(wanted[:, place]).tolist()
+
+
+def _fill(
+    parts: Mapping[str, Floats],
+    figures: Mapping[str, Callable[[Comparison], float]],
+    cell: tuple[int, int],
+    read: Comparison,
+) -> None:
+    for part, cells in parts.items():
+        known = read.finite or not read.numel or part in _COUNTED
+        cells[cell] = figures[part](read) if known else math.nan
 
 
 def _alone(root: Path, tensor: StoredTensor, advance: Advance) -> Comparison:

@@ -15,7 +15,7 @@ Made from the tests by `make coverage-table`; a test fails when it is stale.
 
 Each row is a test on a real DeepSpeed engine, in one to four processes over gloo on CPU, with gradient clipping, dropout, two param groups,
 a tied head, a frozen parameter and a buffer that forward changes, unless its row says otherwise. The cases of `deepspeed_cases_state`,
-`_variants` and `_reshard` take the state and put it back in memory, by the same State Providers; the others go through a history on disk. What moves to another world
+`_variants`, `_reshard` and `_resharded` take the state and put it back in memory, by the same State Providers; the others go through a history on disk. What moves to another world
 size, stage or split is tested for equal logical tensors and a training that goes on, for other ranks draw other random numbers.
 
 | configuration | test |
