@@ -18,7 +18,7 @@ import native
 from capture.intact import Check
 from capture.items import StateProvider
 from capture.loop import Loop
-from capture.loops import loop_to_capture
+from capture.loops import loop_for
 from capture.places import history_path
 from capture.ranks import Ranks
 from capture.registry import origin_of, register_session, sessions_of
@@ -82,19 +82,20 @@ def enable(
 
     The first step is captured at once, the last at `close`. Enabling the same module or optimizer again closes its
     session first. The objects of `providers` are read when the next forward, or update, begins: what the loop updates
-    after the optimizer, such as an average of the weights, belongs to the step.
+    after the optimizer, such as an average of the weights, belongs to the step. A module that is compiled with
+    `fullgraph=True` is passed compiled: the hooks on a bare one would be traced into its graph.
     Raises SetupError, UnsupportedError (state that can't be stored, by name), MismatchError.
     """
     _check_arguments(every, on_full, check, stats_every, resume, backend)
-    loop = loop_to_capture(target, optimizer=optimizer, scheduler=scheduler, scaler=scaler)
+    loop = loop_for(target, optimizer=optimizer, scheduler=scheduler, scaler=scaler)
+    ranks = Ranks(*loop.ranks())
+    every_provider = ranks.agree("looking at the training", lambda: _providers(loop, dataloader, providers))
     subjects = loop.subjects()
     for previous in sessions_of(subjects):
         previous.close()
-    ranks = Ranks(*loop.ranks())
     root = history_path(history)
     ranks.agree(f"making the history {root}", lambda: _make_history(root, ranks.rank))
     ranks.prove_shared(root)
-    every_provider = all_providers(loop.providers(), dataloader, providers)
     parent = origin_of(subjects)
     if resume == "auto":
         parent = _resume(History.open(root), ranks, every_provider) or parent
@@ -151,6 +152,11 @@ def _check_arguments(every: Any, on_full: Any, check: Any, stats_every: Any, res
         raise SetupError(f'resume={resume!r}: give "auto" or None; for a certain step call capture.restore first')
     if backend not in (None, "io_uring", "posix"):
         raise SetupError(f'backend={backend!r}: give "io_uring", "posix" or None')
+
+
+def _providers(loop: Loop, dataloader: Any, providers: Sequence[StateProvider]) -> Sequence[StateProvider]:
+    loop.check_capturable()
+    return all_providers(loop.providers(), dataloader, providers)
 
 
 def _make_history(root: Path, rank: int) -> None:

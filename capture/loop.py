@@ -50,6 +50,9 @@ class LoopEvents(Barrier, Protocol):
 class Loop(Protocol):
     """One training loop: a DeepSpeed engine, or a module with its optimizer."""
 
+    def check_capturable(self) -> None:
+        """SetupError for what can be restored, not captured; warns of state that is not captured."""
+
     def step(self) -> int:
         """Optimizer steps so far, skipped ones included."""
 

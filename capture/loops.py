@@ -10,7 +10,7 @@ from capture.loop import Loop
 from capture.torch_loop import Optimizers, TorchLoop
 from catalog.errors import SetupError
 
-__all__ = ["loop_for", "loop_to_capture", "trainer_target"]
+__all__ = ["loop_for", "trainer_target"]
 
 
 def loop_for(target: Any, *, optimizer: Optimizers = None, scheduler: Any = None, scaler: Any = None) -> Loop:
@@ -29,14 +29,6 @@ def loop_for(target: Any, *, optimizer: Optimizers = None, scheduler: Any = None
     if isinstance(target, torch.nn.Module):
         return TorchLoop(target, optimizer=optimizer, scheduler=scheduler, scaler=scaler)
     raise SetupError(f"expected a DeepSpeed engine or a torch.nn.Module, got {type(target).__qualname__}")
-
-
-def loop_to_capture(target: Any, *, optimizer: Optimizers, scheduler: Any, scaler: Any) -> Loop:
-    """The same for a target whose steps are to be captured. SetupError also for a torch module without an optimizer."""
-    loop = loop_for(target, optimizer=optimizer, scheduler=scheduler, scaler=scaler)
-    if isinstance(loop, TorchLoop):
-        loop.check_capturable()
-    return loop
 
 
 def trainer_target(model: torch.nn.Module, *, optimizer: Any, scheduler: Any) -> tuple[Any, Mapping[str, Any]]:

@@ -6,16 +6,19 @@ else, is read then. A scheduler that moves by epochs is an exception: the loop t
 moves it itself, so the step keeps the state from before. It shows by its not moving after some update.
 """
 
+import sys
 import time
+import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from capture.foreign import guard_foreign_updates
 from capture.loop import LoopEvents
-from capture.module_hooks import LoadingHooks, ModuleHooks
+from capture.module_hooks import Hook, hooks_on_loading, install
 
 __all__ = ["Pace", "TorchHooks"]
 
@@ -23,6 +26,9 @@ _by_epochs: weakref.WeakKeyDictionary[torch.optim.Optimizer, bool] = weakref.Wea
 """Whether the scheduler of an optimizer was seen not to move with an update."""
 
 _NEVER: Final = object()
+
+_STEP: Final = "Optimizer.profile_hook_step.<locals>.wrapper"
+"""What torch makes of the `step` of every class of optimizers."""
 
 
 class Pace:
@@ -57,8 +63,8 @@ class Pace:
         return repr(self.scheduler.state_dict()) if hasattr(self.scheduler, "state_dict") else None
 
 
-class TorchHooks(ModuleHooks):
-    """The hooks of one session on a module and its optimizers, from now until `remove`.
+class TorchHooks:
+    """The hooks of one session on a module and its optimizers, from now until `remove` is called.
 
     count: called at the end of each step, before the session hears of it
     rates: the objects that a scheduler moves, its own among them
@@ -74,34 +80,31 @@ class TorchHooks(ModuleHooks):
         count: Callable[[], None],
         events: LoopEvents,
     ) -> None:
-        super().__init__()
         self._module = module
         self._pace = pace
         self._clock = _StepClock(optimizers[-1])
         self._rates = rates
         self._count = count
         self._events = events
-        # torch hooks the step of every class, so one that calls its parent's runs the hooks twice.
-        self._depth = 0
-        self._install(self._set(optimizers))
+        self.remove = install(self._hooks(module, optimizers))
 
-    def _set(self, optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[Callable[[], None]]:
+    def _hooks(
+        self, module: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]
+    ) -> Iterator[Callable[[], None]]:
         last = optimizers[-1]
         yield last.register_step_pre_hook(self._before_update).remove
         yield last.register_step_post_hook(self._updated).remove
-        yield guard_foreign_updates(self._module, last, known=optimizers, events=self._events)
-        yield self._module.register_forward_pre_hook(self._forward_begins).remove
-        yield self._module.register_forward_hook(self._forwarded).remove
-        yield LoadingHooks(self._module, optimizers, self._events).remove
+        yield guard_foreign_updates(module, last, known=optimizers, events=self._events)
+        yield module.register_forward_pre_hook(Hook(self._forward_begins)).remove
+        yield module.register_forward_hook(Hook(self._forwarded)).remove
+        yield from hooks_on_loading(module, optimizers, self._events)
 
     def _before_update(self, *_: Any) -> None:
-        self._depth = max(self._depth, 0) + 1
         self._settle()
         self._events.before_update()
 
-    def _updated(self, *_: Any) -> None:
-        self._depth -= 1
-        if self._depth > 0:
+    def _updated(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if _is_inner_step(optimizer):
             return
         self._count()
         keep = frozenset() if self._pace.scheduler is None or not self._pace.by_epochs else self._rates
@@ -118,12 +121,25 @@ class TorchHooks(ModuleHooks):
     def _forward_begins(self, module: torch.nn.Module, _: Any) -> None:
         # An evaluation between the update and the scheduler's move says nothing about either.
         if module is self._module and module.training and torch.is_grad_enabled():
-            self._depth = 0
             self._settle()
 
     def _forwarded(self, module: torch.nn.Module, _: Any, output: Any) -> None:
+        # A shallow copy has the same hooks.
         if module is self._module and module.training:
             self._clock.saw(output)
+
+
+def _is_inner_step(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a hook of `optimizer.step` is called from within another `step` of that optimizer: torch calls the hooks in the step of every
+    class, so one that calls its parent's runs them twice. Told by the calls under way, of which an exception leaves nothing
+    behind.
+    """
+    steps = 0
+    frame: types.FrameType | None = sys._getframe()
+    while frame is not None and steps < 2:
+        steps += frame.f_code.co_qualname == _STEP and frame.f_locals.get("self") is optimizer
+        frame = frame.f_back
+    return steps == 2
 
 
 class _StepClock:
@@ -139,7 +155,7 @@ class _StepClock:
         prediction of one element is none.
         """
         loss = output if isinstance(output, torch.Tensor) and output.dim() == 0 else getattr(output, "loss", None)
-        if isinstance(loss, torch.Tensor) and loss.numel() == 1 and loss.requires_grad:
+        if isinstance(loss, torch.Tensor) and loss.numel() == 1 and loss.requires_grad and _has_a_value(loss):
             self._losses.append(loss.detach().clone().reshape(()))
 
     def tick(self) -> Mapping[str, float | torch.Tensor]:
@@ -153,3 +169,9 @@ class _StepClock:
         if rate is not None:
             metrics["lr"] = rate.detach().clone() if isinstance(rate, torch.Tensor) else float(rate)
         return metrics
+
+
+def _has_a_value(loss: torch.Tensor) -> bool:
+    """Whether it is one real number, not what stands for many or none while torch transforms or traces a function."""
+    traced = loss.is_meta or isinstance(loss, FakeTensor) or torch._C._functorch.is_functorch_wrapped_tensor(loss)
+    return loss.is_floating_point() and not traced

@@ -42,7 +42,6 @@ class TorchLoop:
         self._scaler = scaler if scaler is not None else scaler_of(optimizer)
 
     def check_capturable(self) -> None:
-        """SetupError for a loop that can be restored, not captured; warns of a scheduler that is not captured."""
         if not self._optimizers:
             raise SetupError("capturing a plain module needs its optimizer: capture.enable(model, optimizer=optimizer)")
         # Every scheduler of torch leaves this mark in the groups it moves.
@@ -51,7 +50,7 @@ class TorchLoop:
             warnings.warn(
                 "the optimizer's learning rate is moved by a scheduler that is not captured, so a restore will not bring its state back: "
                 "pass capture.enable(..., scheduler=scheduler)",
-                stacklevel=4,
+                stacklevel=5,
             )
 
     def step(self) -> int:

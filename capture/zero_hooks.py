@@ -4,13 +4,13 @@ same methods.
 
 import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from capture.loop import Barrier, LoopEvents
-from capture.module_hooks import LoadingHooks
+from capture.module_hooks import Hook, hooks_on_loading, install
 from capture.zero_engine import loss_scale
 
 __all__ = ["Meter", "attach", "attach_barrier", "wrap"]
@@ -100,26 +100,23 @@ def attach(engine: Any, events: LoopEvents) -> Callable[[], None]:
         meter.saw_update()
         events.before_update()
 
-    undo = [
-        _before_update(engine.optimizer, due),
-        *_metrics(engine, meter),
-        *_steps(engine, events, meter),
-        *_accesses(engine, events),
-    ]
-    return _undoing(undo)
+    def hooks() -> Iterator[Callable[[], None]]:
+        yield _before_update(engine.optimizer, due)
+        yield from _metrics(engine, meter)
+        yield from _steps(engine, events, meter)
+        yield from _accesses(engine, events)
+
+    return install(hooks())
 
 
 def attach_barrier(engine: Any, barrier: Barrier) -> Callable[[], None]:
     """Only the hooks before whatever writes the state; returns the detacher, which may be called more than once."""
-    return _undoing([_before_update(engine.optimizer, barrier.before_update), *_accesses(engine, barrier)])
 
+    def hooks() -> Iterator[Callable[[], None]]:
+        yield _before_update(engine.optimizer, barrier.before_update)
+        yield from _accesses(engine, barrier)
 
-def _undoing(undo: list[Callable[[], None]]) -> Callable[[], None]:
-    def detach() -> None:
-        while undo:
-            undo.pop()()
-
-    return detach
+    return install(hooks())
 
 
 def _before_update(optimizer: Any, due: Callable[[], None]) -> Callable[[], None]:
@@ -135,7 +132,7 @@ def _before_update(optimizer: Any, due: Callable[[], None]) -> Callable[[], None
     return wrap(optimizer, "step", step)
 
 
-def _metrics(engine: Any, meter: Meter) -> list[Callable[[], None]]:
+def _metrics(engine: Any, meter: Meter) -> Iterator[Callable[[], None]]:
     def backward(inner: Callable[..., Any], loss: Any, *args: Any, **kwargs: Any) -> Any:
         meter.saw_backward(loss)
         return inner(loss, *args, **kwargs)
@@ -144,11 +141,11 @@ def _metrics(engine: Any, meter: Meter) -> list[Callable[[], None]]:
         if engine.module.training:
             meter.saw_forward(output)
 
-    handle = engine.register_forward_hook(forward)
-    return [wrap(engine, "backward", backward), handle.remove]
+    yield wrap(engine, "backward", backward)
+    yield engine.register_forward_hook(Hook(forward)).remove
 
 
-def _steps(engine: Any, events: LoopEvents, meter: Meter) -> list[Callable[[], None]]:
+def _steps(engine: Any, events: LoopEvents, meter: Meter) -> Iterator[Callable[[], None]]:
     def step(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         before = engine.global_steps
         result = inner(*args, **kwargs)
@@ -157,21 +154,22 @@ def _steps(engine: Any, events: LoopEvents, meter: Meter) -> list[Callable[[], N
             events.after_step(applied=applied, metrics=meter.take())
         return result
 
-    return [wrap(engine, "train_batch" if engine.pipeline_parallelism else "step", step)]
+    yield wrap(engine, "train_batch" if engine.pipeline_parallelism else "step", step)
 
 
-def _accesses(engine: Any, events: Barrier) -> list[Callable[[], None]]:
+def _accesses(engine: Any, events: Barrier) -> Iterator[Callable[[], None]]:
     optimizer = engine.optimizer
-    undo = [wrap(engine, name, _guard(events, name)) for name in ("load_checkpoint", "load_module_state_dict")]
-    undo.append(wrap(engine, "destroy", _closing(events)))
+    for name in ("load_checkpoint", "load_module_state_dict"):
+        yield wrap(engine, name, _guard(events, name))
+    yield wrap(engine, "destroy", _closing(events))
     # Hooks, not wraps, on what users copy: a copied wrap would still act on the original.
-    torch_optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else []
-    undo.append(LoadingHooks(engine.module, torch_optimizers, events).remove)
-    if torch_optimizers:
-        return undo
-    # On the optimizer, which engine.offload_states() and engine.reload_states() call: so is a direct call caught.
-    moving = (name for name in ("load_state_dict", "offload_states", "reload_states") if hasattr(optimizer, name))
-    return undo + [wrap(optimizer, name, _guard(events, name)) for name in moving]
+    is_torch = isinstance(optimizer, torch.optim.Optimizer)
+    yield from hooks_on_loading(engine.module, [optimizer] if is_torch else [], events)
+    if not is_torch:
+        # On the optimizer, which engine.offload_states() and engine.reload_states() call: so is a direct call caught.
+        for name in ("load_state_dict", "offload_states", "reload_states"):
+            if hasattr(optimizer, name):
+                yield wrap(optimizer, name, _guard(events, name))
 
 
 def _guard(events: Barrier, what: str) -> Callable[..., Any]:

@@ -1,32 +1,65 @@
 """Copies of a captured module are modules of their own: they can be made, and nothing that happens to them is captured."""
 
 import copy
+import gc
 import io
+import weakref
 
+import pytest
 import torch
-from capture_helpers import assert_same, committed_steps, make, one_step, reference
+from capture_helpers import Net, assert_same, committed_steps, make, one_step, reference
 
 import capture
+from catalog.history import History
 
 
-def test_a_copy_that_is_trained_does_not_settle_the_step(history):
-    """As a teacher or an average of weights is: its forward runs between the update and the scheduler's move."""
-    model, optimizer = make()
+class Losing(Net):
+    """A model whose forward returns the loss."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).square().mean()
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, copy.copy])
+def test_what_happens_to_a_copy_is_not_taken_for_the_training(history, copied):
+    """A teacher or an average of weights: it is loaded and trained between the update and the scheduler's move."""
+    torch.manual_seed(5)
+    model = Losing()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
     session = capture.enable(model, optimizer=optimizer, scheduler=scheduler, every=1, history=history)
-    rates = {}
+    rates, losses = {}, {}
     for step in (1, 2):
-        one_step(model, optimizer)
-        copy.deepcopy(model)(torch.randn(8, 64)).sum().backward()
+        optimizer.zero_grad()
+        loss = model(torch.randn(8, 64))
+        loss.backward()
+        optimizer.step()
+        twin = copied(model)
+        if copied is copy.deepcopy:
+            twin.load_state_dict(model.state_dict())
+        twin(100 * torch.randn(8, 64)).backward()
         scheduler.step()
-        rates[step] = scheduler.get_last_lr()
+        rates[step], losses[step] = scheduler.get_last_lr(), float(loss.detach())
     session.close()
 
+    logged = History.open(history).query("SELECT step, value FROM metrics WHERE name = 'loss'").to_pylist()
+    assert {row["step"]: row["value"] for row in logged} == pytest.approx(losses)
     for step in (1, 2):
         again, its_optimizer = make(seed=9)
         its_scheduler = torch.optim.lr_scheduler.ExponentialLR(its_optimizer, 0.5)
         capture.restore(step, history=history, model=again, optimizer=its_optimizer, scheduler=its_scheduler)
         assert its_scheduler.get_last_lr() == rates[step]
+
+
+def test_a_copy_holds_on_to_no_session(history):
+    model, optimizer = make()
+    with capture.enable(model, optimizer=optimizer, every=1, history=history):
+        twin = copy.deepcopy(model)
+    gone = weakref.ref(model)
+    del model, optimizer
+    gc.collect()
+    assert gone() is None
+    assert twin(torch.randn(8, 64)).isfinite().all()
 
 
 def test_a_captured_module_can_be_pickled_whole(history):
@@ -35,6 +68,7 @@ def test_a_captured_module_can_be_pickled_whole(history):
     one_step(model, optimizer)
     file = io.BytesIO()
     torch.save(model, file)
+    assert b"capture.module_hooks" not in file.getvalue(), "it would not load where DSHistory is not installed"
     expected = reference(model, optimizer)
 
     file.seek(0)

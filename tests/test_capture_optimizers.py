@@ -170,3 +170,43 @@ def test_what_nobody_takes_is_named(history):
         warnings.simplefilter("error")
         capture.restore(0, history=history, model=model, optimizer=optimizer, scheduler=scheduler)
         capture.restore(0, history=history, model=model)
+
+
+class CallsItsParent(torch.optim.AdamW):
+    def step(self, closure=None):
+        return super().step(closure)
+
+
+def test_a_closure_inside_a_step_of_two_classes_counts_once(history):
+    """Both classes have torch's hooks, and the closure runs a forward between them."""
+    torch.optim.AdamW(torch.nn.Linear(1, 1).parameters())
+    model, _ = make()
+    optimizer = CallsItsParent(model.parameters())
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(torch.randn(8, 64)).square().mean()
+        loss.backward()
+        return loss
+
+    with capture.enable(model, optimizer=optimizer, every=1, history=history) as session:
+        for _ in range(3):
+            optimizer.step(closure)
+    assert committed_steps(history, session.run) == [0, 1, 2, 3]
+
+
+def test_a_step_that_raised_ends_no_capture(history):
+    """Also where no training forward follows that would tell: fine-tuning in eval mode."""
+    model, optimizer = make()
+    model.eval()
+
+    def closure():
+        raise ZeroDivisionError
+
+    with capture.enable(model, optimizer=optimizer, every=1, history=history) as session:
+        one_step(model, optimizer)
+        with pytest.raises(ZeroDivisionError):
+            optimizer.step(closure)
+        for _ in range(2):
+            one_step(model, optimizer)
+    assert committed_steps(history, session.run) == [0, 1, 2, 3]

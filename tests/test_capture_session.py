@@ -5,13 +5,13 @@ import os
 import subprocess
 import sys
 import textwrap
-import threading
 import warnings
 from pathlib import Path
 
 import pytest
 import torch
 from capture_helpers import assert_same, committed_steps, make, one_step, reference
+from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 import capture
 import native
@@ -250,8 +250,50 @@ def test_a_module_that_takes_no_hooks_is_left_as_it_was(history):
     assert not model._forward_pre_hooks
     assert not optimizer._optimizer_step_pre_hooks
     assert not optimizer._optimizer_step_post_hooks
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("dshistory-")]
+    assert not _global_optimizer_pre_hooks
     assert not History.open(history).held(History.open(history).current_run())
+
+
+def test_a_refused_enable_leaves_the_session_before_as_it_was(history):
+    model, optimizer = make()
+    with capture.enable(model, optimizer=optimizer, every=1, history=history) as session:
+        one_step(model, optimizer)
+        with pytest.raises(UnsupportedError):
+            capture.enable(model, optimizer=optimizer, scheduler=object(), every=1, history=history)
+        one_step(model, optimizer)
+    assert committed_steps(history, session.run) == [0, 1, 2]
+
+
+def _of_each_sample(model: torch.nn.Module) -> None:
+    def loss(parameters: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(model, parameters, (x,))
+
+    torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(dict(model.named_parameters()), torch.randn(5, 4))
+
+
+def _exported(model: torch.nn.Module) -> None:
+    torch.export.export(model, (torch.randn(8, 4),))
+
+
+@pytest.mark.parametrize("forward", [_of_each_sample, _exported])
+def test_a_forward_that_is_only_traced_is_no_loss(history, forward):
+    class Loss(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x).square().mean()
+
+    model = Loss(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters())
+    losses = []
+    with capture.enable(model, optimizer=optimizer, every=1, history=history) as session:
+        for _ in range(2):
+            forward(model)
+            loss = model(torch.randn(8, 4))
+            loss.backward()
+            optimizer.step()
+            losses.append(float(loss.detach()))
+    logged = History.open(history).query("SELECT value FROM metrics WHERE name = 'loss' ORDER BY step")
+    assert logged["value"].to_pylist() == pytest.approx(losses)
+    assert committed_steps(history, session.run) == [0, 1, 2]
 
 
 def test_what_is_not_a_training_is_refused(history):
