@@ -7,6 +7,7 @@ import pyarrow.compute as pc
 
 from catalog.errors import NotFoundError
 from catalog.history import History
+from catalog.manifest import NOT_STATE
 from catalog.resolve import committed_lineage
 from dshistory.naming import nearest
 from dshistory.table import Table
@@ -66,6 +67,9 @@ def histogram(history: History, *, name: str, kind: str, run: str | None) -> His
     if not rows.num_rows:
         names = set(history.query(_NAMES, {"kind": kind, "runs": sorted(set(runs))})["name"].to_pylist())
         if not names:
+            known = {extent.kind for ref in path[-1:] for extent in history.extents(ref)} - NOT_STATE
+            if known and kind not in known:
+                raise NotFoundError(f"no state {kind!r} in {path[-1]}; {nearest(kind, known)}")
             raise NotFoundError(
                 f"no checkpoint of run {run} has statistics of {kind} tensors yet: `analyze` computes them"
             )

@@ -253,6 +253,7 @@ MISTAKES: Final[dict[str, tuple[Call, str]]] = {
     "anomalies": (lambda h: h.anomalies(run="run-z"), "no run 'run-z'"),
     "tensor name": (lambda h: h.tensor("haed.weight"), "no tensor fits 'haed.weight' .*nearest are head.weight"),
     "tensor step": (lambda h: h.tensor("head.weight", 11), "the nearest are 10 and 20"),
+    "histogram state": (lambda h: h.histogram("head.weight", state="exp_av"), "no state 'exp_av' in .*nearest .*model"),
     "tensor kind": (lambda h: h.tensor("head.weight", state="exp_avg"), "no kind fits 'exp_avg' .*model"),
     "restore step": (lambda h: h.restore(11), "the nearest are 10 and 20"),
     "restore names": (
