@@ -27,5 +27,8 @@ def no_thread_stays() -> Iterator[None]:
     """Whatever a test opened or was refused, no thread of ours outlives it."""
     before = set(threading.enumerate())
     yield
-    left = [thread.name for thread in set(threading.enumerate()) - before if thread.name.startswith("dshistory-")]
-    assert not left, f"the test has ended and left threads behind: {left}"
+    left = [thread for thread in set(threading.enumerate()) - before if thread.name.startswith("dshistory-")]
+    for thread in left:
+        thread.join(5)
+    names = [thread.name for thread in left if thread.is_alive()]
+    assert not names, f"the test has ended and left threads behind: {names}"

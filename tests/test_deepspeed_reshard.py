@@ -11,6 +11,8 @@ from catalog.history import History
 
 WRITE, READ = "deepspeed_cases_reshard", "deepspeed_cases_resharded"
 WORLDS = (4, 2, 1)
+# Several groups, each with its own limit, are the set-up of the first test.
+pytestmark = pytest.mark.timeout(1800)
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,8 @@ from deepspeed_ranks import case_names, run_ranks
 
 MODULES = ("deepspeed_cases_export", "deepspeed_cases_import")
 WORLDS = (1, 2)
+# Several groups, each with its own limit, are the set-up of the first test.
+pytestmark = pytest.mark.timeout(1800)
 
 
 @pytest.fixture(scope="module")
