@@ -50,7 +50,7 @@ class TorchLoop:
             warnings.warn(
                 "the optimizer's learning rate is moved by a scheduler that is not captured, so a restore will not bring its state back: "
                 "pass capture.enable(..., scheduler=scheduler)",
-                stacklevel=5,
+                stacklevel=6,
             )
 
     def step(self) -> int:

@@ -475,8 +475,9 @@ def test_what_was_warned_of_does_not_end_a_script_at_close(history):
 def test_a_scheduler_that_is_not_captured_is_said(history):
     model, optimizer = make()
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
-    with pytest.warns(UserWarning, match=r"scheduler that is not captured.*scheduler=scheduler"):
+    with pytest.warns(UserWarning, match=r"scheduler that is not captured.*scheduler=scheduler") as said:
         capture.enable(model, optimizer=optimizer, history=history).close()
+    assert [warning.filename for warning in said] == [__file__]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         capture.enable(model, optimizer=optimizer, scheduler=scheduler, history=history).close()
