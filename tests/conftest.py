@@ -1,4 +1,4 @@
-"""What every test shares: one thread for torch, so that tests side by side do not fight for the cores."""
+"""What every test shares: one thread for torch, so that tests side by side do not fight for the cores; caches of its own; no thread left behind."""
 
 import os
 import sys
