@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from catalog.analysis import analyze_part
-from catalog.run import RunWriter
+from catalog.run_writer import RunWriter
 from catalog.statistics import StatisticsFile
 
 __all__ = ["Analyst"]

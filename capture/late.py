@@ -7,7 +7,7 @@ from collections.abc import Callable
 from capture.moment import Moment
 from capture.source import Source
 from catalog.errors import HistoryError, SnapshotError
-from catalog.run import RunWriter
+from catalog.run_writer import RunWriter
 
 __all__ = ["LateCapture"]
 

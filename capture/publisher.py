@@ -15,7 +15,7 @@ from capture.analyst import Analyst
 from capture.resting import Place, Resting
 from capture.snapshot import Snapshot
 from catalog.errors import SnapshotError
-from catalog.run import RunWriter
+from catalog.run_writer import RunWriter
 
 __all__ = ["Publisher"]
 

@@ -32,7 +32,7 @@ from capture.snapshot import Snapshot
 from capture.source import Source
 from capture.stats import SessionStats
 from catalog.errors import HistoryError, SetupError, SnapshotError
-from catalog.run import RunWriter
+from catalog.run_writer import RunWriter
 
 __all__ = ["Session", "SessionStats"]
 

@@ -17,7 +17,7 @@ from capture.plan import Plan
 from capture.resting import Guess, Place, Published
 from capture.source import Source
 from catalog.errors import SnapshotError
-from catalog.run import RunWriter
+from catalog.run_writer import RunWriter
 
 __all__ = ["Snapshot"]
 

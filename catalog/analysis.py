@@ -16,9 +16,9 @@ import pyarrow as pa
 import native
 from catalog.checkpoint import read_part
 from catalog.errors import CorruptError, HistoryError
-from catalog.layout import DTYPES, HistoryPaths, parse_data_file
 from catalog.manifest import NOT_STATE
 from catalog.marker import read_marker
+from catalog.paths import DTYPES, HistoryPaths, parse_data_file
 from catalog.pieces import Buffer, Piece, batches, read_pieces
 from catalog.records import CheckpointRef, Extent
 from catalog.statistics import SCHEMA, StatisticsFile, publish_statistics, read_statistics

@@ -7,9 +7,9 @@ import pyarrow.compute as pc
 
 import native
 from catalog.errors import CorruptError, FormatError
-from catalog.layout import HistoryPaths
 from catalog.manifest import Manifest, decode_manifest
 from catalog.marker import check_manifest, read_marker
+from catalog.paths import HistoryPaths
 from catalog.records import Marker, MarkerPart
 from catalog.sealed import read_bounded
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from catalog.errors import FormatError, SetupError
 from catalog.explanation import explained
-from catalog.layout import HistoryPaths
+from catalog.paths import HistoryPaths
 from catalog.readonly import refuse_reach
 from catalog.turnstile import IndexBusyError, Turnstile
 

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from catalog.layout import MAX_DIMENSIONS
+from catalog.paths import MAX_DIMENSIONS
 from catalog.records import Extent
 
 __all__ = ["MAX_FIGURE", "SCHEMA", "element_counts", "extent_records", "extent_table"]

@@ -8,7 +8,7 @@ from typing import Any
 
 from catalog import jsonfile
 from catalog.errors import FormatError, NotFoundError
-from catalog.layout import FORMAT, MAX_RANKS, HistoryPaths, is_run_id
+from catalog.paths import FORMAT, MAX_RANKS, HistoryPaths, is_run_id
 from catalog.records import RunFacts
 
 __all__ = ["encode_history", "encode_run_facts", "read_history_json", "read_run_facts", "run_names"]

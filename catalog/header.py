@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from catalog.errors import FormatError
-from catalog.layout import DTYPES, MAX_DIMENSIONS
+from catalog.paths import DTYPES, MAX_DIMENSIONS
 
 __all__ = ["Entry", "Header", "encode_header", "entries_json", "header_bytes_needed", "parse_header", "read_header"]
 

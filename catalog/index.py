@@ -15,7 +15,7 @@ import pyarrow as pa
 from catalog.db import Connection, database, select, tables_read
 from catalog.errors import FormatError, SetupError
 from catalog.facts import read_history_json
-from catalog.layout import HistoryPaths
+from catalog.paths import HistoryPaths
 from catalog.rows import RowCache
 from catalog.scan import Ingested, Tail, scan
 from catalog.schema import MIGRATIONS, TABLES, VERSION, VIEWS, changed_statement, view_statements

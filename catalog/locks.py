@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from catalog.errors import SetupError
-from catalog.layout import HistoryPaths
+from catalog.paths import HistoryPaths
 
 __all__ = ["free_lock", "open_lock", "run_is_held", "take_lock", "try_lock"]
 

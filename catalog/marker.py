@@ -10,8 +10,8 @@ from typing import Any
 import native
 from catalog import jsonfile
 from catalog.errors import FormatError, MismatchError, NotFoundError
-from catalog.layout import FORMAT, MAX_RANKS, HistoryPaths
 from catalog.manifest import Manifest, decode_manifest
+from catalog.paths import FORMAT, MAX_RANKS, HistoryPaths
 from catalog.records import Marker, MarkerPart
 from catalog.sealed import read_bounded
 

@@ -17,8 +17,8 @@ import pyarrow as pa
 from catalog.errors import FormatError, MismatchError
 from catalog.facts import read_run_facts, run_names
 from catalog.journal import is_segment
-from catalog.layout import HistoryPaths, parse_step_dir
 from catalog.locks import run_is_held
+from catalog.paths import HistoryPaths, parse_step_dir
 from catalog.rows import RowCache, Rows, checkpoint_rows, run_rows, segment_rows, statistics_rows
 from catalog.schema import TABLES
 from catalog.statistics import StatisticsFile, parse_name, read_merged

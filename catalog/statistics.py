@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from catalog.errors import FormatError
-from catalog.layout import HistoryPaths
+from catalog.paths import HistoryPaths
 from catalog.publish import make_dirs, publish_bytes
 from catalog.sealed import decode_sealed, encode_sealed, read_bounded
 

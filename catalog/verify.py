@@ -19,10 +19,10 @@ from catalog.errors import HistoryError
 from catalog.facts import read_history_json, read_run_facts
 from catalog.history import History
 from catalog.journal import read_segment, segments
-from catalog.layout import HistoryPaths, is_run_id, parse_step_dir
 from catalog.logical import logical_tensors
 from catalog.manifest import Manifest
 from catalog.marker import read_marker
+from catalog.paths import HistoryPaths, is_run_id, parse_step_dir
 from catalog.records import CheckpointRef
 from catalog.statistics import parse_name, read_statistics
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 from catalog.errors import MismatchError, NotFoundError, SetupError
 from catalog.history import History
 from catalog.records import CheckpointRef
-from catalog.resolve import committed_lineage
+from catalog.references import committed_lineage
 from dshistory.naming import nearest
 from dshistory.over_time import Predicate
 from dshistory.progress import CountProgress

@@ -8,7 +8,7 @@ from typing import Final
 from catalog.errors import HistoryError
 from catalog.manifest import NOT_STATE
 from catalog.records import Extent
-from catalog.resolve import lineage
+from catalog.references import lineage
 from dshistory import current
 from dshistory.choices import DIFF_METRICS
 from dshistory.explorer import Explorer

@@ -12,7 +12,7 @@ from catalog.analysis import BUCKETS
 from catalog.errors import NotFoundError
 from catalog.history import History
 from catalog.records import CheckpointRef
-from catalog.resolve import committed_lineage
+from catalog.references import committed_lineage
 from dshistory.estimates import norm_bound
 from dshistory.naming import Patterns, matching
 from dshistory.table import Table

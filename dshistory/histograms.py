@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 from catalog.errors import NotFoundError
 from catalog.history import History
 from catalog.manifest import NOT_STATE
-from catalog.resolve import committed_lineage
+from catalog.references import committed_lineage
 from dshistory.naming import nearest
 from dshistory.table import Table
 from dshistory.units import Format, counted

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from catalog.history import History
 from catalog.records import CheckpointRef
-from catalog.resolve import committed_lineage
+from catalog.references import committed_lineage
 from dshistory.cells import Key
 from dshistory.estimates import estimated
 from dshistory.figures import Figures, figures

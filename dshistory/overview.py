@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from catalog.history import History
 from catalog.records import CheckpointRef
-from catalog.resolve import lineage
+from catalog.references import lineage
 from dshistory.table import Table
 
 __all__ = ["Overview", "anomalies_by_step", "metric_query", "overview"]

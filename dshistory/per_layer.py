@@ -17,7 +17,7 @@ from catalog.analysis import buckets_of
 from catalog.errors import NotFoundError
 from catalog.history import History
 from catalog.records import CheckpointRef
-from catalog.resolve import committed_lineage
+from catalog.references import committed_lineage
 from dshistory.cells import Cells, Key, Known, Stored
 from dshistory.estimates import norm_bound
 from dshistory.grouping import layer_of

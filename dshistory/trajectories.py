@@ -16,7 +16,7 @@ import pyarrow as pa
 from catalog.analysis import buckets_of
 from catalog.history import History
 from catalog.records import CheckpointRef
-from catalog.resolve import committed_lineage
+from catalog.references import committed_lineage
 from dshistory.cells import Cells, Key, Known, Stored
 from dshistory.differences import AT_ONCE_BYTES
 from dshistory.estimates import estimated, norm_bound

@@ -9,9 +9,9 @@ from typing import Any
 import native
 from catalog.extents import extent_table
 from catalog.header import Entry, encode_header, entries_json, header_bytes_needed
-from catalog.layout import DTYPES, data_file
+from catalog.paths import DTYPES, data_file
 from catalog.records import Extent, Placement, RunFacts
-from catalog.run import RunWriter, create_history, create_run
+from catalog.run_writer import RunWriter, create_history, create_run
 
 ALIGN = 4096
 LAYOUT = "layout-1"

@@ -11,7 +11,7 @@ import duckdb
 from catalog_helpers import Piece, Run
 
 from catalog.history import History
-from catalog.run import create_history
+from catalog.run_writer import create_history
 
 TENSORS = 4
 TABLES = ("runs", "checkpoints", "tensors", "fragments", "metrics", "events", "tags")

@@ -19,7 +19,7 @@ from capture.dtypes import dtype_name
 from catalog.extents import extent_table
 from catalog.header import Entry, encode_header, entries_json
 from catalog.records import Extent, Placement, RunFacts
-from catalog.run import RunWriter, create_history, create_run
+from catalog.run_writer import RunWriter, create_history, create_run
 from dshistory.explorer import Explorer
 
 ALIGN = 4096

@@ -17,7 +17,7 @@ from capture.snapshot import Snapshot
 from capture.source import Source
 from capture.staging import Piece, coalesced
 from catalog.records import RunFacts
-from catalog.run import RunWriter, create_history, create_run, new_run_id
+from catalog.run_writer import RunWriter, create_history, create_run, new_run_id
 
 BLOCK = 64 << 10
 LEAST_BUDGET = 2 * BLOCK + 4 * (64 << 10)

@@ -10,7 +10,7 @@ from catalog import db
 from catalog.db import database
 from catalog.errors import FormatError
 from catalog.index import query, register, reindex
-from catalog.layout import HistoryPaths
+from catalog.paths import HistoryPaths
 from catalog.turnstile import IndexBusyError, Turnstile
 
 

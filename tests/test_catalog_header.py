@@ -20,7 +20,7 @@ from catalog.header import (
     parse_header,
     read_header,
 )
-from catalog.layout import DTYPES
+from catalog.paths import DTYPES
 
 PATH = Path("any.safetensors")
 METADATA = {"format": "dshistory-1", "run": "a", "step": "7"}

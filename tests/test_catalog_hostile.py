@@ -13,8 +13,8 @@ from catalog import jsonfile
 from catalog.errors import CorruptError, FormatError, HistoryError, NotFoundError
 from catalog.extents import extent_table
 from catalog.history import History
-from catalog.layout import HistoryPaths, data_file
 from catalog.manifest import encode_manifest
+from catalog.paths import HistoryPaths, data_file
 from catalog.records import CheckpointRef, Extent
 from catalog.verify import verify
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from catalog import sealed
 from catalog.errors import CorruptError, FormatError
 from catalog.extents import SCHEMA, extent_table
-from catalog.layout import data_file
 from catalog.manifest import VERSION, Manifest, decode_manifest, encode_manifest
+from catalog.paths import data_file
 from catalog.records import Extent
 from catalog.sealed import decode_sealed, encode_sealed
 

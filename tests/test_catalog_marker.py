@@ -12,10 +12,10 @@ from catalog import jsonfile
 from catalog.errors import FormatError, MismatchError, NotFoundError
 from catalog.extents import extent_table
 from catalog.history import History
-from catalog.layout import HistoryPaths
 from catalog.marker import build_marker, encode_marker, read_marker
+from catalog.paths import HistoryPaths
 from catalog.records import CheckpointRef
-from catalog.run import RunWriter
+from catalog.run_writer import RunWriter
 
 PIECES = pieces_of({"w": b"12345678"})
 

@@ -10,7 +10,7 @@ from catalog_helpers import Run, pieces_of
 from catalog.errors import FormatError, NotFoundError, SetupError
 from catalog.history import History
 from catalog.records import CheckpointRef
-from catalog.resolve import lineage
+from catalog.references import lineage
 
 
 def _run(

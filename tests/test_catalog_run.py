@@ -12,9 +12,9 @@ from catalog_helpers import LAYOUT, Piece, Run, data_file_bytes, pieces_of
 from catalog.errors import FormatError, MismatchError, SetupError, SnapshotError
 from catalog.extents import extent_table
 from catalog.history import History
-from catalog.layout import HistoryPaths
+from catalog.paths import HistoryPaths
 from catalog.records import CheckpointRef, RunFacts
-from catalog.run import RunWriter, create_history, create_run, new_run_id
+from catalog.run_writer import RunWriter, create_history, create_run, new_run_id
 
 PIECES = pieces_of({"w": b"1234"})
 
@@ -110,7 +110,7 @@ def test_run_ids_sort_by_time_and_differ() -> None:
 def test_two_processes_never_write_one_rank(history: Path) -> None:
     with Run(history):
         program = (
-            "import sys\nfrom pathlib import Path\nfrom catalog.run import RunWriter\n"
+            "import sys\nfrom pathlib import Path\nfrom catalog.run_writer import RunWriter\n"
             "RunWriter(Path(sys.argv[1]), run='run-a', rank=0, world_size=1, layout='layout-1')\n"
         )
         second = subprocess.run([sys.executable, "-c", program, str(history)], capture_output=True, text=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from catalog_helpers import Run, pieces_of
 
-from catalog.collect import collect
+from catalog.gc import collect
 from catalog.history import History
 from catalog.publish import is_temporary
 from catalog.records import CheckpointRef

@@ -11,7 +11,7 @@ from explorer_helpers import Run, whole
 
 import dshistory
 from catalog.errors import HistoryError, NotFoundError, SetupError
-from catalog.run import create_history
+from catalog.run_writer import create_history
 from dshistory import current
 from dshistory.explorer import Explorer
 from dshistory.verbs import VERBS

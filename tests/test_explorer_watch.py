@@ -16,7 +16,7 @@ from house_helpers import ROOT
 from widget_helpers import piece, trace, when
 
 from catalog.errors import SetupError
-from catalog.run import create_history
+from catalog.run_writer import create_history
 from dshistory.explorer import Explorer
 from dshistory.widgets.watching import Watcher
 

@@ -9,7 +9,7 @@ from explorer_helpers import Run, flip_bit, whole
 from widget_helpers import JUMP, STEPS, cells, click, layered_history, piece, trace
 
 from catalog.errors import SetupError
-from catalog.run import create_history
+from catalog.run_writer import create_history
 from dshistory.explorer import Explorer
 
 

@@ -8,7 +8,7 @@ from typing import Final
 import torch
 
 from catalog.header import Entry, encode_header, entries_json, header_bytes_needed
-from catalog.layout import DTYPES
+from catalog.paths import DTYPES
 from dshistory.exporting.options import Options
 from dshistory.exporting.source import Source
 from dshistory.fragments import StoredTensor

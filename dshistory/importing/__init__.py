@@ -100,7 +100,7 @@ def _write(root: Path, source: Path, found: list[tuple[int, tuple["Place", "Foun
     import pyarrow as pa
 
     from catalog.records import RunFacts
-    from catalog.run import RunWriter, create_history, create_run, new_run_id
+    from catalog.run_writer import RunWriter, create_history, create_run, new_run_id
     from dshistory.importing.writer import Places, write_checkpoint
     from dshistory.progress import ByteProgress
     from dshistory.table import Table

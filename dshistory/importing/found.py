@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from capture.dtypes import dtype_name
-from catalog.layout import DTYPES
+from catalog.paths import DTYPES
 
 __all__ = ["Found", "FoundTensor", "Reader", "in_memory"]
 

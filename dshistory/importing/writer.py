@@ -13,9 +13,9 @@ from capture.objects import encode_object
 from capture.parts import HUGE, entry_key
 from catalog.extents import extent_table
 from catalog.header import Entry, encode_header, entries_json, header_bytes_needed
-from catalog.layout import DTYPES
+from catalog.paths import DTYPES
 from catalog.records import Extent
-from catalog.run import RunWriter
+from catalog.run_writer import RunWriter
 from dshistory.importing.found import Found, FoundTensor, in_memory
 
 __all__ = ["Places", "write_checkpoint"]

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from catalog.history import History
 from catalog.journal import NO_RANK, Journal
-from catalog.layout import HistoryPaths
 from catalog.locks import free_lock, try_lock
+from catalog.paths import HistoryPaths
 from catalog.publish import is_temporary, sync_dir
 from catalog.records import CheckpointRef
 
