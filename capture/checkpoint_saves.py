@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from capture.state_file import StateWrite
+from catalog.disk.durable import publish_bytes, sync_dir
 from catalog.errors import SnapshotError
-from catalog.publish import publish_bytes, sync_dir
 
 __all__ = ["Save", "Saves"]
 

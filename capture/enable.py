@@ -26,10 +26,10 @@ from capture.restore import all_providers, restore_live
 from capture.session import Session
 from capture.source import Source
 from capture.writer import Writer, choose_settings, make_writer
+from catalog.disk.json_file import canonical
 from catalog.errors import NotFoundError, SetupError
 from catalog.gc import collect
 from catalog.history import History
-from catalog.jsonfile import canonical
 from catalog.records import CheckpointRef, RunFacts
 from catalog.references import lineage
 from catalog.run_writer import RunWriter, create_history, create_run, new_run_id

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from numpy._core.multiarray import _reconstruct, scalar
 
+from catalog.disk.durable import publish, temporary_path
 from catalog.errors import FormatError
-from catalog.publish import publish, temporary_path
 
 __all__ = ["load_torch_file", "moved", "redirect_torch_load", "save_torch_file"]
 

@@ -25,9 +25,9 @@ from capture.objects import EncodedObject
 from capture.plan import Plan, make_plan
 from capture.staging import CUDA, CopyEngine
 from capture.state_tree import StateTree
+from catalog.disk.durable import publish, temporary_path
 from catalog.errors import CorruptError, FormatError, SnapshotError
 from catalog.header import Entry, Header, encode_header, entries_json, parse_header, read_header
-from catalog.publish import publish, temporary_path
 
 __all__ = ["StateWrite", "is_state_file", "read_tree"]
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 import native
-from catalog.publish import publish_bytes
+from catalog.disk.durable import publish_bytes
 
 __all__ = ["Settings", "Trial", "measure_settings", "settings_for", "time_write"]
 

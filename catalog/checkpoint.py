@@ -6,12 +6,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import native
+from catalog.disk.checked_parquet import read_bounded
 from catalog.errors import CorruptError, FormatError
 from catalog.manifest import Manifest, decode_manifest
 from catalog.marker import check_manifest, read_marker
 from catalog.paths import HistoryPaths
 from catalog.records import Marker, MarkerPart
-from catalog.sealed import read_bounded
 
 __all__ = ["Checkpoint", "check_data_files", "read_checkpoint", "read_part"]
 

@@ -6,7 +6,7 @@ import uuid
 from dataclasses import asdict
 from typing import Any
 
-from catalog import jsonfile
+from catalog.disk import json_file
 from catalog.errors import FormatError, NotFoundError
 from catalog.paths import FORMAT, MAX_RANKS, HistoryPaths, is_run_id
 from catalog.records import RunFacts
@@ -17,13 +17,13 @@ __all__ = ["encode_history", "encode_run_facts", "read_history_json", "read_run_
 def encode_history() -> bytes:
     """The bytes of history.json for a new history, with a new uuid."""
     now = datetime.datetime.now(datetime.UTC)
-    return jsonfile.encode({"format": FORMAT, "uuid": str(uuid.uuid4()), "created": now.isoformat(timespec="seconds")})
+    return json_file.encode({"format": FORMAT, "uuid": str(uuid.uuid4()), "created": now.isoformat(timespec="seconds")})
 
 
 def read_history_json(paths: HistoryPaths) -> dict[str, Any]:
     """The checked content of history.json; FormatError when a newer release wrote it."""
     path = paths.history_json
-    content = jsonfile.load(path)
+    content = json_file.load(path)
     version = content.get("format")
     if type(version) is int and version > FORMAT:
         raise FormatError(f"{path}: field format: {version}, this release reads up to {FORMAT}: use a newer release")
@@ -38,7 +38,7 @@ def read_history_json(paths: HistoryPaths) -> dict[str, Any]:
 
 def encode_run_facts(facts: RunFacts) -> bytes:
     """The bytes of run.json."""
-    return jsonfile.encode({"format": FORMAT, **asdict(facts)})
+    return json_file.encode({"format": FORMAT, **asdict(facts)})
 
 
 def run_names(paths: HistoryPaths) -> list[str]:
@@ -54,7 +54,7 @@ def read_run_facts(paths: HistoryPaths, run: str) -> RunFacts:
     """The checked facts of one run. NotFoundError names the runs that exist."""
     path = paths.run_json(run)
     try:
-        content = jsonfile.load(path)
+        content = json_file.load(path)
     except FileNotFoundError as error:
         names = ", ".join(run_names(paths)[-10:]) or "none"
         raise NotFoundError(f"no run {run!r} in {paths.root}: there are {names}") from error

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from catalog.disk.durable import is_temporary, sync_dir
+from catalog.disk.locks import free_lock, try_lock
 from catalog.history import History
 from catalog.journal import NO_RANK, Journal
-from catalog.locks import free_lock, try_lock
 from catalog.paths import HistoryPaths
-from catalog.publish import is_temporary, sync_dir
 from catalog.records import CheckpointRef
 
 __all__ = ["collect"]

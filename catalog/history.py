@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Literal
 import pyarrow as pa
 
 from catalog.checkpoint import check_data_files, read_checkpoint
+from catalog.disk.locks import run_is_held
 from catalog.errors import NotFoundError
 from catalog.facts import read_history_json, read_run_facts, run_names
-from catalog.locks import run_is_held
 from catalog.logical import logical_tensors
 from catalog.marker import read_marker
 from catalog.paths import HistoryPaths, parse_step_dir

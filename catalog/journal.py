@@ -15,9 +15,9 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from catalog.disk.checked_parquet import decode_sealed, encode_sealed, read_bounded
+from catalog.disk.durable import publish_bytes
 from catalog.errors import FormatError
-from catalog.publish import publish_bytes
-from catalog.sealed import decode_sealed, encode_sealed, read_bounded
 
 __all__ = ["JOURNAL_SCHEMA", "NO_RANK", "Journal", "is_segment", "read_segment", "segments"]
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import native
-from catalog import jsonfile
+from catalog.disk import json_file
+from catalog.disk.checked_parquet import read_bounded
 from catalog.errors import FormatError, MismatchError, NotFoundError
 from catalog.manifest import Manifest, decode_manifest
 from catalog.paths import FORMAT, MAX_RANKS, HistoryPaths
 from catalog.records import Marker, MarkerPart
-from catalog.sealed import read_bounded
 
 __all__ = ["build_marker", "check_manifest", "encode_marker", "read_marker"]
 
@@ -58,7 +58,7 @@ def encode_marker(marker: Marker) -> bytes:
         }
         for part in marker.parts
     ]
-    return jsonfile.encode(
+    return json_file.encode(
         {
             "format": FORMAT,
             "run": marker.run,
@@ -76,7 +76,7 @@ def read_marker(paths: HistoryPaths, run: str, step: int) -> Marker:
     """
     path = paths.marker(run, step)
     try:
-        content = jsonfile.load(path)
+        content = json_file.load(path)
     except FileNotFoundError as error:
         raise NotFoundError(f"{path}: no such file; checkpoint {run}:{step} is not committed") from error
     _same(path, "fields", sorted(content), sorted(("format", "run", "step", "world_size", "layout", "parts")))

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from catalog.disk.locks import run_is_held
 from catalog.errors import FormatError, MismatchError
 from catalog.facts import read_run_facts, run_names
 from catalog.journal import is_segment
-from catalog.locks import run_is_held
 from catalog.paths import HistoryPaths, parse_step_dir
 from catalog.rows import RowCache, Rows, checkpoint_rows, run_rows, segment_rows, statistics_rows
 from catalog.schema import TABLES

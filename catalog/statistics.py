@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from catalog.disk.checked_parquet import decode_sealed, encode_sealed, read_bounded
+from catalog.disk.durable import make_dirs, publish_bytes
 from catalog.errors import FormatError
 from catalog.paths import HistoryPaths
-from catalog.publish import make_dirs, publish_bytes
-from catalog.sealed import decode_sealed, encode_sealed, read_bounded
 
 __all__ = [
     "SCHEMA",

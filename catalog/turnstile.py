@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from catalog.disk.locks import free_lock, open_lock
 from catalog.errors import SetupError
-from catalog.locks import free_lock, open_lock
 
 __all__ = ["IndexBusyError", "Turnstile"]
 

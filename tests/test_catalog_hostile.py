@@ -9,7 +9,7 @@ import pytest
 from catalog_helpers import ALIGN, LAYOUT, Piece, Run, data_file_bytes, pieces_of
 
 import native
-from catalog import jsonfile
+from catalog.disk import json_file
 from catalog.errors import CorruptError, FormatError, HistoryError, NotFoundError
 from catalog.extents import extent_table
 from catalog.history import History
@@ -51,7 +51,7 @@ def _forge_marker(root: Path, *, rank: int, **change: Any) -> None:
     content = json.loads(path.read_bytes())
     del content["checksum"]
     content["parts"][rank] |= change
-    path.write_bytes(jsonfile.encode(content))
+    path.write_bytes(json_file.encode(content))
 
 
 def _rows(root: Path, rank: int) -> list[Extent]:
@@ -206,7 +206,7 @@ def test_a_newer_format_is_refused_with_what_to_do(history: Path) -> None:
     path = history / "history.json"
     content = json.loads(path.read_bytes())
     del content["checksum"]
-    path.write_bytes(jsonfile.encode(content | {"format": 2}))
+    path.write_bytes(json_file.encode(content | {"format": 2}))
     with pytest.raises(FormatError, match="newer release"):
         History.open(history)
 

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 from catalog_helpers import flip_bit
 
+from catalog.disk.checked_parquet import encode_sealed
 from catalog.errors import CorruptError, FormatError
 from catalog.journal import JOURNAL_SCHEMA, Journal, is_segment, read_segment, segments
-from catalog.sealed import encode_sealed
 
 
 def _journal(folder: Path) -> Journal:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from catalog import jsonfile
+from catalog.disk import json_file
 from catalog.errors import CorruptError, FormatError
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
@@ -17,7 +17,7 @@ PATH = Path("any.json")
 
 def _encodable(content: object) -> bool:
     try:
-        jsonfile.canonical(content)
+        json_file.canonical(content)
     except UnicodeEncodeError:
         return False
     return True
@@ -25,31 +25,31 @@ def _encodable(content: object) -> bool:
 
 @given(CONTENTS.filter(_encodable))
 def test_what_is_written_is_read(content: dict[str, object]) -> None:
-    assert jsonfile.decode(jsonfile.encode(content), path=PATH) == content
+    assert json_file.decode(json_file.encode(content), path=PATH) == content
 
 
 @given(CONTENTS.filter(_encodable))
 def test_the_order_of_keys_does_not_matter(content: dict[str, object]) -> None:
-    assert jsonfile.encode(dict(reversed(content.items()))) == jsonfile.encode(content)
+    assert json_file.encode(dict(reversed(content.items()))) == json_file.encode(content)
 
 
 def test_a_flipped_bit_anywhere_is_found() -> None:
-    data = jsonfile.encode({"run": "a", "step": 12, "parts": [1.5, None, "é"]})
+    data = json_file.encode({"run": "a", "step": 12, "parts": [1.5, None, "é"]})
     for offset in range(len(data)):
         for bit in range(8):
             damaged = bytearray(data)
             damaged[offset] ^= 1 << bit
             with pytest.raises(FormatError):
-                jsonfile.decode(bytes(damaged), path=PATH)
+                json_file.decode(bytes(damaged), path=PATH)
 
 
 @given(CONTENTS.filter(_encodable), st.data())
 def test_a_cut_or_lengthened_file_is_refused(content: dict[str, object], data: st.DataObject) -> None:
-    encoded = jsonfile.encode(content)
+    encoded = json_file.encode(content)
     cut = data.draw(st.integers(0, len(encoded) - 1))
     for damaged in (encoded[:cut], encoded + b" ", b" " + encoded, encoded + encoded):
         with pytest.raises(FormatError):
-            jsonfile.decode(damaged, path=PATH)
+            json_file.decode(damaged, path=PATH)
 
 
 @pytest.mark.parametrize(
@@ -72,24 +72,24 @@ def test_a_cut_or_lengthened_file_is_refused(content: dict[str, object], data: s
 )
 def test_hostile_files_are_refused(data: bytes) -> None:
     with pytest.raises(FormatError, match=r"any\.json"):
-        jsonfile.decode(data, path=PATH)
+        json_file.decode(data, path=PATH)
 
 
 def test_another_form_of_the_same_content_is_refused() -> None:
-    data = jsonfile.encode({"b": 1, "a": 2})
+    data = json_file.encode({"b": 1, "a": 2})
     for other in (data.replace(b",", b", "), data.replace(b'"a"', b'"\\u0061"')):
         with pytest.raises(CorruptError, match="checksum"):
-            jsonfile.decode(other, path=PATH)
+            json_file.decode(other, path=PATH)
 
 
 def test_nan_is_never_written() -> None:
     with pytest.raises(ValueError, match="JSON"):
-        jsonfile.encode({"a": float("nan")})
+        json_file.encode({"a": float("nan")})
 
 
 def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "huge.json"
     with path.open("wb") as file:
-        file.truncate(jsonfile.MAX_JSON_BYTES + 1)
+        file.truncate(json_file.MAX_JSON_BYTES + 1)
     with pytest.raises(FormatError, match="allowed"):
-        jsonfile.load(path)
+        json_file.load(path)

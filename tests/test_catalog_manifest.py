@@ -12,13 +12,13 @@ from catalog_helpers import ALIGN, Piece, data_file_bytes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catalog import sealed
+from catalog.disk import checked_parquet
+from catalog.disk.checked_parquet import decode_sealed, encode_sealed
 from catalog.errors import CorruptError, FormatError
 from catalog.extents import SCHEMA, extent_table
 from catalog.manifest import VERSION, Manifest, decode_manifest, encode_manifest
 from catalog.paths import data_file
 from catalog.records import Extent
-from catalog.sealed import decode_sealed, encode_sealed
 
 PATH = Path("any.manifest.parquet")
 CREATED = datetime.datetime(2026, 11, 21, 10, 15, 2, tzinfo=datetime.UTC)
@@ -187,12 +187,12 @@ def test_a_table_that_swells_is_refused_before_it_fills_the_memory(monkeypatch: 
     bomb = encode_sealed(pa.table({"name": pa.array(["x" * 1000] * 20_000)}, schema=schema), metadata={})
     assert len(bomb) < 10_000
     assert decode_sealed(bomb, schema=schema, file="bomb")[0].num_rows == 20_000
-    monkeypatch.setattr(sealed, "MAX_TABLE_BYTES", 1 << 20)
+    monkeypatch.setattr(checked_parquet, "MAX_TABLE_BYTES", 1 << 20)
     with pytest.raises(FormatError, match="once decompressed"):
         decode_sealed(bomb, schema=schema, file="bomb")
 
 
 def test_more_rows_than_allowed_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sealed, "MAX_ROWS", 3)
+    monkeypatch.setattr(checked_parquet, "MAX_ROWS", 3)
     with pytest.raises(FormatError, match="at most 3"):
         _decode(_encode(_extents()))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from catalog_helpers import LAYOUT, Piece, Run, data_file_bytes, pieces_of
 
-from catalog import jsonfile
+from catalog.disk import json_file
 from catalog.errors import FormatError, MismatchError, NotFoundError
 from catalog.extents import extent_table
 from catalog.history import History
@@ -132,7 +132,7 @@ def test_hostile_markers_are_refused(history: Path, change: dict[str, Any], matc
         else:
             content[key] = value
     paths.marker("run-a", 0).unlink()
-    paths.marker("run-a", 0).write_bytes(jsonfile.encode(content))
+    paths.marker("run-a", 0).write_bytes(json_file.encode(content))
     with pytest.raises(FormatError, match=match) as caught:
         read_marker(paths, "run-a", 0)
     assert "commit.json" in str(caught.value)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from catalog_helpers import Run, pieces_of
 
+from catalog.disk.durable import is_temporary
 from catalog.gc import collect
 from catalog.history import History
-from catalog.publish import is_temporary
 from catalog.records import CheckpointRef
 from catalog.verify import verify
 

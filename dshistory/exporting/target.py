@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from catalog.disk.durable import sync_dir, temporary_path
 from catalog.errors import SetupError
-from catalog.publish import sync_dir, temporary_path
 
 __all__ = ["new_target"]
 
