@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 
 from catalog.analysis import analyze_part
+from catalog.format.statistics_file import StatisticsFile
 from catalog.run_writer import RunWriter
-from catalog.statistics import StatisticsFile
 
 __all__ = ["Analyst"]
 

@@ -14,8 +14,8 @@ from capture.dtypes import dtype_name
 from capture.objects import EncodedObject
 from capture.parts import HUGE, Part, entry_shape
 from capture.plan import Plan
-from catalog.extents import extent_table
-from catalog.header import Entry, encode_header, entries_json
+from catalog.format.extents import extent_table
+from catalog.format.header import Entry, encode_header, entries_json
 from catalog.records import Extent, Placement
 
 __all__ = ["PlacedObject", "Tail", "data_file_header", "make_tail", "manifest_rows", "object_entries"]

@@ -6,7 +6,7 @@ from math import prod
 
 from capture.device_feed import DevicePart
 from capture.items import TensorItem
-from catalog.header import Entry
+from catalog.format.header import Entry
 
 __all__ = ["HUGE", "Part", "entry_key", "entry_shape", "may_rest", "widest_entry"]
 

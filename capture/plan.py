@@ -22,7 +22,7 @@ from capture.parts import Part, entry_shape, may_rest, widest_entry
 from capture.rows import PlannedRows
 from capture.staging import CUDA, GATHERED_BYTES, CopyEngine, Mirror
 from catalog.errors import UnsupportedError
-from catalog.header import Entry, entries_json, header_bytes_needed
+from catalog.format.header import Entry, entries_json, header_bytes_needed
 
 __all__ = ["Plan", "make_plan", "signature_of"]
 

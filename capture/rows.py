@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 import native
-from catalog.extents import SCHEMA
+from catalog.format.extents import SCHEMA
 
 __all__ = ["PlannedRows"]
 

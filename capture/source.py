@@ -14,7 +14,7 @@ from capture.plan import Plan, make_plan, signature_of
 from capture.resting import Place
 from capture.staging import CUDA, CopyEngine
 from catalog.errors import UnsupportedError
-from catalog.header import Entry
+from catalog.format.header import Entry
 
 __all__ = ["Source"]
 

@@ -27,7 +27,7 @@ from capture.staging import CUDA, CopyEngine
 from capture.state_tree import StateTree
 from catalog.disk.durable import publish, temporary_path
 from catalog.errors import CorruptError, FormatError, SnapshotError
-from catalog.header import Entry, Header, encode_header, entries_json, parse_header, read_header
+from catalog.format.header import Entry, Header, encode_header, entries_json, parse_header, read_header
 
 __all__ = ["StateWrite", "is_state_file", "read_tree"]
 

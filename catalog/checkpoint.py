@@ -8,8 +8,8 @@ import pyarrow.compute as pc
 import native
 from catalog.disk.checked_parquet import read_bounded
 from catalog.errors import CorruptError, FormatError
-from catalog.manifest import Manifest, decode_manifest
-from catalog.marker import check_manifest, read_marker
+from catalog.format.manifest import Manifest, decode_manifest
+from catalog.format.marker import check_manifest, read_marker
 from catalog.paths import HistoryPaths
 from catalog.records import Marker, MarkerPart
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from catalog.errors import FormatError
-from catalog.header import Entry, read_header
-from catalog.manifest import Manifest
+from catalog.format.header import Entry, read_header
+from catalog.format.manifest import Manifest
 from catalog.pieces import Buffer, batches, read_pieces
 from catalog.records import Extent
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from catalog.disk.durable import is_temporary, sync_dir
 from catalog.disk.locks import free_lock, try_lock
+from catalog.format.journal import NO_RANK, Journal
 from catalog.history import History
-from catalog.journal import NO_RANK, Journal
 from catalog.paths import HistoryPaths
 from catalog.records import CheckpointRef
 

@@ -16,9 +16,9 @@ import pyarrow as pa
 from catalog.checkpoint import check_data_files, read_checkpoint
 from catalog.disk.locks import run_is_held
 from catalog.errors import NotFoundError
-from catalog.facts import read_history_json, read_run_facts, run_names
+from catalog.format.json_facts import read_history_json, read_run_facts, run_names
+from catalog.format.marker import read_marker
 from catalog.logical import logical_tensors
-from catalog.marker import read_marker
 from catalog.paths import HistoryPaths, parse_step_dir
 from catalog.records import CheckpointRef, Extent, Marker, RunFacts
 from catalog.references import resolve

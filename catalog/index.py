@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from catalog.db import Connection, database, select, tables_read
 from catalog.errors import FormatError, SetupError
-from catalog.facts import read_history_json
+from catalog.format.json_facts import read_history_json
 from catalog.paths import HistoryPaths
 from catalog.rows import RowCache
 from catalog.scan import Ingested, Tail, scan

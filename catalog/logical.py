@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import native
 from catalog.checkpoint import Checkpoint
 from catalog.errors import FormatError
-from catalog.extents import element_counts, extent_records
+from catalog.format.extents import element_counts, extent_records
 from catalog.records import Extent
 
 __all__ = ["SCHEMA", "logical_tensors"]

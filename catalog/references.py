@@ -7,7 +7,7 @@ import operator
 from typing import TYPE_CHECKING
 
 from catalog.errors import NotFoundError, SetupError
-from catalog.facts import run_names
+from catalog.format.json_facts import run_names
 from catalog.records import CheckpointRef
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ import pyarrow.compute as pc
 
 from catalog.checkpoint import Checkpoint, read_checkpoint
 from catalog.errors import FormatError
-from catalog.journal import read_segment
+from catalog.format.journal import read_segment
+from catalog.format.manifest import NOT_STATE
 from catalog.logical import logical_tensors
-from catalog.manifest import NOT_STATE
 from catalog.moves import with_moves, without_moves
 from catalog.paths import HistoryPaths
 from catalog.records import RunFacts

@@ -21,10 +21,10 @@ import pyarrow as pa
 from catalog.disk.durable import is_temporary, make_dirs, publish, publish_bytes, sync_dir, temporary_path
 from catalog.disk.locks import free_lock, take_lock
 from catalog.errors import MismatchError, SetupError, SnapshotError
-from catalog.facts import encode_history, encode_run_facts, read_history_json
-from catalog.journal import Journal
-from catalog.manifest import encode_manifest
-from catalog.marker import build_marker, encode_marker
+from catalog.format.journal import Journal
+from catalog.format.json_facts import encode_history, encode_run_facts, read_history_json
+from catalog.format.manifest import encode_manifest
+from catalog.format.marker import build_marker, encode_marker
 from catalog.paths import HistoryPaths
 from catalog.records import RunFacts
 

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 import pyarrow as pa
 
-from catalog.extents import SCHEMA as MANIFEST
+from catalog.format.extents import SCHEMA as MANIFEST
 
 __all__ = ["MIGRATIONS", "TABLES", "VERSION", "VIEWS", "changed_statement", "create_statement", "view_statements"]
 

@@ -16,15 +16,15 @@ import pyarrow.compute as pc
 from catalog.checkpoint import Checkpoint, read_part
 from catalog.datacheck import check_data_file, check_header
 from catalog.errors import HistoryError
-from catalog.facts import read_history_json, read_run_facts
+from catalog.format.journal import read_segment, segments
+from catalog.format.json_facts import read_history_json, read_run_facts
+from catalog.format.manifest import Manifest
+from catalog.format.marker import read_marker
+from catalog.format.statistics_file import parse_name, read_statistics
 from catalog.history import History
-from catalog.journal import read_segment, segments
 from catalog.logical import logical_tensors
-from catalog.manifest import Manifest
-from catalog.marker import read_marker
 from catalog.paths import HistoryPaths, is_run_id, parse_step_dir
 from catalog.records import CheckpointRef
-from catalog.statistics import parse_name, read_statistics
 
 __all__ = ["Problem", "verify"]
 

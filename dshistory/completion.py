@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from catalog.errors import HistoryError
-from catalog.manifest import NOT_STATE
+from catalog.format.manifest import NOT_STATE
 from catalog.records import Extent
 from catalog.references import lineage
 from dshistory import current

@@ -17,8 +17,8 @@ import torch
 
 from capture.restore import state_dict_of
 from catalog.errors import SetupError
+from catalog.format.manifest import NOT_STATE
 from catalog.history import History
-from catalog.manifest import NOT_STATE
 from catalog.records import CheckpointRef
 from dshistory.choices import DIFF_METRICS
 from dshistory.comparison import Comparison

@@ -21,7 +21,7 @@ from capture.dtypes import torch_dtype
 from capture.reading import read_extents
 from capture.targets import choose, rank_of
 from catalog.errors import FormatError
-from catalog.manifest import NOT_STATE
+from catalog.format.manifest import NOT_STATE
 from catalog.records import Extent
 
 __all__ = ["PIECE_BYTES", "FragmentStream", "StoredTensor", "stored_tensors"]

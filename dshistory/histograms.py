@@ -6,8 +6,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from catalog.errors import NotFoundError
+from catalog.format.manifest import NOT_STATE
 from catalog.history import History
-from catalog.manifest import NOT_STATE
 from catalog.references import committed_lineage
 from dshistory.naming import nearest
 from dshistory.table import Table

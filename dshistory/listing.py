@@ -8,8 +8,8 @@ from typing import Final
 import pyarrow as pa
 
 from catalog import verify as verification
+from catalog.format.manifest import NOT_STATE
 from catalog.history import History
-from catalog.manifest import NOT_STATE
 from catalog.records import CheckpointRef, Extent
 from dshistory.progress import ByteProgress
 from dshistory.report import Report

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import native
-from catalog.extents import extent_table
-from catalog.header import Entry, encode_header, entries_json, header_bytes_needed
+from catalog.format.extents import extent_table
+from catalog.format.header import Entry, encode_header, entries_json, header_bytes_needed
 from catalog.paths import DTYPES, data_file
 from catalog.records import Extent, Placement, RunFacts
 from catalog.run_writer import RunWriter, create_history, create_run

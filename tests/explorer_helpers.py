@@ -16,8 +16,8 @@ from traitlets.config import Config
 
 import native
 from capture.dtypes import dtype_name
-from catalog.extents import extent_table
-from catalog.header import Entry, encode_header, entries_json
+from catalog.format.extents import extent_table
+from catalog.format.header import Entry, encode_header, entries_json
 from catalog.records import Extent, Placement, RunFacts
 from catalog.run_writer import RunWriter, create_history, create_run
 from dshistory.explorer import Explorer

@@ -15,8 +15,8 @@ from capture.items import TensorItem
 from capture.objects import encode_object
 from capture.plan import MIN_RUN_BYTES, Plan, make_plan, signature_of
 from catalog.errors import UnsupportedError
-from catalog.extents import extent_records
-from catalog.header import Entry, read_header
+from catalog.format.extents import extent_records
+from catalog.format.header import Entry, read_header
 
 ALIGN = 4096
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool]

@@ -11,10 +11,10 @@ from golden_history import BF16, RNG, W, write
 from safetensors import safe_open
 
 import native
-from catalog.header import encode_header, entries_json, read_header
+from catalog.format.header import encode_header, entries_json, read_header
+from catalog.format.journal import segments
+from catalog.format.marker import build_marker, encode_marker
 from catalog.history import History
-from catalog.journal import segments
-from catalog.marker import build_marker, encode_marker
 from catalog.records import CheckpointRef, Extent
 from catalog.verify import verify
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from catalog.errors import FormatError
-from catalog.header import (
+from catalog.format.header import (
     MAX_HEADER_BYTES,
     Entry,
     encode_header,

@@ -11,9 +11,9 @@ from catalog_helpers import ALIGN, LAYOUT, Piece, Run, data_file_bytes, pieces_o
 import native
 from catalog.disk import json_file
 from catalog.errors import CorruptError, FormatError, HistoryError, NotFoundError
-from catalog.extents import extent_table
+from catalog.format.extents import extent_table
+from catalog.format.manifest import encode_manifest
 from catalog.history import History
-from catalog.manifest import encode_manifest
 from catalog.paths import HistoryPaths, data_file
 from catalog.records import CheckpointRef, Extent
 from catalog.verify import verify

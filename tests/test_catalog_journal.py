@@ -11,7 +11,7 @@ from catalog_helpers import flip_bit
 
 from catalog.disk.checked_parquet import encode_sealed
 from catalog.errors import CorruptError, FormatError
-from catalog.journal import JOURNAL_SCHEMA, Journal, is_segment, read_segment, segments
+from catalog.format.journal import JOURNAL_SCHEMA, Journal, is_segment, read_segment, segments
 
 
 def _journal(folder: Path) -> Journal:

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from catalog.disk import checked_parquet
 from catalog.disk.checked_parquet import decode_sealed, encode_sealed
 from catalog.errors import CorruptError, FormatError
-from catalog.extents import SCHEMA, extent_table
-from catalog.manifest import VERSION, Manifest, decode_manifest, encode_manifest
+from catalog.format.extents import SCHEMA, extent_table
+from catalog.format.manifest import VERSION, Manifest, decode_manifest, encode_manifest
 from catalog.paths import data_file
 from catalog.records import Extent
 

@@ -10,9 +10,9 @@ from catalog_helpers import LAYOUT, Piece, Run, data_file_bytes, pieces_of
 
 from catalog.disk import json_file
 from catalog.errors import FormatError, MismatchError, NotFoundError
-from catalog.extents import extent_table
+from catalog.format.extents import extent_table
+from catalog.format.marker import build_marker, encode_marker, read_marker
 from catalog.history import History
-from catalog.marker import build_marker, encode_marker, read_marker
 from catalog.paths import HistoryPaths
 from catalog.records import CheckpointRef
 from catalog.run_writer import RunWriter

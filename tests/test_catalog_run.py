@@ -10,7 +10,7 @@ import pytest
 from catalog_helpers import LAYOUT, Piece, Run, data_file_bytes, pieces_of
 
 from catalog.errors import FormatError, MismatchError, SetupError, SnapshotError
-from catalog.extents import extent_table
+from catalog.format.extents import extent_table
 from catalog.history import History
 from catalog.paths import HistoryPaths
 from catalog.records import CheckpointRef, RunFacts

@@ -8,7 +8,7 @@ from explorer_helpers import history_of, shares, whole
 import native
 from catalog.analysis import BATCH_BYTES, buckets_of, sketch_key
 from catalog.errors import FormatError
-from catalog.statistics import (
+from catalog.format.statistics_file import (
     SCHEMA,
     StatisticsFile,
     merged_statistics,

@@ -7,7 +7,7 @@ from typing import Final
 
 import torch
 
-from catalog.header import Entry, encode_header, entries_json, header_bytes_needed
+from catalog.format.header import Entry, encode_header, entries_json, header_bytes_needed
 from catalog.paths import DTYPES
 from dshistory.exporting.options import Options
 from dshistory.exporting.source import Source

@@ -84,7 +84,7 @@ def _steps(found: Sequence[tuple["Place", "Found"]], given: int | None) -> list[
 
 def _check(place: "Place", found: "Found") -> None:
     """FormatError for names that a history can't tell apart, or that it uses for itself."""
-    from catalog.manifest import NOT_STATE
+    from catalog.format.manifest import NOT_STATE
 
     if not found.tensors:
         raise FormatError(f"{place.path} ({place.format}) has no tensors")

@@ -10,7 +10,7 @@ import torch
 
 from capture.dtypes import torch_dtype
 from catalog.errors import FormatError
-from catalog.header import Entry, read_header
+from catalog.format.header import Entry, read_header
 from dshistory.importing.found import Found, FoundTensor
 
 __all__ = ["read", "recognises"]

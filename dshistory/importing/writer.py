@@ -11,8 +11,8 @@ import torch
 import native
 from capture.objects import encode_object
 from capture.parts import HUGE, entry_key
-from catalog.extents import extent_table
-from catalog.header import Entry, encode_header, entries_json, header_bytes_needed
+from catalog.format.extents import extent_table
+from catalog.format.header import Entry, encode_header, entries_json, header_bytes_needed
 from catalog.paths import DTYPES
 from catalog.records import Extent
 from catalog.run_writer import RunWriter

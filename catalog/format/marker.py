@@ -11,7 +11,7 @@ import native
 from catalog.disk import json_file
 from catalog.disk.checked_parquet import read_bounded
 from catalog.errors import FormatError, MismatchError, NotFoundError
-from catalog.manifest import Manifest, decode_manifest
+from catalog.format.manifest import Manifest, decode_manifest
 from catalog.paths import FORMAT, MAX_RANKS, HistoryPaths
 from catalog.records import Marker, MarkerPart
 

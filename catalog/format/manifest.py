@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from catalog.disk.checked_parquet import decode_sealed, encode_sealed
 from catalog.errors import FormatError
-from catalog.extents import MAX_FIGURE, SCHEMA, element_counts, extent_records
+from catalog.format.extents import MAX_FIGURE, SCHEMA, element_counts, extent_records
 from catalog.paths import DTYPES, data_file, parse_data_file
 from catalog.records import Extent
 
