@@ -19,9 +19,9 @@ from capture.reading import read_extents, read_into
 from capture.registry import note_origin, sessions_of
 from capture.targets import Assignment, Chosen, choose, match
 from capture.untaken import Asked, warn_of_untaken
-from catalog.datacheck import check_extents
 from catalog.errors import CorruptError, MismatchError, NotFoundError, RestoreError, SetupError
 from catalog.history import History
+from catalog.read.check_data import check_extents
 from catalog.records import CheckpointRef, Extent
 
 __all__ = ["all_providers", "restore", "restore_live", "state_dict_of"]

@@ -14,13 +14,13 @@ import numpy as np
 import pyarrow as pa
 
 import native
-from catalog.checkpoint import read_part
 from catalog.errors import CorruptError, HistoryError
 from catalog.format.manifest import NOT_STATE
 from catalog.format.marker import read_marker
 from catalog.format.statistics_file import SCHEMA, StatisticsFile, publish_statistics, read_statistics
 from catalog.paths import DTYPES, HistoryPaths, parse_data_file
-from catalog.pieces import Buffer, Piece, batches, read_pieces
+from catalog.read.batched_read import Buffer, Piece, batches, read_pieces
+from catalog.read.checkpoint import read_part
 from catalog.records import CheckpointRef, Extent
 
 __all__ = ["BUCKETS", "SKETCHED_KINDS", "analyze_part", "buckets_of", "missing_parts", "sketch_key"]

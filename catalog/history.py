@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
 
-from catalog.checkpoint import check_data_files, read_checkpoint
 from catalog.disk.locks import run_is_held
 from catalog.errors import NotFoundError
 from catalog.format.json_facts import read_history_json, read_run_facts, run_names
 from catalog.format.marker import read_marker
-from catalog.logical import logical_tensors
 from catalog.paths import HistoryPaths, parse_step_dir
+from catalog.read.checkpoint import check_data_files, read_checkpoint
+from catalog.read.tensors import logical_tensors
 from catalog.records import CheckpointRef, Extent, Marker, RunFacts
 from catalog.references import resolve
 

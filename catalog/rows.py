@@ -14,13 +14,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from catalog.checkpoint import Checkpoint, read_checkpoint
 from catalog.errors import FormatError
 from catalog.format.journal import read_segment
 from catalog.format.manifest import NOT_STATE
-from catalog.logical import logical_tensors
 from catalog.moves import with_moves, without_moves
 from catalog.paths import HistoryPaths
+from catalog.read.checkpoint import Checkpoint, read_checkpoint
+from catalog.read.tensors import logical_tensors
 from catalog.records import RunFacts
 from catalog.schema import TABLES
 

@@ -13,8 +13,6 @@ from typing import TypeVar
 
 import pyarrow.compute as pc
 
-from catalog.checkpoint import Checkpoint, read_part
-from catalog.datacheck import check_data_file, check_header
 from catalog.errors import HistoryError
 from catalog.format.journal import read_segment, segments
 from catalog.format.json_facts import read_history_json, read_run_facts
@@ -22,8 +20,10 @@ from catalog.format.manifest import Manifest
 from catalog.format.marker import read_marker
 from catalog.format.statistics_file import parse_name, read_statistics
 from catalog.history import History
-from catalog.logical import logical_tensors
 from catalog.paths import HistoryPaths, is_run_id, parse_step_dir
+from catalog.read.check_data import check_data_file, check_header
+from catalog.read.checkpoint import Checkpoint, read_part
+from catalog.read.tensors import logical_tensors
 from catalog.records import CheckpointRef
 
 __all__ = ["Problem", "verify"]

@@ -224,7 +224,7 @@ def test_questions_of_one_moment_see_nothing_new_in_between(tmp_path):
 
 def test_one_tensor_takes_no_sketch_from_the_index(tmp_path, monkeypatch):
     """A guard on what is read: a trajectory of moves asks for no sketch, and opens no manifest."""
-    from catalog import checkpoint
+    from catalog.read import checkpoint
     from dshistory import Explorer, trajectories
 
     history = walk(tmp_path / "h", (0, 10, 20), analyzed=(0, 10, 20))

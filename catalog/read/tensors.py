@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import native
-from catalog.checkpoint import Checkpoint
 from catalog.errors import FormatError
 from catalog.format.extents import element_counts, extent_records
+from catalog.read.checkpoint import Checkpoint
 from catalog.records import Extent
 
 __all__ = ["SCHEMA", "logical_tensors"]
