@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from catalog.analysis import BUCKETS
 from catalog.format.extents import extent_table
 from catalog.format.statistics_file import SCHEMA, StatisticsFile, publish_statistics
 from catalog.paths import data_file
 from catalog.records import Extent, RunFacts
 from catalog.run_writer import RunWriter, create_history, create_run
+from catalog.statistics.compute import BUCKETS
 
 RUN = "20261121-101502-a1b2c3"
 LAYOUT = "made-up"

@@ -10,9 +10,9 @@ import threading
 import time
 from collections.abc import Callable
 
-from catalog.analysis import analyze_part
 from catalog.format.statistics_file import StatisticsFile
 from catalog.run_writer import RunWriter
+from catalog.statistics.compute import analyze_part
 
 __all__ = ["Analyst"]
 

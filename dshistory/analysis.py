@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from catalog import index
-from catalog.analysis import analyze_part, missing_parts
 from catalog.errors import SetupError
 from catalog.history import History
 from catalog.records import CheckpointRef
+from catalog.statistics.compute import analyze_part, missing_parts
 from dshistory.progress import ByteProgress
 
 __all__ = ["analyze"]

@@ -8,11 +8,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from catalog.analysis import BUCKETS
 from catalog.errors import NotFoundError
 from catalog.history import History
 from catalog.records import CheckpointRef
 from catalog.references import committed_lineage
+from catalog.statistics.compute import BUCKETS
 from dshistory.estimates import norm_bound
 from dshistory.naming import Patterns, matching
 from dshistory.table import Table

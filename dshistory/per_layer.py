@@ -13,11 +13,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from catalog.analysis import buckets_of
 from catalog.errors import NotFoundError
 from catalog.history import History
 from catalog.records import CheckpointRef
 from catalog.references import committed_lineage
+from catalog.statistics.compute import buckets_of
 from dshistory.cells import Cells, Key, Known, Stored
 from dshistory.estimates import norm_bound
 from dshistory.grouping import layer_of

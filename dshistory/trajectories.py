@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import pyarrow as pa
 
-from catalog.analysis import buckets_of
 from catalog.history import History
 from catalog.records import CheckpointRef
 from catalog.references import committed_lineage
+from catalog.statistics.compute import buckets_of
 from dshistory.cells import Cells, Key, Known, Stored
 from dshistory.differences import AT_ONCE_BYTES
 from dshistory.estimates import estimated, norm_bound

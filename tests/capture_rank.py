@@ -16,9 +16,9 @@ from capture_helpers import Net, assert_same, one_step, reference
 import capture
 import native
 from capture.ranks import Ranks
-from catalog.analysis import missing_parts
 from catalog.errors import CorruptError, MismatchError, RestoreError, SetupError, SnapshotError, UnsupportedError
 from catalog.history import History
+from catalog.statistics.compute import missing_parts
 
 REFUSALS = (OSError, SetupError, UnsupportedError, MismatchError, CorruptError, RestoreError)
 

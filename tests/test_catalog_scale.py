@@ -9,11 +9,11 @@ import torch
 from explorer_helpers import Run, history_of, shares, whole
 
 from catalog import index, rows
-from catalog.analysis import analyze_part, missing_parts
 from catalog.db import database
 from catalog.history import History
 from catalog.records import CheckpointRef
 from catalog.schema import TABLES
+from catalog.statistics.compute import analyze_part, missing_parts
 
 SHAPES = {"a.0.weight": (40, 30), "a.1.weight": (300,), "b.bias": (20,), "c.scalar": ()}
 MOVES = "SELECT run, step, kind, name, since, norm_before, update_norm, cosine, relative_update FROM statistics ORDER BY ALL"

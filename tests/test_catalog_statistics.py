@@ -6,7 +6,6 @@ import torch
 from explorer_helpers import history_of, shares, whole
 
 import native
-from catalog.analysis import BATCH_BYTES, buckets_of, sketch_key
 from catalog.errors import FormatError
 from catalog.format.statistics_file import (
     SCHEMA,
@@ -16,6 +15,7 @@ from catalog.format.statistics_file import (
     publish_statistics,
     read_statistics,
 )
+from catalog.statistics.compute import BATCH_BYTES, buckets_of, sketch_key
 
 TENSORS = {
     "a.weight": torch.randn(67, 113, generator=torch.Generator().manual_seed(2)),

@@ -9,9 +9,9 @@ import torch
 from explorer_helpers import Run, whole
 
 from catalog import index
-from catalog.analysis import analyze_part, missing_parts
 from catalog.errors import NotFoundError
 from catalog.records import CheckpointRef
+from catalog.statistics.compute import analyze_part, missing_parts
 from dshistory import Explorer, trajectories
 from dshistory.metrics import METRICS, MOVES
 
