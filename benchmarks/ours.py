@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import capture
-import catalog.index  # noqa: F401  the code of its libraries is no memory of a save
+import catalog.index.index  # noqa: F401  the code of its libraries is no memory of a save
 from benchmarks.training_state import Training
 
 NEVER = 1_000_000_000

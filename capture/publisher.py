@@ -145,7 +145,7 @@ class Publisher:
 
     def _register(self) -> None:
         # Only here, in the background: a training pays for DuckDB's import when the first checkpoint is registered.
-        from catalog import index
+        from catalog.index import index
 
         try:
             index.register(self._run.paths, patience_s=REGISTER_PATIENCE_S)

@@ -24,7 +24,7 @@ from catalog.records import CheckpointRef, Extent, Marker, RunFacts
 from catalog.references import resolve
 
 if TYPE_CHECKING:
-    from catalog.index import Asking
+    from catalog.index.index import Asking
 
 __all__ = ["History", "State"]
 
@@ -147,7 +147,7 @@ class History:
 
         Works while any process holds the index file; the query itself can neither write nor reach other files.
         """
-        from catalog import index
+        from catalog.index import index
 
         return index.query(self.paths, sql, params)
 
@@ -155,13 +155,13 @@ class History:
     def asking(self) -> Iterator[Asking]:
         """For several queries about the same moment, which take less time together: gives what is called as `query` is. Writers
         wait meanwhile, so nothing long may go on in between."""
-        from catalog import index
+        from catalog.index import index
 
         with index.asking(self.paths) as ask:
             yield ask
 
     def reindex(self) -> int:
         """Delete the index and build it anew from the manifests; returns the number of checkpoints in it."""
-        from catalog import index
+        from catalog.index import index
 
         return index.reindex(self.paths)

@@ -119,7 +119,7 @@ class RunWriter:
     def register(self, *, patience_s: float = 0.1) -> int:
         """Ingest every committed checkpoint that the index does not have yet; how many. When others use the index for
         longer than the patience, 0: the next one does it. FormatError when the index itself is unusable."""
-        from catalog import index
+        from catalog.index import index
 
         return index.register(self.paths, patience_s=patience_s)
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from catalog import index
 from catalog.errors import SetupError
 from catalog.history import History
+from catalog.index import index
 from catalog.records import CheckpointRef
 from catalog.statistics.compute import analyze_part, missing_parts
 from dshistory.progress import ByteProgress

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from catalog.history import History
-from catalog.index import Asking
+from catalog.index.index import Asking
 from catalog.records import CheckpointRef
 from dshistory.metrics import Floats
 from dshistory.naming import Patterns, matching

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from catalog.history import History
-from catalog.index import Asking
+from catalog.index.index import Asking
 from catalog.records import CheckpointRef
 from dshistory.cells import Cells, Key, Known, analyzed
 from dshistory.metrics import Floats

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from catalog.schema import VIEWS
+from catalog.index.schema import VIEWS
 from dshistory.naming import nearest
 from dshistory.verbs import UsageError
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from catalog.errors import HistoryError
-from catalog.schema import VIEWS
+from catalog.index.schema import VIEWS
 from dshistory import current
 
 __all__ = ["Completions", "query_completions"]

@@ -7,10 +7,10 @@ from capture_helpers import make, one_step, reference
 
 import capture
 import dshistory
-from catalog import index
 from catalog.errors import CorruptError
 from catalog.format.statistics_file import parse_name
 from catalog.history import History
+from catalog.index import index
 from catalog.statistics.compute import analyze_part, missing_parts
 from catalog.verify import verify
 

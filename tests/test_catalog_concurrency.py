@@ -9,9 +9,9 @@ import pytest
 from catalog_helpers import Run, pieces_of
 from catalog_processes import TABLES, TENSORS
 
-from catalog import index
 from catalog.errors import FormatError
 from catalog.history import History
+from catalog.index import index
 
 PROGRAM = str(Path(__file__).with_name("catalog_processes.py"))
 STEPS = 120
@@ -186,7 +186,7 @@ def test_a_forked_child_has_a_database_of_its_own_and_no_locks(tmp_path):
     program = (
         "import os, sys, time\nfrom pathlib import Path\n"
         "from catalog_helpers import Run, pieces_of\nfrom catalog.history import History\n"
-        "from catalog.db import database\nrun = Run(Path(sys.argv[1]))\nrun.checkpoint(0, pieces_of({'w': b'a'}))\n"
+        "from catalog.index.database import database\nrun = Run(Path(sys.argv[1]))\nrun.checkpoint(0, pieces_of({'w': b'a'}))\n"
         "history = History.open(run.root)\nhistory.query('FROM runs')\nbefore = database(history.paths)\n"
         "if os.fork() == 0:\n"
         "    sys.stdin.readline()\n"

@@ -6,12 +6,12 @@ import pyarrow as pa
 import pytest
 from catalog_helpers import Run, pieces_of
 
-from catalog import db
-from catalog.db import database
 from catalog.errors import FormatError
-from catalog.index import query, register, reindex
+from catalog.index import database as opener
+from catalog.index.database import database
+from catalog.index.fair_lock import IndexBusyError, Turnstile
+from catalog.index.index import query, register, reindex
 from catalog.paths import HistoryPaths
-from catalog.turnstile import IndexBusyError, Turnstile
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_an_index_of_another_history_is_refused(paths, tmp_path):
 
 
 def test_many_histories_hold_the_threads_of_a_few(tmp_path, monkeypatch):
-    monkeypatch.setattr(db, "_databases", {})
+    monkeypatch.setattr(opener, "_databases", {})
 
     def threads() -> int:
         return len(list(Path("/proc/self/task").iterdir()))

@@ -8,11 +8,11 @@ import pytest
 import torch
 from explorer_helpers import Run, history_of, shares, whole
 
-from catalog import index, rows
-from catalog.db import database
 from catalog.history import History
+from catalog.index import index, ingest
+from catalog.index.database import database
+from catalog.index.schema import TABLES
 from catalog.records import CheckpointRef
-from catalog.schema import TABLES
 from catalog.statistics.compute import analyze_part, missing_parts
 
 SHAPES = {"a.0.weight": (40, 30), "a.1.weight": (300,), "b.bias": (20,), "c.scalar": ()}
@@ -180,7 +180,7 @@ def test_what_is_more_than_memory_holds_is_registered_in_batches(tmp_path, monke
     """Even where nothing that was parsed is kept: each batch takes the first files that are missing."""
     history = walk(tmp_path / "h", range(30), analyzed=range(0, 30, 2))
     expected = [history.query(sql) for sql in EVERYTHING]
-    monkeypatch.setattr(index, "_cache", rows.RowCache(limit_bytes=1))
+    monkeypatch.setattr(index, "_cache", ingest.RowCache(limit_bytes=1))
     monkeypatch.setattr(index, "_MAX_UNPARSED", 4)
     monkeypatch.setattr(index, "_MAX_BATCH", 6)
     assert history.reindex() == 30
@@ -198,7 +198,7 @@ def test_a_checkpoint_that_comes_between_at_the_end_of_a_batch_changes_the_one_b
     training.checkpoint(0, whole(first))
     training.checkpoint(20, whole(third))
     monkeypatch.setattr(index, "_MAX_UNPARSED", 1)
-    monkeypatch.setattr(index, "_cache", rows.RowCache())
+    monkeypatch.setattr(index, "_cache", ingest.RowCache())
     writer = training.writers[0]
     training.checkpoint(10, whole(third))
     training.close()

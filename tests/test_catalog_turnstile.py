@@ -8,8 +8,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from catalog import turnstile
-from catalog.turnstile import IndexBusyError, Turnstile
+from catalog.index import fair_lock
+from catalog.index.fair_lock import IndexBusyError, Turnstile
 
 LONG_S = 60.0
 
@@ -99,7 +99,7 @@ def test_overlapping_readers_do_not_starve_a_writer(gate):
 
 def test_a_killed_holder_holds_nothing(gate, tmp_path):
     program = (
-        "import sys, signal\nfrom pathlib import Path\nfrom catalog.turnstile import Turnstile\n"
+        "import sys, signal\nfrom pathlib import Path\nfrom catalog.index.fair_lock import Turnstile\n"
         "with Turnstile(gate=Path(sys.argv[1]), room=Path(sys.argv[2])).writing(patience_s=60):\n"
         "    print('in', flush=True)\n    signal.pause()\n"
     )
@@ -124,4 +124,4 @@ def test_a_folder_that_cannot_be_written_counts_as_busy(tmp_path):
 
 
 def test_public_names():
-    assert sorted(turnstile.__all__) == ["IndexBusyError", "Turnstile"]
+    assert sorted(fair_lock.__all__) == ["IndexBusyError", "Turnstile"]

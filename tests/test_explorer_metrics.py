@@ -8,8 +8,8 @@ import pytest
 import torch
 from explorer_helpers import Run, whole
 
-from catalog import index
 from catalog.errors import NotFoundError
+from catalog.index import index
 from catalog.records import CheckpointRef
 from catalog.statistics.compute import analyze_part, missing_parts
 from dshistory import Explorer, trajectories

@@ -5,7 +5,7 @@ from house_helpers import LAYERS, all_modules, imports, modules, relative
 
 ONE_PLACE = {
     "deepspeed": {"capture/deepspeed.py", "capture/zero_checkpoint.py", "capture/zero_classes.py"},
-    "duckdb": {"catalog/db.py"},
+    "duckdb": {"catalog/index/database.py"},
     "plotly": {"dshistory/plot.py"},
     "transformers": {"capture/huggingface.py"},
     "ipywidgets": {"dshistory/widgets/__init__.py", "dshistory/widgets/controls.py"},
@@ -45,7 +45,7 @@ def test_the_rule_sees_imports_inside_functions_but_not_those_for_type_checkers(
     source = tmp_path / "module.py"
     source.write_text(
         "from typing import TYPE_CHECKING\n"
-        "if TYPE_CHECKING:\n    import capture\nelse:\n    import catalog.db\n"
+        "if TYPE_CHECKING:\n    import capture\nelse:\n    import catalog.index.database\n"
         "def later():\n    from dshistory import table\n"
     )
-    assert [name for name, _ in imports(source)] == ["typing", "catalog.db", "dshistory"]
+    assert [name for name, _ in imports(source)] == ["typing", "catalog.index.database", "dshistory"]

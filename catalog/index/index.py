@@ -12,14 +12,14 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from catalog.db import Connection, database, select, tables_read
 from catalog.errors import FormatError, SetupError
 from catalog.format.json_facts import read_history_json
+from catalog.index.database import Connection, database, select, tables_read
+from catalog.index.fair_lock import IndexBusyError
+from catalog.index.ingest import RowCache
+from catalog.index.schema import MIGRATIONS, TABLES, VERSION, VIEWS, changed_statement, view_statements
+from catalog.index.unindexed import Ingested, Tail, scan
 from catalog.paths import HistoryPaths
-from catalog.rows import RowCache
-from catalog.scan import Ingested, Tail, scan
-from catalog.schema import MIGRATIONS, TABLES, VERSION, VIEWS, changed_statement, view_statements
-from catalog.turnstile import IndexBusyError
 
 __all__ = ["Asking", "asking", "query", "register", "reindex"]
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from types import MappingProxyType
 
-from catalog.schema import TABLES, VIEWS
+from catalog.index.schema import TABLES, VIEWS
 
 __all__ = ["explained"]
 

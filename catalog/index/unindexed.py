@@ -19,9 +19,9 @@ from catalog.errors import FormatError, MismatchError
 from catalog.format.journal import is_segment
 from catalog.format.json_facts import read_run_facts, run_names
 from catalog.format.statistics_file import StatisticsFile, parse_name, read_merged
+from catalog.index.ingest import RowCache, Rows, checkpoint_rows, run_rows, segment_rows, statistics_rows
+from catalog.index.schema import TABLES
 from catalog.paths import HistoryPaths, parse_step_dir
-from catalog.rows import RowCache, Rows, checkpoint_rows, run_rows, segment_rows, statistics_rows
-from catalog.schema import TABLES
 
 __all__ = ["Ingested", "Tail", "scan"]
 

@@ -19,10 +19,10 @@ import duckdb
 import pyarrow as pa
 
 from catalog.errors import FormatError, SetupError
-from catalog.explanation import explained
+from catalog.index.fair_lock import IndexBusyError, Turnstile
+from catalog.index.sql_errors import explained
+from catalog.index.sql_guard import refuse_reach
 from catalog.paths import HistoryPaths
-from catalog.readonly import refuse_reach
-from catalog.turnstile import IndexBusyError, Turnstile
 
 __all__ = ["Connection", "Database", "IndexMissingError", "database", "select", "tables_read"]
 

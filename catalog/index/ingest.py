@@ -17,11 +17,11 @@ import pyarrow.compute as pc
 from catalog.errors import FormatError
 from catalog.format.journal import read_segment
 from catalog.format.manifest import NOT_STATE
+from catalog.index.schema import TABLES
 from catalog.paths import HistoryPaths
 from catalog.read.checkpoint import Checkpoint, read_checkpoint
 from catalog.read.tensors import logical_tensors
 from catalog.records import RunFacts
-from catalog.schema import TABLES
 from catalog.statistics.updates import with_moves, without_moves
 
 __all__ = ["RowCache", "Rows", "checkpoint_rows", "run_rows", "segment_rows", "statistics_rows"]
