@@ -15,13 +15,13 @@ from typing import Any, Literal
 import torch
 
 import native
+from capture.active_sessions import origin_of, register_session, sessions_of
+from capture.collectives import Ranks
+from capture.defaults import history_path
 from capture.intact import Check
 from capture.items import StateProvider
 from capture.loop import Loop
 from capture.loops import loop_for
-from capture.places import history_path
-from capture.ranks import Ranks
-from capture.registry import origin_of, register_session, sessions_of
 from capture.restore import all_providers, restore_live
 from capture.session import Session
 from capture.source import Source

@@ -7,9 +7,9 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from capture.active_sessions import sessions_of
 from capture.enable import enable
 from capture.loops import trainer_target
-from capture.registry import sessions_of
 from capture.session import Session
 from capture.torch_loop import count_from
 from capture.unwrap import unwrapped, unwrapped_optimizer

@@ -20,9 +20,9 @@ from deepspeed.utils import zero_to_fp32
 
 import native
 from capture.checkpoint_saves import Save, Saves
+from capture.collectives import Ranks
 from capture.failures import Failures
 from capture.foreign_files import load_torch_file, moved, redirect_torch_load, save_torch_file
-from capture.ranks import Ranks
 from capture.staging import CUDA
 from capture.state_file import StateWrite, is_state_file, read_tree
 from capture.state_tree import decode_state, encode_state

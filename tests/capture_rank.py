@@ -15,7 +15,7 @@ from capture_helpers import Net, assert_same, one_step, reference
 
 import capture
 import native
-from capture.ranks import Ranks
+from capture.collectives import Ranks
 from catalog.errors import CorruptError, MismatchError, RestoreError, SetupError, SnapshotError, UnsupportedError
 from catalog.history import History
 from catalog.statistics.compute import missing_parts

@@ -44,7 +44,7 @@ def import_checkpoint(
         format: deepspeed, dcp, safetensors or torch; default: what it looks like
         quiet: no progress bar
     """
-    from capture.places import history_path
+    from capture.defaults import history_path
     from dshistory.importing.places import places_of
 
     readers = {
