@@ -18,10 +18,10 @@ check_siblings(__file__, ("catalog", "native"))
 
 from capture.checkpoint_engine import checkpoint_engine  # noqa: E402
 from capture.enable import enable  # noqa: E402
-from capture.items import Available, StateProvider, TensorItem  # noqa: E402
-from capture.providers import Stateful  # noqa: E402
 from capture.restore import restore  # noqa: E402
 from capture.session import Session, SessionStats  # noqa: E402
+from capture.state.interface import Available, StateProvider, TensorItem  # noqa: E402
+from capture.state.providers import Stateful  # noqa: E402
 
 __all__ = [
     "Available",

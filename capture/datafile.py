@@ -10,10 +10,10 @@ import pyarrow as pa
 import torch
 
 import native
-from capture.dtypes import dtype_name
-from capture.objects import EncodedObject
 from capture.parts import HUGE, Part, entry_shape
 from capture.plan import Plan
+from capture.state.dtypes import dtype_name
+from capture.state.objects import EncodedObject
 from catalog.format.extents import extent_table
 from catalog.format.header import Entry, encode_header, entries_json
 from catalog.records import Extent, Placement

@@ -14,10 +14,10 @@ from deepspeed.runtime.constants import PIPE_REPLICATED
 from deepspeed.runtime.pipe.engine import PipelineEngine
 from deepspeed.utils import groups
 
-from capture.items import StateProvider
 from capture.loop import LoopEvents
-from capture.providers import Buffers, ExtraState, ModuleParameters, Stateful, TorchOptimizer
-from capture.unwrap import unwrapped
+from capture.state.interface import StateProvider
+from capture.state.providers import Buffers, ExtraState, ModuleParameters, Stateful, TorchOptimizer
+from capture.state.unwrap import unwrapped
 from capture.zero import ZeroState
 from capture.zero_engine import EngineState
 from capture.zero_groups import class_name

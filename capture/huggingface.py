@@ -11,8 +11,8 @@ from capture.active_sessions import sessions_of
 from capture.enable import enable
 from capture.loops import trainer_target
 from capture.session import Session
+from capture.state.unwrap import unwrapped, unwrapped_optimizer
 from capture.torch_loop import count_from
-from capture.unwrap import unwrapped, unwrapped_optimizer
 from catalog.errors import HistoryError, SetupError
 
 __all__ = ["HistoryCallback"]

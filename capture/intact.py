@@ -11,8 +11,8 @@ from typing import Literal
 import torch
 
 import native
-from capture.items import TensorItem
 from capture.parts import Part
+from capture.state.interface import TensorItem
 
 __all__ = ["Check", "Witness"]
 

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 import torch
 
-from capture.items import StateProvider
+from capture.state.interface import StateProvider
 
 __all__ = ["Barrier", "Loop", "LoopEvents"]
 

@@ -9,8 +9,8 @@ import torch
 
 from capture.datafile import PlacedObject
 from capture.intact import Witness
-from capture.items import StateProvider
-from capture.providers import Buffers, DataloaderPosition, ExtraState, RandomState
+from capture.state.interface import StateProvider
+from capture.state.providers import Buffers, DataloaderPosition, ExtraState, RandomState
 
 __all__ = ["Moment", "Moments"]
 

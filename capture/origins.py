@@ -3,8 +3,8 @@
 import torch
 
 from capture.device_feed import DevicePart
-from capture.items import TensorItem
 from capture.staging import CopyEngine, Mirror
+from capture.state.interface import TensorItem
 
 __all__ = ["Origins"]
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import prod
 
 from capture.device_feed import DevicePart
-from capture.items import TensorItem
+from capture.state.interface import TensorItem
 from catalog.format.header import Entry
 
 __all__ = ["HUGE", "Part", "entry_key", "entry_shape", "may_rest", "widest_entry"]

@@ -15,12 +15,12 @@ import torch
 
 import native
 from capture.device_feed import DevicePart
-from capture.dtypes import dtype_name
-from capture.items import TensorItem
 from capture.origins import Origins
 from capture.parts import Part, entry_shape, may_rest, widest_entry
 from capture.rows import PlannedRows
 from capture.staging import CUDA, GATHERED_BYTES, CopyEngine, Mirror
+from capture.state.dtypes import dtype_name
+from capture.state.interface import TensorItem
 from catalog.errors import UnsupportedError
 from catalog.format.header import Entry, entries_json, header_bytes_needed
 

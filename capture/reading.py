@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 import native
-from capture.dtypes import torch_dtype
+from capture.state.dtypes import torch_dtype
 from capture.targets import Assignment
 from catalog.errors import CorruptError, FormatError
 from catalog.records import Extent

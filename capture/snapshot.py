@@ -12,10 +12,10 @@ from capture.datafile import PlacedObject, Tail, data_file_header, make_tail, ma
 from capture.device_feed import Copies, NoCopies
 from capture.intact import Check, Witness
 from capture.moment import Moment
-from capture.objects import inlined
 from capture.plan import Plan
 from capture.resting import Guess, Place, Published
 from capture.source import Source
+from capture.state.objects import inlined
 from catalog.errors import SnapshotError
 from catalog.run_writer import RunWriter
 

@@ -7,12 +7,12 @@ import native
 from capture.datafile import PlacedObject, object_entries
 from capture.device_feed import DeviceTake
 from capture.intact import Witness
-from capture.items import StateProvider, Steady, TensorItem
 from capture.moment import Moment, Moments
-from capture.objects import encode_object
 from capture.plan import Plan, make_plan, signature_of
 from capture.resting import Place
 from capture.staging import CUDA, CopyEngine
+from capture.state.interface import StateProvider, Steady, TensorItem
+from capture.state.objects import encode_object
 from catalog.errors import UnsupportedError
 from catalog.format.header import Entry
 

@@ -18,12 +18,12 @@ import torch
 import native
 from capture.datafile import PlacedObject, make_tail
 from capture.device_feed import Copies, DeviceTake, NoCopies
-from capture.dtypes import torch_dtype
 from capture.intact import Witness
-from capture.items import TensorItem
-from capture.objects import EncodedObject
 from capture.plan import Plan, make_plan
 from capture.staging import CUDA, CopyEngine
+from capture.state.dtypes import torch_dtype
+from capture.state.interface import TensorItem
+from capture.state.objects import EncodedObject
 from capture.state_tree import StateTree
 from catalog.disk.durable import publish, temporary_path
 from catalog.errors import CorruptError, FormatError, SnapshotError

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from capture.dtypes import dtype_name
 from capture.known_classes import KnownClass
-from capture.objects import Decoder, EncodedObject, Encoder
+from capture.state.dtypes import dtype_name
+from capture.state.objects import Decoder, EncodedObject, Encoder
 from catalog.errors import FormatError, UnsupportedError
 
 __all__ = ["StateTree", "decode_state", "encode_state"]

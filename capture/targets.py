@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from capture.dtypes import dtype_name
-from capture.items import TensorItem
+from capture.state.dtypes import dtype_name
+from capture.state.interface import TensorItem
 from catalog.errors import MismatchError
 from catalog.records import CheckpointRef, Extent
 

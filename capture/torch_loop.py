@@ -8,9 +8,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from capture.items import StateProvider
 from capture.loop import LoopEvents
-from capture.providers import (
+from capture.state.interface import StateProvider
+from capture.state.providers import (
     Buffers,
     Counters,
     ExtraState,
@@ -18,8 +18,8 @@ from capture.providers import (
     Stateful,
     TorchOptimizer,
 )
+from capture.state.unwrap import scaler_of, unwrapped, unwrapped_optimizer, unwrapped_scheduler
 from capture.torch_hooks import Pace, TorchHooks
-from capture.unwrap import scaler_of, unwrapped, unwrapped_optimizer, unwrapped_scheduler
 from catalog.errors import SetupError, UnsupportedError
 
 __all__ = ["Optimizers", "TorchLoop", "count_from"]

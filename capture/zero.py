@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from capture.dtypes import torch_dtype
-from capture.items import Available, TensorItem
-from capture.optimizer_rule import require_same_rule
-from capture.providers.tree import ModuleTree, tensor_marks
+from capture.state.dtypes import torch_dtype
+from capture.state.interface import Available, TensorItem
+from capture.state.optimizer_match import require_same_rule
+from capture.state.providers.tree import ModuleTree, tensor_marks
 from capture.zero_groups import (
     class_name,
     is_flat,

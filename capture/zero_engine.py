@@ -5,7 +5,7 @@ restore discards.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from capture.items import Available, TensorItem
+from capture.state.interface import Available, TensorItem
 from catalog.errors import MismatchError
 from catalog.records import Placement
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from capture.deepspeed import DeepSpeedLoop
-from capture.items import StateProvider
+from capture.state.interface import StateProvider
 from catalog.errors import UnsupportedError
 
 __all__ = ["lazy_providers", "steady_storages"]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch.distributed as dist
 
-from capture.items import TensorItem
+from capture.state.interface import TensorItem
 from catalog.errors import UnsupportedError
 
 __all__ = ["Topology", "merge_groups"]

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 import native
-from capture.dtypes import torch_dtype
 from capture.reading import read_extents
+from capture.state.dtypes import torch_dtype
 from capture.targets import choose, rank_of
 from catalog.errors import FormatError
 from catalog.format.manifest import NOT_STATE

@@ -13,7 +13,7 @@ from deepspeed_helpers import WideGPT, make_engine, train
 
 import capture
 from capture.deepspeed import DeepSpeedLoop
-from capture.providers import RandomState
+from capture.state.providers import RandomState
 
 FULL: dict[str, dict[str, Any]] = {
     "stage-0": {"stage": 0},

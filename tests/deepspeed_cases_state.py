@@ -12,7 +12,7 @@ from deepspeed_helpers import TinyGPT, batches, make_engine, train
 from deepspeed_ranks import covers
 
 from capture.deepspeed import DeepSpeedLoop
-from capture.providers import RandomState
+from capture.state.providers import RandomState
 from capture.zero import ZeroState
 from catalog.errors import MismatchError
 

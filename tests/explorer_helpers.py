@@ -15,7 +15,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 import native
-from capture.dtypes import dtype_name
+from capture.state.dtypes import dtype_name
 from catalog.format.extents import extent_table
 from catalog.format.header import Entry, encode_header, entries_json
 from catalog.records import Extent, Placement, RunFacts

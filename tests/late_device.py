@@ -11,11 +11,11 @@ import torch
 
 import native
 from capture.loops import loop_for
-from capture.providers import RandomState
 from capture.session import Session
 from capture.snapshot import Snapshot
 from capture.source import Source
 from capture.staging import Piece, coalesced
+from capture.state.providers import RandomState
 from catalog.records import RunFacts
 from catalog.run_writer import RunWriter, create_history, create_run, new_run_id
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from capture.objects import EncodedObject, decode_object, encode_object, inlined
+from capture.state.objects import EncodedObject, decode_object, encode_object, inlined
 from catalog.errors import FormatError, UnsupportedError
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary()

@@ -11,9 +11,9 @@ from safetensors import safe_open
 
 import native
 from capture.datafile import PlacedObject, data_file_header, make_tail, manifest_rows, object_entries
-from capture.items import TensorItem
-from capture.objects import encode_object
 from capture.plan import MIN_RUN_BYTES, Plan, make_plan, signature_of
+from capture.state.interface import TensorItem
+from capture.state.objects import encode_object
 from catalog.errors import UnsupportedError
 from catalog.format.extents import extent_records
 from catalog.format.header import Entry, read_header

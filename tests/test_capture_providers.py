@@ -7,10 +7,10 @@ import pytest
 import torch
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from capture.dtypes import dtype_name
-from capture.items import Available
-from capture.objects import decode_object, encode_object
-from capture.providers import Buffers, DataloaderPosition, ModuleParameters, RandomState, Stateful, TorchOptimizer
+from capture.state.dtypes import dtype_name
+from capture.state.interface import Available
+from capture.state.objects import decode_object, encode_object
+from capture.state.providers import Buffers, DataloaderPosition, ModuleParameters, RandomState, Stateful, TorchOptimizer
 from catalog.errors import MismatchError, UnsupportedError
 
 

@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from capture.sharded import local_part
+from capture.state.dtensor import local_part
 from catalog.errors import UnsupportedError
 
 

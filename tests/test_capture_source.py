@@ -8,8 +8,8 @@ from capture_helpers import Net, assert_same, make, one_step, reference
 
 import capture
 from capture.plan import Plan
-from capture.providers import Buffers, ModuleParameters, TorchOptimizer
 from capture.source import Source
+from capture.state.providers import Buffers, ModuleParameters, TorchOptimizer
 
 
 def source_of(model: Net, optimizer: torch.optim.Optimizer) -> Source:

@@ -14,10 +14,10 @@ import capture
 import native
 from capture.device_feed import DeviceTake
 from capture.intact import Witness
-from capture.items import TensorItem
 from capture.plan import Plan, make_plan
 from capture.session import MAX_PENDING, Session
 from capture.staging import Piece, coalesced
+from capture.state.interface import TensorItem
 from catalog.errors import CorruptError, SnapshotError, UnsupportedError
 
 HELD = {

@@ -5,8 +5,8 @@ import torch
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 import capture
-from capture.providers import Buffers, ModuleParameters
-from capture.unwrap import logical_name, unwrapped, unwrapped_scheduler
+from capture.state.providers import Buffers, ModuleParameters
+from capture.state.unwrap import logical_name, unwrapped, unwrapped_scheduler
 
 
 class Counting(torch.nn.Module):

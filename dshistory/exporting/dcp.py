@@ -10,7 +10,7 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from capture.dtypes import torch_dtype
+from capture.state.dtypes import torch_dtype
 from dshistory.exporting.options import Options
 from dshistory.exporting.source import Source
 from dshistory.fragments import StoredTensor

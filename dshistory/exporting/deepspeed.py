@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import torch
 
-from capture.dtypes import torch_dtype
+from capture.state.dtypes import torch_dtype
 from catalog.errors import SetupError, UnsupportedError
 from dshistory.deepspeed_classes import DeepSpeedPickle, StandIn, loss_scaler
 from dshistory.exporting.options import Options

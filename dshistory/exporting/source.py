@@ -6,9 +6,9 @@ from typing import Any, Final, Literal, get_args
 
 import torch
 
-from capture.dtypes import torch_dtype
-from capture.objects import decode_object
 from capture.reading import read_extents, read_into
+from capture.state.dtypes import torch_dtype
+from capture.state.objects import decode_object
 from capture.targets import Assignment, choose
 from catalog.errors import NotFoundError, SetupError, UnsupportedError
 from catalog.history import History

@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 from torch.distributed.checkpoint import filesystem, metadata
 
-from capture.dtypes import dtype_name
+from capture.state.dtypes import dtype_name
 from catalog.errors import FormatError, UnsupportedError
 from dshistory.importing.found import Found, FoundTensor
 from dshistory.importing.trusted import load_pickle

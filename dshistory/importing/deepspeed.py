@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import torch
 
-from capture.objects import encode_object
+from capture.state.objects import encode_object
 from catalog.errors import FormatError, UnsupportedError
 from dshistory.deepspeed_classes import KNOWN, StandIn
 from dshistory.importing.found import Found, FoundTensor, in_memory

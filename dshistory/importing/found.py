@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from capture.dtypes import dtype_name
+from capture.state.dtypes import dtype_name
 from catalog.paths import DTYPES
 
 __all__ = ["Found", "FoundTensor", "Reader", "in_memory"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from capture.dtypes import torch_dtype
+from capture.state.dtypes import torch_dtype
 from catalog.errors import FormatError
 from catalog.format.header import Entry, read_header
 from dshistory.importing.found import Found, FoundTensor

@@ -12,9 +12,9 @@ from capture_helpers import MIB, assert_same, make, reference
 import capture
 import native
 from capture.device_feed import DeviceTake
-from capture.items import TensorItem
 from capture.plan import Plan, make_plan
 from capture.staging import CUDA
+from capture.state.interface import TensorItem
 
 pytestmark = [
     pytest.mark.gpu,

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from capture.items import Available, TensorItem
-from capture.unwrap import logical_name, unwrapped
+from capture.state.interface import Available, TensorItem
+from capture.state.unwrap import logical_name, unwrapped
 from catalog.records import Placement
 
 __all__ = ["ExtraState"]

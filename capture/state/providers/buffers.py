@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 
-from capture.items import Available, TensorItem
-from capture.providers.tree import ModuleTree, tensor_marks
-from capture.sharded import local_part, local_tensor
-from capture.unwrap import logical_name
+from capture.state.dtensor import local_part, local_tensor
+from capture.state.interface import Available, TensorItem
+from capture.state.providers.tree import ModuleTree, tensor_marks
+from capture.state.unwrap import logical_name
 from catalog.records import Placement
 
 __all__ = ["Buffers"]

@@ -6,8 +6,8 @@ from typing import Literal
 
 import torch
 
-from capture.sharded import local_tensors, sharded_of
-from capture.unwrap import logical_name, unwrapped
+from capture.state.dtensor import local_tensors, sharded_of
+from capture.state.unwrap import logical_name, unwrapped
 
 __all__ = ["ModuleTree", "tensor_marks"]
 

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from capture.items import Available, TensorItem
-from capture.unwrap import unwrapped_loader
+from capture.state.interface import Available, TensorItem
+from capture.state.unwrap import unwrapped_loader
 from catalog.errors import MismatchError, UnsupportedError
 from catalog.records import Placement
 

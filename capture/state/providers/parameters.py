@@ -6,9 +6,9 @@ from typing import Any, Literal
 import torch
 from torch.nn.parameter import is_lazy
 
-from capture.items import Available, TensorItem
-from capture.providers.tree import ModuleTree, tensor_marks
-from capture.sharded import drop_gathered, local_part, local_tensor, refuse_flat_parameters
+from capture.state.dtensor import drop_gathered, local_part, local_tensor, refuse_flat_parameters
+from capture.state.interface import Available, TensorItem
+from capture.state.providers.tree import ModuleTree, tensor_marks
 from catalog.errors import UnsupportedError
 from catalog.records import Placement
 

@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 import torch
 
-from capture.dtypes import torch_dtype
-from capture.items import Available, TensorItem
-from capture.optimizer_rule import require_same_rule
-from capture.providers.tree import ModuleTree, tensor_marks
-from capture.sharded import local_part
+from capture.state.dtensor import local_part
+from capture.state.dtypes import torch_dtype
+from capture.state.interface import Available, TensorItem
+from capture.state.optimizer_match import require_same_rule
+from capture.state.providers.tree import ModuleTree, tensor_marks
 from catalog.errors import MismatchError, UnsupportedError
 from catalog.records import Placement
 

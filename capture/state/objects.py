@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from capture.dtypes import dtype_name, torch_dtype
+from capture.state.dtypes import dtype_name, torch_dtype
 from catalog.errors import FormatError, UnsupportedError
 from catalog.paths import DTYPES
 

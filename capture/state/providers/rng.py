@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from capture.items import Available, TensorItem
+from capture.state.interface import Available, TensorItem
 from catalog.records import Placement
 
 __all__ = ["RandomState"]

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from capture.items import Available, TensorItem
+from capture.state.interface import Available, TensorItem
 from catalog.records import Placement
 
 __all__ = ["Counters"]
