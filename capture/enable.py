@@ -18,14 +18,14 @@ import native
 from capture.active_sessions import origin_of, register_session, sessions_of
 from capture.collectives import Ranks
 from capture.defaults import history_path
-from capture.intact import Check
 from capture.loop import Loop
 from capture.loops import loop_for
 from capture.restore import all_providers, restore_live
 from capture.session import Session
-from capture.source import Source
+from capture.snapshot.change_detector import Check
+from capture.snapshot.state_listing import Source
+from capture.snapshot.writer import Writer, choose_settings, make_writer
 from capture.state.interface import StateProvider
-from capture.writer import Writer, choose_settings, make_writer
 from catalog.disk.json_file import canonical
 from catalog.errors import NotFoundError, SetupError
 from catalog.gc import collect

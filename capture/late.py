@@ -4,8 +4,8 @@ import contextlib
 import warnings
 from collections.abc import Callable
 
-from capture.moment import Moment
-from capture.source import Source
+from capture.snapshot.state_listing import Source
+from capture.snapshot.transient_state import Moment
 from catalog.errors import HistoryError, SnapshotError
 from catalog.run_writer import RunWriter
 

@@ -4,8 +4,8 @@ that move after the step.
 
 from collections.abc import Callable, Sequence
 
-from capture.datafile import PlacedObject
-from capture.snapshot import Snapshot
+from capture.snapshot.data_file import PlacedObject
+from capture.snapshot.snapshot import Snapshot
 
 __all__ = ["Pending"]
 

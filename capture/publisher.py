@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from capture.analyst import Analyst
-from capture.resting import Place, Resting
-from capture.snapshot import Snapshot
+from capture.snapshot.dedup import Place, Resting
+from capture.snapshot.snapshot import Snapshot
 from catalog.errors import SnapshotError
 from catalog.run_writer import RunWriter
 

@@ -21,15 +21,15 @@ import torch
 
 import native
 from capture.annotations import checked_metrics, checked_tag
-from capture.failures import Failures
-from capture.intact import Check
 from capture.late import LateCapture
 from capture.loop import Loop
-from capture.moment import Moment
 from capture.pending import Pending
 from capture.publisher import Publisher
-from capture.snapshot import Snapshot
-from capture.source import Source
+from capture.snapshot.change_detector import Check
+from capture.snapshot.failures import Failures
+from capture.snapshot.snapshot import Snapshot
+from capture.snapshot.state_listing import Source
+from capture.snapshot.transient_state import Moment
 from capture.stats import SessionStats
 from catalog.errors import HistoryError, SetupError, SnapshotError
 from catalog.run_writer import RunWriter

@@ -16,11 +16,11 @@ import numpy as np
 import torch
 
 import native
-from capture.datafile import PlacedObject, make_tail
-from capture.device_feed import Copies, DeviceTake, NoCopies
-from capture.intact import Witness
-from capture.plan import Plan, make_plan
-from capture.staging import CUDA, CopyEngine
+from capture.snapshot.change_detector import Witness
+from capture.snapshot.data_file import PlacedObject, make_tail
+from capture.snapshot.device_copies import CUDA, CopyEngine
+from capture.snapshot.device_feed import Copies, DeviceTake, NoCopies
+from capture.snapshot.plan import Plan, make_plan
 from capture.state.dtypes import torch_dtype
 from capture.state.interface import TensorItem
 from capture.state.objects import EncodedObject

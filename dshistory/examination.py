@@ -24,7 +24,7 @@ from dshistory.table import Table
 from dshistory.units import Format
 
 if TYPE_CHECKING:
-    from capture.tuning import Settings
+    from capture.snapshot.writer_tuning import Settings
 
 __all__ = ["doctor"]
 
@@ -54,7 +54,7 @@ def doctor(folder: str | None = None, *, size_mib: int = 256) -> Report:
         size_mib: how much to write and read for the rates
     """
     from capture.enable import DEFAULT_BUDGET_BYTES
-    from capture.tuning import measure_settings
+    from capture.snapshot.writer_tuning import measure_settings
 
     place = _place(folder)
     if size_mib < 1:
@@ -159,7 +159,7 @@ def _machine_facts() -> dict[str, object]:
 
 def _measure(folder: Path, *, align: int, nbytes: int, budget_bytes: int) -> tuple[list[dict[str, object]], float]:
     """A row for each backend, and the bytes a second that the reader gives."""
-    from capture.tuning import time_write
+    from capture.snapshot.writer_tuning import time_write
 
     memory = np.full(nbytes + align, 0x5A, np.uint8)
     source = memory[-memory.ctypes.data % align :][:nbytes]

@@ -12,9 +12,9 @@ import torch
 import native
 from capture.loops import loop_for
 from capture.session import Session
-from capture.snapshot import Snapshot
-from capture.source import Source
-from capture.staging import Piece, coalesced
+from capture.snapshot.device_copies import Piece, coalesced
+from capture.snapshot.snapshot import Snapshot
+from capture.snapshot.state_listing import Source
 from capture.state.providers import RandomState
 from catalog.records import RunFacts
 from catalog.run_writer import RunWriter, create_history, create_run, new_run_id

@@ -6,7 +6,7 @@ from capture_helpers import MIB, assert_same, committed_steps, faulty_session, m
 
 import capture
 import native
-from capture.intact import Witness
+from capture.snapshot.change_detector import Witness
 from catalog.errors import CorruptError, SetupError, SnapshotError
 
 SLOW = {"delay_us": 40_000}

@@ -11,8 +11,8 @@ from capture_helpers import assert_same, make, one_step, reference
 
 import capture
 import native
-from capture.resting import Published, Resting
 from capture.session import Session
+from capture.snapshot.dedup import Published, Resting
 from catalog.errors import SnapshotError
 from catalog.history import History
 from catalog.verify import verify

@@ -7,8 +7,8 @@ import torch
 from capture_helpers import Net, assert_same, make, one_step, reference
 
 import capture
-from capture.plan import Plan
-from capture.source import Source
+from capture.snapshot.plan import Plan
+from capture.snapshot.state_listing import Source
 from capture.state.providers import Buffers, ModuleParameters, TorchOptimizer
 
 

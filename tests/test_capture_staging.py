@@ -12,11 +12,11 @@ from late_device import LateDevice, late_until_the_barrier, session_on, small_en
 
 import capture
 import native
-from capture.device_feed import DeviceTake
-from capture.intact import Witness
-from capture.plan import Plan, make_plan
 from capture.session import MAX_PENDING, Session
-from capture.staging import Piece, coalesced
+from capture.snapshot.change_detector import Witness
+from capture.snapshot.device_copies import Piece, coalesced
+from capture.snapshot.device_feed import DeviceTake
+from capture.snapshot.plan import Plan, make_plan
 from capture.state.interface import TensorItem
 from catalog.errors import CorruptError, SnapshotError, UnsupportedError
 

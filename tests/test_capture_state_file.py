@@ -15,7 +15,7 @@ from safetensors import safe_open
 import native
 from capture.foreign_files import load_torch_file, moved
 from capture.known_classes import COMMON_CLASSES
-from capture.staging import CUDA
+from capture.snapshot.device_copies import CUDA
 from capture.state_file import StateWrite, is_state_file, read_tree
 from capture.state_tree import decode_state, encode_state
 from catalog.errors import FormatError, UnsupportedError

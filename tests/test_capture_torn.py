@@ -8,8 +8,8 @@ from capture_helpers import MIB, assert_same, committed_steps, faulty_session, m
 
 import capture
 import native
-from capture.intact import Witness
 from capture.session import Session
+from capture.snapshot.change_detector import Witness
 from catalog.errors import CorruptError
 
 BACKENDS = ["posix", *(["io_uring"] if not native.probe_io_uring() else [])]

@@ -13,7 +13,7 @@ from capture_helpers import MIB, committed_steps, make, one_step
 
 import capture
 import native
-from capture import tuning, writer
+from capture.snapshot import writer, writer_tuning
 from catalog.errors import SetupError
 from catalog.history import History
 
@@ -24,7 +24,7 @@ IO_URING = native.probe_io_uring() == ""
 def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The account's own memory, empty, and all the time in the world to measure."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(tuning, "MOST_S", 600.0)
+    monkeypatch.setattr(writer_tuning, "MOST_S", 600.0)
     return tmp_path / "cache" / "dshistory" / "writer.json"
 
 
@@ -34,14 +34,14 @@ def talkative(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "_said", set())
 
 
-def settings(folder: Path) -> tuning.Settings:
-    return tuning.settings_for(folder, backend="posix", align=4096)
+def settings(folder: Path) -> writer_tuning.Settings:
+    return writer_tuning.settings_for(folder, backend="posix", align=4096)
 
 
 def test_measured_once_and_remembered(tmp_path, memory):
     first = settings(tmp_path)
     assert first.origin == "measured"
-    assert {(trial.block_bytes, trial.depth) for trial in first.trials} == set(tuning.CANDIDATES)
+    assert {(trial.block_bytes, trial.depth) for trial in first.trials} == set(writer_tuning.CANDIDATES)
     assert all(trial.bytes_per_s > 0 for trial in first.trials)
     again = settings(tmp_path)
     assert again.origin == "remembered"
@@ -99,23 +99,23 @@ def test_a_memory_that_can_not_be_written_is_said(tmp_path, memory, monkeypatch)
 
 def test_noise_does_not_choose(tmp_path, memory, monkeypatch):
     rates = iter([1.0, 1.05, 1.09, 0.5, 1.0, 1.0])
-    trials = tuple(tuning.Trial(*candidate, next(rates)) for candidate in tuning.CANDIDATES)
-    monkeypatch.setattr(tuning, "_trials", lambda *_, **__: trials)
-    assert (settings(tmp_path).block_bytes, settings(tmp_path).depth) == tuning.CANDIDATES[0]
+    trials = tuple(writer_tuning.Trial(*candidate, next(rates)) for candidate in writer_tuning.CANDIDATES)
+    monkeypatch.setattr(writer_tuning, "_trials", lambda *_, **__: trials)
+    assert (settings(tmp_path).block_bytes, settings(tmp_path).depth) == writer_tuning.CANDIDATES[0]
 
 
 def test_a_clear_winner_is_chosen(tmp_path, memory, monkeypatch):
     rates = iter([1.0, 1.05, 1.2, 0.5, 1.0, 1.0])
-    trials = tuple(tuning.Trial(*candidate, next(rates)) for candidate in tuning.CANDIDATES)
-    monkeypatch.setattr(tuning, "_trials", lambda *_, **__: trials)
-    assert (settings(tmp_path).block_bytes, settings(tmp_path).depth) == tuning.CANDIDATES[2]
+    trials = tuple(writer_tuning.Trial(*candidate, next(rates)) for candidate in writer_tuning.CANDIDATES)
+    monkeypatch.setattr(writer_tuning, "_trials", lambda *_, **__: trials)
+    assert (settings(tmp_path).block_bytes, settings(tmp_path).depth) == writer_tuning.CANDIDATES[2]
 
 
 def test_a_slow_disk_is_left_alone(tmp_path, memory, monkeypatch):
-    monkeypatch.setattr(tuning, "MOST_S", 0.0)
+    monkeypatch.setattr(writer_tuning, "MOST_S", 0.0)
     chosen = settings(tmp_path)
     assert "too slow" in chosen.origin
-    assert (chosen.block_bytes, chosen.depth) == tuning.CANDIDATES[0]
+    assert (chosen.block_bytes, chosen.depth) == writer_tuning.CANDIDATES[0]
     assert settings(tmp_path).origin == "remembered"
 
 

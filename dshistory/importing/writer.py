@@ -9,7 +9,7 @@ from typing import Any, BinaryIO, Final
 import torch
 
 import native
-from capture.parts import HUGE, entry_key
+from capture.snapshot.parts import HUGE, entry_key
 from capture.state.objects import encode_object
 from catalog.format.extents import extent_table
 from catalog.format.header import Entry, encode_header, entries_json, header_bytes_needed

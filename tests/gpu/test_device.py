@@ -11,9 +11,9 @@ from capture_helpers import MIB, assert_same, make, reference
 
 import capture
 import native
-from capture.device_feed import DeviceTake
-from capture.plan import Plan, make_plan
-from capture.staging import CUDA
+from capture.snapshot.device_copies import CUDA
+from capture.snapshot.device_feed import DeviceTake
+from capture.snapshot.plan import Plan, make_plan
 from capture.state.interface import TensorItem
 
 pytestmark = [

@@ -10,8 +10,8 @@ import pyarrow as pa
 import torch
 
 import native
-from capture.parts import HUGE, Part, entry_shape
-from capture.plan import Plan
+from capture.snapshot.parts import HUGE, Part, entry_shape
+from capture.snapshot.plan import Plan
 from capture.state.dtypes import dtype_name
 from capture.state.objects import EncodedObject
 from catalog.format.extents import extent_table

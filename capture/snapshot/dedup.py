@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 import native
-from capture.parts import Part, may_rest
-from capture.plan import Plan
+from capture.snapshot.parts import Part, may_rest
+from capture.snapshot.plan import Plan
 from catalog.records import Extent
 
 __all__ = ["Guess", "Place", "Published", "Resting"]

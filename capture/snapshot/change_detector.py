@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 
 import native
-from capture.parts import Part
+from capture.snapshot.parts import Part
 from capture.state.interface import TensorItem
 
 __all__ = ["Check", "Witness"]

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 
 import native
-from capture.device_feed import DevicePart
-from capture.origins import Origins
-from capture.parts import Part, entry_shape, may_rest, widest_entry
-from capture.rows import PlannedRows
-from capture.staging import CUDA, GATHERED_BYTES, CopyEngine, Mirror
+from capture.snapshot.device_copies import CUDA, GATHERED_BYTES, CopyEngine, Mirror
+from capture.snapshot.device_feed import DevicePart
+from capture.snapshot.manifest_rows import PlannedRows
+from capture.snapshot.origins import Origins
+from capture.snapshot.parts import Part, entry_shape, may_rest, widest_entry
 from capture.state.dtypes import dtype_name
 from capture.state.interface import TensorItem
 from catalog.errors import UnsupportedError

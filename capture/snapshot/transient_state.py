@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from capture.datafile import PlacedObject
-from capture.intact import Witness
+from capture.snapshot.change_detector import Witness
+from capture.snapshot.data_file import PlacedObject
 from capture.state.interface import StateProvider
 from capture.state.providers import Buffers, DataloaderPosition, ExtraState, RandomState
 

@@ -2,8 +2,8 @@
 
 import torch
 
-from capture.device_feed import DevicePart
-from capture.staging import CopyEngine, Mirror
+from capture.snapshot.device_copies import CopyEngine, Mirror
+from capture.snapshot.device_feed import DevicePart
 from capture.state.interface import TensorItem
 
 __all__ = ["Origins"]

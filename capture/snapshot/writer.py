@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import native
-from capture.tuning import Settings, settings_for
+from capture.snapshot.writer_tuning import Settings, settings_for
 from catalog.errors import SetupError
 
 __all__ = ["Writer", "choose_settings", "make_writer"]

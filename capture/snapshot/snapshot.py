@@ -8,13 +8,13 @@ from functools import partial
 from pathlib import Path
 
 import native
-from capture.datafile import PlacedObject, Tail, data_file_header, make_tail, manifest_rows, object_entries
-from capture.device_feed import Copies, NoCopies
-from capture.intact import Check, Witness
-from capture.moment import Moment
-from capture.plan import Plan
-from capture.resting import Guess, Place, Published
-from capture.source import Source
+from capture.snapshot.change_detector import Check, Witness
+from capture.snapshot.data_file import PlacedObject, Tail, data_file_header, make_tail, manifest_rows, object_entries
+from capture.snapshot.dedup import Guess, Place, Published
+from capture.snapshot.device_feed import Copies, NoCopies
+from capture.snapshot.plan import Plan
+from capture.snapshot.state_listing import Source
+from capture.snapshot.transient_state import Moment
 from capture.state.objects import inlined
 from catalog.errors import SnapshotError
 from catalog.run_writer import RunWriter

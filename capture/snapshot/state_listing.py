@@ -4,13 +4,13 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import native
-from capture.datafile import PlacedObject, object_entries
-from capture.device_feed import DeviceTake
-from capture.intact import Witness
-from capture.moment import Moment, Moments
-from capture.plan import Plan, make_plan, signature_of
-from capture.resting import Place
-from capture.staging import CUDA, CopyEngine
+from capture.snapshot.change_detector import Witness
+from capture.snapshot.data_file import PlacedObject, object_entries
+from capture.snapshot.dedup import Place
+from capture.snapshot.device_copies import CUDA, CopyEngine
+from capture.snapshot.device_feed import DeviceTake
+from capture.snapshot.plan import Plan, make_plan, signature_of
+from capture.snapshot.transient_state import Moment, Moments
 from capture.state.interface import StateProvider, Steady, TensorItem
 from capture.state.objects import encode_object
 from catalog.errors import UnsupportedError

@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 
 import native
-from capture.staging import CopyEngine, Piece, Transfer
+from capture.snapshot.device_copies import CopyEngine, Piece, Transfer
 
 __all__ = ["Copies", "DevicePart", "DeviceTake", "NoCopies"]
 
