@@ -11,14 +11,14 @@ import torch
 from capture.active_sessions import note_origin, sessions_of
 from capture.collectives import Ranks
 from capture.defaults import history_path
+from capture.load.assignments import Assignment, Chosen, choose, match
+from capture.load.read_into import read_extents, read_into
+from capture.load.unclaimed import Asked, warn_of_untaken
 from capture.loops import loop_for
-from capture.reading import read_extents, read_into
 from capture.state.dtypes import torch_dtype
 from capture.state.interface import Available, StateProvider, TensorItem
 from capture.state.objects import decode_object
 from capture.state.providers import DataloaderPosition, ModuleParameters, RandomState
-from capture.targets import Assignment, Chosen, choose, match
-from capture.untaken import Asked, warn_of_untaken
 from catalog.errors import CorruptError, MismatchError, NotFoundError, RestoreError, SetupError
 from catalog.history import History
 from catalog.read.check_data import check_extents

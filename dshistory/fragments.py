@@ -17,9 +17,9 @@ import numpy as np
 import torch
 
 import native
-from capture.reading import read_extents
+from capture.load.assignments import choose, rank_of
+from capture.load.read_into import read_extents
 from capture.state.dtypes import torch_dtype
-from capture.targets import choose, rank_of
 from catalog.errors import FormatError
 from catalog.format.manifest import NOT_STATE
 from catalog.records import Extent

@@ -6,10 +6,10 @@ from typing import Any, Final, Literal, get_args
 
 import torch
 
-from capture.reading import read_extents, read_into
+from capture.load.assignments import Assignment, choose
+from capture.load.read_into import read_extents, read_into
 from capture.state.dtypes import torch_dtype
 from capture.state.objects import decode_object
-from capture.targets import Assignment, choose
 from catalog.errors import NotFoundError, SetupError, UnsupportedError
 from catalog.history import History
 from catalog.records import CheckpointRef, RunFacts

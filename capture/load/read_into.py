@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 import native
+from capture.load.assignments import Assignment
 from capture.state.dtypes import torch_dtype
-from capture.targets import Assignment
 from catalog.errors import CorruptError, FormatError
 from catalog.records import Extent
 
