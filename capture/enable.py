@@ -18,8 +18,8 @@ import native
 from capture.active_sessions import origin_of, register_session, sessions_of
 from capture.collectives import Ranks
 from capture.defaults import history_path
-from capture.loop import Loop
-from capture.loops import loop_for
+from capture.loops.interface import Loop
+from capture.loops.select import loop_for
 from capture.restore import all_providers, restore_live
 from capture.session import Session
 from capture.snapshot.change_detector import Check

@@ -9,10 +9,10 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from capture.active_sessions import sessions_of
 from capture.enable import enable
-from capture.loops import trainer_target
+from capture.loops.pytorch.loop import count_from
+from capture.loops.select import trainer_target
 from capture.session import Session
 from capture.state.unwrap import unwrapped, unwrapped_optimizer
-from capture.torch_loop import count_from
 from catalog.errors import HistoryError, SetupError
 
 __all__ = ["HistoryCallback"]

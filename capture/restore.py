@@ -14,7 +14,7 @@ from capture.defaults import history_path
 from capture.load.assignments import Assignment, Chosen, choose, match
 from capture.load.read_into import read_extents, read_into
 from capture.load.unclaimed import Asked, warn_of_untaken
-from capture.loops import loop_for
+from capture.loops.select import loop_for
 from capture.state.dtypes import torch_dtype
 from capture.state.interface import Available, StateProvider, TensorItem
 from capture.state.objects import decode_object

@@ -22,7 +22,7 @@ import torch
 import native
 from capture.annotations import checked_metrics, checked_tag
 from capture.late import LateCapture
-from capture.loop import Loop
+from capture.loops.interface import Loop
 from capture.pending import Pending
 from capture.publisher import Publisher
 from capture.snapshot.change_detector import Check

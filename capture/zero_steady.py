@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from capture.deepspeed import DeepSpeedLoop
+from capture.loops.deepspeed.loop import DeepSpeedLoop
 from capture.state.interface import StateProvider
 from catalog.errors import UnsupportedError
 

@@ -11,7 +11,7 @@ import torch
 from deepspeed_eager import Eager, assert_same, take
 from deepspeed_helpers import TinyGPT, batches, make_engine, train
 
-from capture.deepspeed import DeepSpeedLoop
+from capture.loops.deepspeed.loop import DeepSpeedLoop
 from catalog.errors import SetupError
 
 

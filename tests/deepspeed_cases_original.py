@@ -12,7 +12,7 @@ from deepspeed_eager import Eager, take
 from deepspeed_helpers import WideGPT, make_engine, train
 
 import capture
-from capture.deepspeed import DeepSpeedLoop
+from capture.loops.deepspeed.loop import DeepSpeedLoop
 from capture.state.providers import RandomState
 
 FULL: dict[str, dict[str, Any]] = {

@@ -12,7 +12,7 @@ import pytest
 from deepspeed_helpers import make_engine, train
 
 import capture
-from capture.deepspeed import DeepSpeedLoop
+from capture.loops.deepspeed.loop import DeepSpeedLoop
 from catalog.errors import UnsupportedError
 
 REFUSED: list[tuple[str, str, str]] = [

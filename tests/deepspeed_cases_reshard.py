@@ -10,8 +10,8 @@ from deepspeed_helpers import TinyGPT, make_engine, train
 from deepspeed_ranks import covers
 
 import capture
-from capture.deepspeed import DeepSpeedLoop
-from capture.zero import ZeroState
+from capture.loops.deepspeed.loop import DeepSpeedLoop
+from capture.loops.deepspeed.zero_provider import ZeroState
 
 STAGES: list[dict[str, Any]] = [
     {"stage": 0},

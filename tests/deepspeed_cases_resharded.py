@@ -9,7 +9,7 @@ from deepspeed_eager import Eager, assert_same, put_back, take
 from deepspeed_helpers import make_engine, train
 from deepspeed_ranks import covers
 
-from capture.deepspeed import DeepSpeedLoop
+from capture.loops.deepspeed.loop import DeepSpeedLoop
 
 
 @covers("resharding: world sizes 1, 2, 4 and ZeRO 0, 1, 2, 3, every pair, bf16 and fp32")

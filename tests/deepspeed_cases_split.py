@@ -19,7 +19,7 @@ from deepspeed_ranks import covers
 from torch import nn
 
 import capture
-from capture.deepspeed import DeepSpeedLoop
+from capture.loops.deepspeed.loop import DeepSpeedLoop
 from catalog.errors import UnsupportedError
 from catalog.history import History
 

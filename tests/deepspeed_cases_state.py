@@ -11,9 +11,9 @@ from deepspeed_eager import Eager, assert_same, put_back, take
 from deepspeed_helpers import TinyGPT, batches, make_engine, train
 from deepspeed_ranks import covers
 
-from capture.deepspeed import DeepSpeedLoop
+from capture.loops.deepspeed.loop import DeepSpeedLoop
+from capture.loops.deepspeed.zero_provider import ZeroState
 from capture.state.providers import RandomState
-from capture.zero import ZeroState
 from catalog.errors import MismatchError
 
 

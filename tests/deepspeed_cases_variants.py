@@ -12,7 +12,7 @@ from deepspeed_eager import assert_same, put_back, take
 from deepspeed_helpers import batches, make_engine, train
 from deepspeed_ranks import covers
 
-from capture.deepspeed import DeepSpeedLoop
+from capture.loops.deepspeed.loop import DeepSpeedLoop
 
 FP16 = {"enabled": True, "initial_scale_power": 16, "loss_scale_window": 3, "hysteresis": 1}
 CPU_ADAM = {"type": "AdamW", "params": {"lr": 5e-3, "weight_decay": 0.1}}

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import native
-from capture.loops import loop_for
+from capture.loops.select import loop_for
 from capture.session import Session
 from capture.snapshot.device_copies import Piece, coalesced
 from capture.snapshot.snapshot import Snapshot

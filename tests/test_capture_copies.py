@@ -68,7 +68,7 @@ def test_a_captured_module_can_be_pickled_whole(history):
     one_step(model, optimizer)
     file = io.BytesIO()
     torch.save(model, file)
-    assert b"capture.module_hooks" not in file.getvalue(), "it would not load where DSHistory is not installed"
+    assert b"capture.loops.module_hooks" not in file.getvalue(), "it would not load where DSHistory is not installed"
     expected = reference(model, optimizer)
 
     file.seek(0)

@@ -16,9 +16,9 @@ from typing import Any, Final
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from capture.foreign import guard_foreign_updates
-from capture.loop import LoopEvents
-from capture.module_hooks import Hook, hooks_on_loading, install
+from capture.loops.interface import LoopEvents
+from capture.loops.module_hooks import Hook, hooks_on_loading, install
+from capture.loops.pytorch.unknown_optimizers import guard_foreign_updates
 
 __all__ = ["Pace", "TorchHooks"]
 

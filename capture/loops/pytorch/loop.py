@@ -8,7 +8,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from capture.loop import LoopEvents
+from capture.loops.interface import LoopEvents
+from capture.loops.pytorch.hooks import Pace, TorchHooks
 from capture.state.interface import StateProvider
 from capture.state.providers import (
     Buffers,
@@ -19,7 +20,6 @@ from capture.state.providers import (
     TorchOptimizer,
 )
 from capture.state.unwrap import scaler_of, unwrapped, unwrapped_optimizer, unwrapped_scheduler
-from capture.torch_hooks import Pace, TorchHooks
 from catalog.errors import SetupError, UnsupportedError
 
 __all__ = ["Optimizers", "TorchLoop", "count_from"]

@@ -14,15 +14,15 @@ from deepspeed.runtime.constants import PIPE_REPLICATED
 from deepspeed.runtime.pipe.engine import PipelineEngine
 from deepspeed.utils import groups
 
-from capture.loop import LoopEvents
+from capture.loops.deepspeed.engine_provider import EngineState
+from capture.loops.deepspeed.hooks import attach
+from capture.loops.deepspeed.param_groups import class_name
+from capture.loops.deepspeed.topology import Topology
+from capture.loops.deepspeed.zero_provider import ZeroState
+from capture.loops.interface import LoopEvents
 from capture.state.interface import StateProvider
 from capture.state.providers import Buffers, ExtraState, ModuleParameters, Stateful, TorchOptimizer
 from capture.state.unwrap import unwrapped
-from capture.zero import ZeroState
-from capture.zero_engine import EngineState
-from capture.zero_groups import class_name
-from capture.zero_hooks import attach
-from capture.zero_topology import Topology
 from catalog.errors import UnsupportedError
 
 __all__ = ["DeepSpeedLoop", "engine_of"]

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from capture.loop import Barrier, LoopEvents
-from capture.module_hooks import Hook, hooks_on_loading, install
-from capture.zero_engine import loss_scale
+from capture.loops.deepspeed.engine_provider import loss_scale
+from capture.loops.interface import Barrier, LoopEvents
+from capture.loops.module_hooks import Hook, hooks_on_loading, install
 
 __all__ = ["Meter", "attach", "attach_barrier", "wrap"]
 

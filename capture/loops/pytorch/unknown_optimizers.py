@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from capture.loop import LoopEvents
+from capture.loops.interface import LoopEvents
 
 __all__ = ["guard_foreign_updates"]
 

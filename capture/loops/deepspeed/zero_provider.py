@@ -12,11 +12,8 @@ from typing import Any
 
 import torch
 
-from capture.state.dtypes import torch_dtype
-from capture.state.interface import Available, TensorItem
-from capture.state.optimizer_match import require_same_rule
-from capture.state.providers.tree import ModuleTree, tensor_marks
-from capture.zero_groups import (
+from capture.loops.deepspeed.flat_tensors import Flat, flat_tensors, flats_of, group_parameters, local_partition
+from capture.loops.deepspeed.param_groups import (
     class_name,
     is_flat,
     match_groups,
@@ -25,8 +22,11 @@ from capture.zero_groups import (
     set_shared,
     write_groups,
 )
-from capture.zero_layout import Flat, flat_tensors, flats_of, group_parameters, local_partition
-from capture.zero_topology import Topology, merge_groups
+from capture.loops.deepspeed.topology import Topology, merge_groups
+from capture.state.dtypes import torch_dtype
+from capture.state.interface import Available, TensorItem
+from capture.state.optimizer_match import require_same_rule
+from capture.state.providers.tree import ModuleTree, tensor_marks
 from catalog.errors import MismatchError, RestoreError, SetupError, UnsupportedError
 from catalog.records import Placement
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from capture.loop import Loop
-from capture.torch_loop import Optimizers, TorchLoop
+from capture.loops.interface import Loop
+from capture.loops.pytorch.loop import Optimizers, TorchLoop
 from catalog.errors import SetupError
 
 __all__ = ["loop_for", "trainer_target"]
@@ -23,7 +23,7 @@ def loop_for(target: Any, *, optimizer: Optimizers = None, scheduler: Any = None
             raise SetupError(
                 "a DeepSpeed engine has its own optimizer, scheduler and scaler: leave out optimizer=, scheduler= and scaler="
             )
-        from capture.deepspeed import DeepSpeedLoop
+        from capture.loops.deepspeed.loop import DeepSpeedLoop
 
         return DeepSpeedLoop(target)
     if isinstance(target, torch.nn.Module):
@@ -36,7 +36,7 @@ def trainer_target(model: torch.nn.Module, *, optimizer: Any, scheduler: Any) ->
     target, and the arguments besides it.
     """
     if "deepspeed" in sys.modules:
-        from capture.deepspeed import engine_of
+        from capture.loops.deepspeed.loop import engine_of
 
         engine = engine_of(optimizer)
         if engine is not None:

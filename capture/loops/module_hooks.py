@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from capture.loop import Barrier
+from capture.loops.interface import Barrier
 
 __all__ = ["Hook", "hooks_on_loading", "install"]
 

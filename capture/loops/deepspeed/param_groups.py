@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from capture.zero_layout import Flat
+from capture.loops.deepspeed.flat_tensors import Flat
 from catalog.errors import MismatchError
 
 __all__ = [
