@@ -19,7 +19,7 @@ check_siblings(__file__, ("catalog", "native"))
 from capture.checkpoint_engine import checkpoint_engine  # noqa: E402
 from capture.enable import enable  # noqa: E402
 from capture.restore import restore  # noqa: E402
-from capture.session import Session, SessionStats  # noqa: E402
+from capture.session.session import Session, SessionStats  # noqa: E402
 from capture.state.interface import Available, StateProvider, TensorItem  # noqa: E402
 from capture.state.providers import Stateful  # noqa: E402
 

@@ -4,7 +4,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from capture.session import Session
+from capture.session.session import Session
 from catalog.records import CheckpointRef
 
 __all__ = ["note_origin", "origin_of", "register_session", "sessions_of"]

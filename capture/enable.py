@@ -21,7 +21,7 @@ from capture.defaults import history_path
 from capture.loops.interface import Loop
 from capture.loops.select import loop_for
 from capture.restore import all_providers, restore_live
-from capture.session import Session
+from capture.session.session import Session
 from capture.snapshot.change_detector import Check
 from capture.snapshot.state_listing import Source
 from capture.snapshot.writer import Writer, choose_settings, make_writer

@@ -11,7 +11,7 @@ from capture.active_sessions import sessions_of
 from capture.enable import enable
 from capture.loops.pytorch.loop import count_from
 from capture.loops.select import trainer_target
-from capture.session import Session
+from capture.session.session import Session
 from capture.state.unwrap import unwrapped, unwrapped_optimizer
 from catalog.errors import HistoryError, SetupError
 

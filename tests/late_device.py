@@ -11,7 +11,7 @@ import torch
 
 import native
 from capture.loops.select import loop_for
-from capture.session import Session
+from capture.session.session import Session
 from capture.snapshot.device_copies import Piece, coalesced
 from capture.snapshot.snapshot import Snapshot
 from capture.snapshot.state_listing import Source

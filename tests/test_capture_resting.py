@@ -11,7 +11,7 @@ from capture_helpers import assert_same, make, one_step, reference
 
 import capture
 import native
-from capture.session import Session
+from capture.session.session import Session
 from capture.snapshot.dedup import Published, Resting
 from catalog.errors import SnapshotError
 from catalog.history import History

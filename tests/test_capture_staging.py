@@ -12,7 +12,7 @@ from late_device import LateDevice, late_until_the_barrier, session_on, small_en
 
 import capture
 import native
-from capture.session import MAX_PENDING, Session
+from capture.session.session import MAX_PENDING, Session
 from capture.snapshot.change_detector import Witness
 from capture.snapshot.device_copies import Piece, coalesced
 from capture.snapshot.device_feed import DeviceTake

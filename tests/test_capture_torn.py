@@ -8,7 +8,7 @@ from capture_helpers import MIB, assert_same, committed_steps, faulty_session, m
 
 import capture
 import native
-from capture.session import Session
+from capture.session.session import Session
 from capture.snapshot.change_detector import Witness
 from catalog.errors import CorruptError
 

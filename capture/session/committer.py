@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from capture.analyst import Analyst
+from capture.session.statistics_thread import Analyst
 from capture.snapshot.dedup import Place, Resting
 from capture.snapshot.snapshot import Snapshot
 from catalog.errors import SnapshotError

@@ -20,17 +20,17 @@ from typing import Literal, Self
 import torch
 
 import native
-from capture.annotations import checked_metrics, checked_tag
-from capture.late import LateCapture
 from capture.loops.interface import Loop
-from capture.pending import Pending
-from capture.publisher import Publisher
+from capture.session.committer import Publisher
+from capture.session.late_capture import LateCapture
+from capture.session.pending import Pending
+from capture.session.stats import SessionStats
+from capture.session.user_records import checked_metrics, checked_tag
 from capture.snapshot.change_detector import Check
 from capture.snapshot.failures import Failures
 from capture.snapshot.snapshot import Snapshot
 from capture.snapshot.state_listing import Source
 from capture.snapshot.transient_state import Moment
-from capture.stats import SessionStats
 from catalog.errors import HistoryError, SetupError, SnapshotError
 from catalog.run_writer import RunWriter
 
