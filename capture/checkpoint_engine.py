@@ -7,7 +7,7 @@ import native
 from catalog.errors import SetupError
 
 if TYPE_CHECKING:
-    from capture.zero_checkpoint import NativeCheckpointEngine
+    from capture.deepspeed_checkpoints.engine import NativeCheckpointEngine
 
 __all__ = ["checkpoint_engine"]
 
@@ -48,6 +48,6 @@ def checkpoint_engine(
         )
     if backend not in (None, "io_uring", "posix"):
         raise SetupError(f'backend={backend!r}: give "io_uring", "posix" or None')
-    from capture.zero_checkpoint import install
+    from capture.deepspeed_checkpoints.engine import install
 
     return install(engine, budget_bytes=budget_bytes, lazy=lazy, pickle=pickle, backend=backend, faults=faults)

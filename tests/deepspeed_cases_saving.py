@@ -18,7 +18,7 @@ from deepspeed_cases_split import make_pipeline, train_pipeline
 from deepspeed_helpers import WideGPT, make_engine, train
 
 import capture
-from capture.foreign_files import load_torch_file
+from capture.deepspeed_checkpoints.torch_files import load_torch_file
 from catalog.errors import SetupError, SnapshotError, UnsupportedError
 from native import Faults
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import native
-from capture.checkpoint_saves import Save, Saves
-from capture.state_file import StateWrite
-from capture.state_tree import encode_state
+from capture.deepspeed_checkpoints.file import StateWrite
+from capture.deepspeed_checkpoints.saves import Save, Saves
+from capture.deepspeed_checkpoints.tree import encode_state
 
 
 @pytest.fixture

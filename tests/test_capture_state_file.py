@@ -13,11 +13,11 @@ from late_device import LateDevice
 from safetensors import safe_open
 
 import native
-from capture.foreign_files import load_torch_file, moved
-from capture.known_classes import COMMON_CLASSES
+from capture.deepspeed_checkpoints.file import StateWrite, is_state_file, read_tree
+from capture.deepspeed_checkpoints.known_classes import COMMON_CLASSES
+from capture.deepspeed_checkpoints.torch_files import load_torch_file, moved
+from capture.deepspeed_checkpoints.tree import decode_state, encode_state
 from capture.snapshot.device_copies import CUDA
-from capture.state_file import StateWrite, is_state_file, read_tree
-from capture.state_tree import decode_state, encode_state
 from catalog.errors import FormatError, UnsupportedError
 
 BLOCK = 64 << 10

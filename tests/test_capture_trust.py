@@ -32,11 +32,11 @@ def sources() -> list[Path]:
 
 OF_OTHERS = {
     # Files of other programs, as data alone, unless the user allows more by name.
-    "capture/foreign_files.py": {"pickle", "load"},
+    "capture/deepspeed_checkpoints/torch_files.py": {"pickle", "load"},
     "dshistory/importing/dcp.py": {"pickle", "load"},
     "dshistory/importing/trusted.py": {"pickle", "load"},
     # DeepSpeed's own dictionaries: pickles only where the user asks for them, here and where they are loaded.
-    "capture/state_tree.py": {"pickle"},
+    "capture/deepspeed_checkpoints/tree.py": {"pickle"},
     # Writes what DeepSpeed reads.
     "dshistory/deepspeed_classes.py": {"pickle"},
 }

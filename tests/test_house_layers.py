@@ -4,7 +4,11 @@ import pytest
 from house_helpers import LAYERS, all_modules, imports, modules, relative
 
 ONE_PLACE = {
-    "deepspeed": {"capture/loops/deepspeed/loop.py", "capture/zero_checkpoint.py", "capture/zero_classes.py"},
+    "deepspeed": {
+        "capture/loops/deepspeed/loop.py",
+        "capture/deepspeed_checkpoints/engine.py",
+        "capture/deepspeed_checkpoints/classes.py",
+    },
     "duckdb": {"catalog/index/database.py"},
     "plotly": {"dshistory/plot.py"},
     "transformers": {"capture/huggingface.py"},

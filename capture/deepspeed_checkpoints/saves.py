@@ -15,7 +15,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from capture.state_file import StateWrite
+from capture.deepspeed_checkpoints.file import StateWrite
 from catalog.disk.durable import publish_bytes, sync_dir
 from catalog.errors import SnapshotError
 

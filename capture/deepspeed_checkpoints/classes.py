@@ -4,7 +4,7 @@ from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaleProfi
 from deepspeed.runtime.zero.config import ZeroStageEnum
 from deepspeed.utils.tensor_fragment import fragment_address
 
-from capture.known_classes import COMMON_CLASSES, by_fields, by_value
+from capture.deepspeed_checkpoints.known_classes import COMMON_CLASSES, by_fields, by_value
 
 __all__ = ["DEEPSPEED_CLASSES"]
 

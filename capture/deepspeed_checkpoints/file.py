@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 import native
+from capture.deepspeed_checkpoints.tree import StateTree
 from capture.snapshot.change_detector import Witness
 from capture.snapshot.data_file import PlacedObject, make_tail
 from capture.snapshot.device_copies import CUDA, CopyEngine
@@ -24,7 +25,6 @@ from capture.snapshot.plan import Plan, make_plan
 from capture.state.dtypes import torch_dtype
 from capture.state.interface import TensorItem
 from capture.state.objects import EncodedObject
-from capture.state_tree import StateTree
 from catalog.disk.durable import publish, temporary_path
 from catalog.errors import CorruptError, FormatError, SnapshotError
 from catalog.format.header import Entry, Header, encode_header, entries_json, parse_header, read_header

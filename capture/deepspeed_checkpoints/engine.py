@@ -19,17 +19,17 @@ from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointComm
 from deepspeed.utils import zero_to_fp32
 
 import native
-from capture.checkpoint_saves import Save, Saves
 from capture.collectives import Ranks
-from capture.foreign_files import load_torch_file, moved, redirect_torch_load, save_torch_file
+from capture.deepspeed_checkpoints.classes import DEEPSPEED_CLASSES
+from capture.deepspeed_checkpoints.file import StateWrite, is_state_file, read_tree
+from capture.deepspeed_checkpoints.lazy_memory import lazy_providers, steady_storages
+from capture.deepspeed_checkpoints.saves import Save, Saves
+from capture.deepspeed_checkpoints.torch_files import load_torch_file, moved, redirect_torch_load, save_torch_file
+from capture.deepspeed_checkpoints.tree import decode_state, encode_state
 from capture.loops.deepspeed.hooks import attach_barrier, wrap
 from capture.snapshot.device_copies import CUDA
 from capture.snapshot.failures import Failures
 from capture.snapshot.writer import Writer, choose_settings, make_writer
-from capture.state_file import StateWrite, is_state_file, read_tree
-from capture.state_tree import decode_state, encode_state
-from capture.zero_classes import DEEPSPEED_CLASSES
-from capture.zero_steady import lazy_providers, steady_storages
 from catalog.errors import HistoryError, SetupError, SnapshotError, UnsupportedError
 
 __all__ = ["NativeCheckpointEngine", "install"]

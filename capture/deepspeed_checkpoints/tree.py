@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from capture.known_classes import KnownClass
+from capture.deepspeed_checkpoints.known_classes import KnownClass
 from capture.state.dtypes import dtype_name
 from capture.state.objects import Decoder, EncodedObject, Encoder
 from catalog.errors import FormatError, UnsupportedError
