@@ -11,7 +11,7 @@ from typing import Any, Final, NoReturn
 
 from dshistory import current
 from dshistory.explorer import Explorer
-from dshistory.naming import nearest
+from dshistory.patterns import nearest
 from dshistory.verbs import VERBS, Parameter, Surface, UsageError, Verb
 
 __all__ = ["Call", "help_text", "overview", "parse", "split"]

@@ -16,7 +16,7 @@ from catalog.history import History
 from catalog.index.index import Asking
 from catalog.records import CheckpointRef
 from dshistory.metrics import Floats
-from dshistory.naming import Patterns, matching
+from dshistory.patterns import Patterns, matching
 from dshistory.units import counted
 
 __all__ = ["Cells", "Key", "Known", "Stored", "analyzed"]

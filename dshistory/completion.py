@@ -10,8 +10,8 @@ from catalog.format.manifest import NOT_STATE
 from catalog.records import Extent
 from catalog.references import lineage
 from dshistory import current
-from dshistory.choices import DIFF_METRICS
 from dshistory.explorer import Explorer
+from dshistory.options import DIFF_METRICS
 from dshistory.over_time import Ref
 from dshistory.sqlcell import OPTIONS as CELL_OPTIONS
 from dshistory.sqlcell import unquoted

@@ -20,12 +20,12 @@ from catalog.errors import SetupError
 from catalog.format.manifest import NOT_STATE
 from catalog.history import History
 from catalog.records import CheckpointRef
-from dshistory.choices import DIFF_METRICS
 from dshistory.comparison import Comparison
 from dshistory.estimates import estimated, norms
 from dshistory.fragments import FragmentStream, StoredTensor, stored_tensors
 from dshistory.grouping import grouped, require_grouping
-from dshistory.naming import Patterns, matching
+from dshistory.options import DIFF_METRICS
+from dshistory.patterns import Patterns, matching
 from dshistory.progress import ByteProgress
 from dshistory.table import Table
 from dshistory.units import Format

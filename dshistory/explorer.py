@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 from catalog.errors import SetupError
 from catalog.history import History
 from dshistory import listing
-from dshistory.choices import ExportFormat, Grouping, Weights
-from dshistory.naming import Patterns
+from dshistory.options import ExportFormat, Grouping, Weights
 from dshistory.over_time import OverTime, Ref
+from dshistory.patterns import Patterns
 from dshistory.report import Report
 from dshistory.table import Table, told_apart
 

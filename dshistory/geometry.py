@@ -14,7 +14,7 @@ from catalog.records import CheckpointRef
 from catalog.references import committed_lineage
 from catalog.statistics.compute import BUCKETS
 from dshistory.estimates import norm_bound
-from dshistory.naming import Patterns, matching
+from dshistory.patterns import Patterns, matching
 from dshistory.table import Table
 from dshistory.units import counted
 

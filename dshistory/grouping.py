@@ -7,7 +7,7 @@ from math import prod
 from typing import Any, Final
 
 from catalog.errors import NotFoundError
-from dshistory.choices import GROUPINGS
+from dshistory.options import GROUPINGS
 
 __all__ = ["grouped", "layer_of", "require_grouping"]
 

@@ -9,7 +9,7 @@ from catalog.errors import NotFoundError
 from catalog.format.manifest import NOT_STATE
 from catalog.history import History
 from catalog.references import committed_lineage
-from dshistory.naming import nearest
+from dshistory.patterns import nearest
 from dshistory.table import Table
 from dshistory.units import Format, counted
 

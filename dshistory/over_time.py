@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from catalog.history import History
 from catalog.records import CheckpointRef
-from dshistory.choices import Metric
-from dshistory.naming import Patterns
+from dshistory.options import Metric
+from dshistory.patterns import Patterns
 from dshistory.table import Table
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from dshistory.cells import Cells, Key, Known, Stored
 from dshistory.estimates import norm_bound
 from dshistory.grouping import layer_of
 from dshistory.metrics import Floats, Metric, merged, metric_named
-from dshistory.naming import Patterns
+from dshistory.patterns import Patterns
 from dshistory.table import Table
 from dshistory.trajectories import estimate_move, fill_rest, trajectory
 from dshistory.units import Format, counted, text_of

@@ -23,7 +23,7 @@ from dshistory.estimates import estimated, norm_bound
 from dshistory.gaps import READABLE, read_moves, read_steps
 from dshistory.grouping import layer_of, require_grouping
 from dshistory.metrics import METRICS, Floats, Metric, merged, metric_named
-from dshistory.naming import Patterns
+from dshistory.patterns import Patterns
 from dshistory.progress import ByteProgress
 from dshistory.table import Table
 from dshistory.units import counted

@@ -15,11 +15,11 @@ from typing import Any, ClassVar, Final, Literal
 
 from catalog.errors import HistoryError
 from dshistory import current, examination
-from dshistory.choices import Choices
 from dshistory.explorer import Explorer
 from dshistory.importing import import_checkpoint
-from dshistory.naming import Patterns, nearest
+from dshistory.options import Choices
 from dshistory.over_time import Predicate, Ref
+from dshistory.patterns import Patterns, nearest
 
 __all__ = ["VERBS", "Parameter", "Surface", "UsageError", "Verb", "verb_named"]
 

@@ -16,10 +16,10 @@ import dshistory
 from catalog.errors import NotFoundError
 from dshistory import current
 from dshistory.arguments import help_text, parse
-from dshistory.choices import EXPORT_FORMATS, WEIGHTS
 from dshistory.explorer import Explorer
 from dshistory.exporting import FORMATS
 from dshistory.exporting.options import Weights
+from dshistory.options import EXPORT_FORMATS, WEIGHTS
 from dshistory.verbs import VERBS, UsageError
 
 

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from catalog.errors import SetupError
-from dshistory.naming import Patterns
+from dshistory.patterns import Patterns
 
 if TYPE_CHECKING:
     from dshistory.explorer import Explorer

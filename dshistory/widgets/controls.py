@@ -10,7 +10,7 @@ from typing import Any, Final
 import ipywidgets as w
 
 from dshistory import html, plot
-from dshistory.naming import Patterns
+from dshistory.patterns import Patterns
 from dshistory.table import Table
 from dshistory.trajectories import METRICS
 from dshistory.widgets.fit import Fit

@@ -13,7 +13,7 @@ from html import unescape
 from typing import TYPE_CHECKING, Any, Final
 
 from catalog.errors import NotFoundError
-from dshistory.naming import Patterns, nearest
+from dshistory.patterns import Patterns, nearest
 from dshistory.table import Table
 from dshistory.widgets import static
 from dshistory.widgets.controls import Controls, patterns_in, written

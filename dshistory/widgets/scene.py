@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from catalog.errors import NotFoundError
-from dshistory.naming import Patterns
 from dshistory.overview import Overview, anomalies_by_step, metric_query, overview
+from dshistory.patterns import Patterns
 from dshistory.per_layer import LayersTable
 from dshistory.table import Table
 from dshistory.widgets import drawing
