@@ -54,11 +54,11 @@ if TYPE_CHECKING:
         watch,
     )
     from dshistory.current import open as open
+    from dshistory.display.report import Report
+    from dshistory.display.table import Table
     from dshistory.examination import doctor
     from dshistory.explorer import Explorer
     from dshistory.importing import import_checkpoint
-    from dshistory.report import Report
-    from dshistory.table import Table
 
 __all__ = [
     "Explorer",
@@ -94,8 +94,8 @@ __all__ = [
 _HOMES = {
     "Explorer": "dshistory.explorer",
     "HistoryError": "catalog.errors",
-    "Report": "dshistory.report",
-    "Table": "dshistory.table",
+    "Report": "dshistory.display.report",
+    "Table": "dshistory.display.table",
     "doctor": "dshistory.examination",
     "import_checkpoint": "dshistory.importing",
     **dict.fromkeys(

@@ -7,7 +7,7 @@ from catalog.history import History
 from catalog.index import index
 from catalog.records import CheckpointRef
 from catalog.statistics.compute import analyze_part, missing_parts
-from dshistory.progress import ByteProgress
+from dshistory.display.progress import ByteProgress
 
 __all__ = ["analyze"]
 

@@ -17,11 +17,11 @@ from catalog.errors import MismatchError, NotFoundError, SetupError
 from catalog.history import History
 from catalog.records import CheckpointRef
 from catalog.references import committed_lineage
+from dshistory.display.formats import counted
+from dshistory.display.progress import CountProgress
+from dshistory.display.table import Table
 from dshistory.over_time import Predicate
 from dshistory.patterns import nearest
-from dshistory.progress import CountProgress
-from dshistory.table import Table
-from dshistory.units import counted
 
 if TYPE_CHECKING:
     import torch

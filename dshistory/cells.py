@@ -15,9 +15,9 @@ import pyarrow as pa
 from catalog.history import History
 from catalog.index.index import Asking
 from catalog.records import CheckpointRef
+from dshistory.display.formats import counted
 from dshistory.metrics import Floats
 from dshistory.patterns import Patterns, matching
-from dshistory.units import counted
 
 __all__ = ["Cells", "Key", "Known", "Stored", "analyzed"]
 

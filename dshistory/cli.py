@@ -24,7 +24,7 @@ NO_READER: Final = 141
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line (default: this process's) and return its exit status."""
-    from dshistory.units import text_of
+    from dshistory.display.formats import text_of
 
     words = list(sys.argv[1:] if argv is None else argv)
     with_traceback = "--traceback" in words
@@ -73,8 +73,8 @@ def _run(words: Sequence[str]) -> int:
 
 def _shown(result: Any, form: str) -> str:
     """A verb's result as text, JSON or CSV; what is no table has no CSV but its text."""
-    from dshistory.report import Report
-    from dshistory.table import Table, json_value
+    from dshistory.display.report import Report
+    from dshistory.display.table import Table, json_value
 
     if form == "csv" and isinstance(result, Table):
         return result.to_csv().rstrip("\n")

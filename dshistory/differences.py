@@ -21,14 +21,14 @@ from catalog.format.manifest import NOT_STATE
 from catalog.history import History
 from catalog.records import CheckpointRef
 from dshistory.comparison import Comparison
+from dshistory.display.formats import Format
+from dshistory.display.progress import ByteProgress
+from dshistory.display.table import Table
 from dshistory.estimates import estimated, norms
 from dshistory.fragments import FragmentStream, StoredTensor, stored_tensors
 from dshistory.grouping import grouped, require_grouping
 from dshistory.options import DIFF_METRICS
 from dshistory.patterns import Patterns, matching
-from dshistory.progress import ByteProgress
-from dshistory.table import Table
-from dshistory.units import Format
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -102,7 +102,7 @@ class DiffTable(Table):
 
     def plot(self, *, top: int = 20) -> "go.Figure":
         """The first rows as horizontal bars of what they are ordered by. Needs the [notebook] extra."""
-        from dshistory import plot
+        from dshistory.display import plot
 
         return plot.moved_tensors(self, metric=self.metric, top=top)
 

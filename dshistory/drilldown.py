@@ -12,9 +12,9 @@ from catalog.errors import MismatchError, NotFoundError, SetupError
 from catalog.history import History
 from catalog.records import CheckpointRef
 from dshistory.differences import DiffTable, select
+from dshistory.display.formats import Format
+from dshistory.display.progress import ByteProgress
 from dshistory.fragments import FragmentStream
-from dshistory.progress import ByteProgress
-from dshistory.units import Format
 
 __all__ = ["drill_down"]
 

@@ -19,9 +19,9 @@ import pyarrow as pa
 import native
 from catalog.errors import NotFoundError, SetupError
 from dshistory import current
-from dshistory.report import Report
-from dshistory.table import Table
-from dshistory.units import Format
+from dshistory.display.formats import Format
+from dshistory.display.report import Report
+from dshistory.display.table import Table
 
 if TYPE_CHECKING:
     from capture.snapshot.writer_tuning import Settings

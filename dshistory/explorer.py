@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 from catalog.errors import SetupError
 from catalog.history import History
 from dshistory import listing
+from dshistory.display.report import Report
+from dshistory.display.table import Table, told_apart
 from dshistory.options import ExportFormat, Grouping, Weights
 from dshistory.over_time import OverTime, Ref
 from dshistory.patterns import Patterns
-from dshistory.report import Report
-from dshistory.table import Table, told_apart
 
 if TYPE_CHECKING:
     import torch

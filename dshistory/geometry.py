@@ -13,10 +13,10 @@ from catalog.history import History
 from catalog.records import CheckpointRef
 from catalog.references import committed_lineage
 from catalog.statistics.compute import BUCKETS
+from dshistory.display.formats import counted
+from dshistory.display.table import Table
 from dshistory.estimates import norm_bound
 from dshistory.patterns import Patterns, matching
-from dshistory.table import Table
-from dshistory.units import counted
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -61,7 +61,7 @@ class DistanceTable(Table):
 
     def plot(self) -> "go.Figure":
         """The distances as a heat map, step by step. Needs the [notebook] extra."""
-        from dshistory import plot
+        from dshistory.display import plot
 
         labels = [str(ref.step) for ref in self.refs]
         return plot.heat_map(np.sqrt(self.squares), x=labels, y=labels, value="distance")

@@ -9,9 +9,9 @@ from catalog.errors import NotFoundError
 from catalog.format.manifest import NOT_STATE
 from catalog.history import History
 from catalog.references import committed_lineage
+from dshistory.display.formats import Format, counted
+from dshistory.display.table import Table
 from dshistory.patterns import nearest
-from dshistory.table import Table
-from dshistory.units import Format, counted
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -41,7 +41,7 @@ class HistogramTable(Table):
 
     def plot(self) -> "go.Figure":
         """The shares as a heat map, power of two by step. Needs the [notebook] extra."""
-        from dshistory import plot
+        from dshistory.display import plot
 
         steps, exponents, shares = self.grid()
         powers = [f"2^{exponent}" for exponent in reversed(exponents)]

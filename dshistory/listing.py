@@ -11,10 +11,10 @@ from catalog import verify as verification
 from catalog.format.manifest import NOT_STATE
 from catalog.history import History
 from catalog.records import CheckpointRef, Extent
-from dshistory.progress import ByteProgress
-from dshistory.report import Report
-from dshistory.table import Table
-from dshistory.units import Format, counted
+from dshistory.display.formats import Format, counted
+from dshistory.display.progress import ByteProgress
+from dshistory.display.report import Report
+from dshistory.display.table import Table
 
 __all__ = ["overview", "show", "tags", "verify"]
 

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from catalog.history import History
-from dshistory.table import Table
-from dshistory.units import Format, counted
+from dshistory.display.formats import Format, counted
+from dshistory.display.table import Table
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -73,7 +73,7 @@ class LogTable(Table):
 
     def plot(self) -> "go.Figure":
         """The loss of every step with the checkpoints marked. Needs the [notebook] extra."""
-        from dshistory import plot
+        from dshistory.display import plot
 
         return plot.loss_timeline(self.losses, self)
 

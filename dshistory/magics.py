@@ -17,9 +17,9 @@ from catalog.errors import HistoryError
 from dshistory import sqlcell
 from dshistory.arguments import help_text, overview, parse, split
 from dshistory.completion import line_completions
+from dshistory.display.formats import text_of
 from dshistory.sqlcell import SavedQueries
 from dshistory.sqlcompletion import Completions, query_completions
-from dshistory.units import text_of
 from dshistory.verbs import UsageError, verb_named
 
 __all__ = ["DSHistoryMagics", "Help", "load", "unload"]

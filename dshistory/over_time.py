@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 from catalog.history import History
 from catalog.records import CheckpointRef
+from dshistory.display.table import Table
 from dshistory.options import Metric
 from dshistory.patterns import Patterns
-from dshistory.table import Table
 
 if TYPE_CHECKING:
     from dshistory.bisection import Bisection, Checkpoint

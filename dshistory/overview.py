@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from catalog.history import History
 from catalog.records import CheckpointRef
 from catalog.references import lineage
-from dshistory.table import Table
+from dshistory.display.table import Table
 
 __all__ = ["Overview", "anomalies_by_step", "metric_query", "overview"]
 

@@ -19,13 +19,13 @@ from catalog.records import CheckpointRef
 from catalog.references import committed_lineage
 from catalog.statistics.compute import buckets_of
 from dshistory.cells import Cells, Key, Known, Stored
+from dshistory.display.formats import Format, counted, text_of
+from dshistory.display.table import Table
 from dshistory.estimates import norm_bound
 from dshistory.grouping import layer_of
 from dshistory.metrics import Floats, Metric, merged, metric_named
 from dshistory.patterns import Patterns
-from dshistory.table import Table
 from dshistory.trajectories import estimate_move, fill_rest, trajectory
-from dshistory.units import Format, counted, text_of
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -90,7 +90,7 @@ class LayersTable(Table):
 
     def plot(self) -> "go.Figure":
         """The values as a heat map, layer by step. Needs the [notebook] extra."""
-        from dshistory import plot
+        from dshistory.display import plot
 
         steps, _, values = self.grid()
         return plot.heat_map(values, x=[str(step) for step in steps], y=self.labels(), value=self.metric)

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from dshistory.report import Report
-from dshistory.table import Table
+from dshistory.display.report import Report
+from dshistory.display.table import Table
 
 if TYPE_CHECKING:
     import torch

@@ -19,14 +19,14 @@ from catalog.references import committed_lineage
 from catalog.statistics.compute import buckets_of
 from dshistory.cells import Cells, Key, Known, Stored
 from dshistory.differences import AT_ONCE_BYTES
+from dshistory.display.formats import counted
+from dshistory.display.progress import ByteProgress
+from dshistory.display.table import Table
 from dshistory.estimates import estimated, norm_bound
 from dshistory.gaps import READABLE, read_moves, read_steps
 from dshistory.grouping import layer_of, require_grouping
 from dshistory.metrics import METRICS, Floats, Metric, merged, metric_named
 from dshistory.patterns import Patterns
-from dshistory.progress import ByteProgress
-from dshistory.table import Table
-from dshistory.units import counted
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -52,7 +52,7 @@ class TrajectoryTable(Table):
     def plot(self, *, top: int = 12) -> "go.Figure":
         """The values over the steps, a line for each of the `top` tensors that reach highest. Needs the [notebook]
         extra."""
-        from dshistory import plot
+        from dshistory.display import plot
 
         return plot.trajectories(self, metric=self.metric, top=top)
 

@@ -10,9 +10,9 @@ from explorer_helpers import Run, whole
 from widget_helpers import JUMP, SILENT, STEPS, layered_history
 
 from catalog.errors import NotFoundError
+from dshistory.display.progress import heard
 from dshistory.estimates import norm_bound
 from dshistory.explorer import Explorer
-from dshistory.progress import heard
 
 
 @pytest.fixture(scope="module")

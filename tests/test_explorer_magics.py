@@ -12,8 +12,8 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import dshistory
 from dshistory import current
+from dshistory.display.table import Table
 from dshistory.explorer import Explorer
-from dshistory.table import Table
 
 
 @pytest.fixture(scope="module")

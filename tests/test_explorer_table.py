@@ -13,10 +13,10 @@ import pyarrow as pa
 import pytest
 
 from catalog.errors import NotFoundError, SetupError
-from dshistory import text
-from dshistory.report import Report
-from dshistory.table import Table
-from dshistory.units import text_of
+from dshistory.display import text
+from dshistory.display.formats import text_of
+from dshistory.display.report import Report
+from dshistory.display.table import Table
 
 HOSTILE = "<script>alert(1)</script>\n\x1b[31m"
 

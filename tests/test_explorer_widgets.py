@@ -17,8 +17,8 @@ from IPython.core.error import UsageError
 from widget_helpers import JUMP, SILENT, STEPS, cells, click, layered_history, piece, trace
 
 from catalog.errors import NotFoundError
+from dshistory.display.progress import ByteProgress
 from dshistory.explorer import Explorer
-from dshistory.progress import ByteProgress
 from dshistory.widgets import Exploration
 
 

@@ -8,7 +8,7 @@ import pytest
 from tqdm.auto import tqdm
 
 from catalog.errors import NotFoundError
-from dshistory.progress import ByteProgress, heard
+from dshistory.display.progress import ByteProgress, heard
 from dshistory.widgets.worker import Worker
 
 PATIENCE_S = 60

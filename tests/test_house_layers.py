@@ -10,7 +10,7 @@ ONE_PLACE = {
         "capture/deepspeed_checkpoints/classes.py",
     },
     "duckdb": {"catalog/index/database.py"},
-    "plotly": {"dshistory/plot.py"},
+    "plotly": {"dshistory/display/plot.py"},
     "transformers": {"capture/huggingface.py"},
     "ipywidgets": {"dshistory/widgets/__init__.py", "dshistory/widgets/controls.py"},
     "anywidget": {"dshistory/widgets/__init__.py", "dshistory/widgets/fit.py"},

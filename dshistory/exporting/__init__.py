@@ -11,11 +11,11 @@ import pyarrow as pa
 from catalog.errors import SetupError
 from catalog.history import History
 from catalog.records import CheckpointRef
+from dshistory.display.progress import ByteProgress
+from dshistory.display.table import Table
 from dshistory.exporting.options import Options
 from dshistory.exporting.source import Source, checked_weights
 from dshistory.exporting.target import new_target
-from dshistory.progress import ByteProgress
-from dshistory.table import Table
 
 __all__ = ["FORMATS", "export", "options"]
 

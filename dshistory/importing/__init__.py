@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from catalog.errors import FormatError, SetupError
 
 if TYPE_CHECKING:
+    from dshistory.display.table import Table
     from dshistory.importing.found import Found, Reader
     from dshistory.importing.places import Place
-    from dshistory.table import Table
 
 __all__ = ["READERS", "import_checkpoint"]
 
@@ -101,9 +101,9 @@ def _write(root: Path, source: Path, found: list[tuple[int, tuple["Place", "Foun
 
     from catalog.records import RunFacts
     from catalog.run_writer import RunWriter, create_history, create_run, new_run_id
+    from dshistory.display.progress import ByteProgress
+    from dshistory.display.table import Table
     from dshistory.importing.writer import Places, write_checkpoint
-    from dshistory.progress import ByteProgress
-    from dshistory.table import Table
 
     create_history(root)
     run = new_run_id()

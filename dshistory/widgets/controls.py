@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import ipywidgets as w
 
-from dshistory import html, plot
+from dshistory.display import html, plot
+from dshistory.display.table import Table
 from dshistory.patterns import Patterns
-from dshistory.table import Table
 from dshistory.trajectories import METRICS
 from dshistory.widgets.fit import Fit
 

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from dshistory.display.formats import text_of
+from dshistory.display.table import Table
 from dshistory.histograms import HistogramTable
 from dshistory.per_layer import LayersTable
-from dshistory.table import Table
-from dshistory.units import text_of
 from dshistory.widgets.scale import Scale
 
 __all__ = ["draw_anomalies", "draw_detail", "draw_heat", "draw_histogram", "draw_picked", "draw_range", "draw_timeline"]

@@ -13,8 +13,8 @@ from html import unescape
 from typing import TYPE_CHECKING, Any, Final
 
 from catalog.errors import NotFoundError
+from dshistory.display.table import Table
 from dshistory.patterns import Patterns, nearest
-from dshistory.table import Table
 from dshistory.widgets import static
 from dshistory.widgets.controls import Controls, patterns_in, written
 from dshistory.widgets.scene import Scene, Wish

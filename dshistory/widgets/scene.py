@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from catalog.errors import NotFoundError
+from dshistory.display.table import Table
 from dshistory.overview import Overview, anomalies_by_step, metric_query, overview
 from dshistory.patterns import Patterns
 from dshistory.per_layer import LayersTable
-from dshistory.table import Table
 from dshistory.widgets import drawing
 from dshistory.widgets.controls import PAGE_ROWS, Controls, written
 from dshistory.widgets.gesture import Gesture

@@ -6,8 +6,8 @@ Each cell has its number in it, so that where styles are stripped a readable tab
 from html import escape
 from typing import Final
 
-from dshistory import html
-from dshistory.units import text_of
+from dshistory.display import html
+from dshistory.display.formats import text_of
 from dshistory.widgets.scale import Scale
 from dshistory.widgets.scene import Scene
 

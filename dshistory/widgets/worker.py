@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextvars import Context
 
 from catalog.errors import HistoryError
-from dshistory.progress import heard
+from dshistory.display.progress import heard
 
 __all__ = ["Worker"]
 

@@ -4,9 +4,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from dshistory import html
-from dshistory.table import Table, json_value
-from dshistory.units import Format, text_of
+from dshistory.display import html
+from dshistory.display.formats import Format, text_of
+from dshistory.display.table import Table, json_value
 
 __all__ = ["Report"]
 

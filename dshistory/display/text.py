@@ -8,7 +8,7 @@ from itertools import accumulate
 import pyarrow as pa
 import pyarrow.types as types
 
-from dshistory.units import Format, text_of
+from dshistory.display.formats import Format, text_of
 
 __all__ = ["Page", "is_numeric", "table_text", "terminal_width"]
 

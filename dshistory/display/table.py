@@ -16,8 +16,8 @@ from typing import Any, Self, overload
 import pyarrow as pa
 
 from catalog.errors import NotFoundError, SetupError
-from dshistory import html, text
-from dshistory.units import Format
+from dshistory.display import html, text
+from dshistory.display.formats import Format
 
 __all__ = ["Table", "json_value", "told_apart"]
 

@@ -14,12 +14,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from catalog.errors import SetupError
-from dshistory.units import text_of
+from dshistory.display.formats import text_of
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from dshistory.table import Table
+    from dshistory.display.table import Table
 
 __all__ = ["heat_map", "live_panels", "loss_timeline", "moved_tensors", "trajectories"]
 

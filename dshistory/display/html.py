@@ -10,8 +10,8 @@ from html import escape
 
 import pyarrow as pa
 
-from dshistory.text import Page, is_numeric
-from dshistory.units import Format, text_of
+from dshistory.display.formats import Format, text_of
+from dshistory.display.text import Page, is_numeric
 
 __all__ = ["document", "facts_html", "table_html", "title_html"]
 
