@@ -69,7 +69,7 @@ class Checkpoint:
 
     def state_dict(self) -> dict[str, "torch.Tensor"]:
         """Weights and buffers as `module.load_state_dict` takes them, tied names included."""
-        from dshistory.exporting.source import Source
+        from dshistory.tensors.checkpoint_tensors import Source
 
         source = Source(self._history, self.ref, advance=lambda nbytes: None)
         state = {name: source.whole(tensor) for name, tensor in source.state_dict("model").items()}

@@ -25,10 +25,10 @@ from dshistory.display.formats import Format
 from dshistory.display.progress import ByteProgress
 from dshistory.display.table import Table
 from dshistory.estimates import estimated, norms
-from dshistory.fragments import FragmentStream, StoredTensor, stored_tensors
 from dshistory.grouping import grouped, require_grouping
 from dshistory.options import DIFF_METRICS
 from dshistory.patterns import Patterns, matching
+from dshistory.tensors.stream import FragmentStream, StoredTensor, stored_tensors
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

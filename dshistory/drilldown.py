@@ -14,7 +14,7 @@ from catalog.records import CheckpointRef
 from dshistory.differences import DiffTable, select
 from dshistory.display.formats import Format
 from dshistory.display.progress import ByteProgress
-from dshistory.fragments import FragmentStream
+from dshistory.tensors.stream import FragmentStream
 
 __all__ = ["drill_down"]
 

@@ -184,7 +184,7 @@ class Explorer(OverTime):
             verify: look at all bytes before the first is overwritten
         """
         import capture
-        from dshistory.restored import RestoredState
+        from dshistory.tensors.state_dict import RestoredState
 
         done = capture.restore(
             ref,

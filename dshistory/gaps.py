@@ -13,8 +13,8 @@ from catalog.records import CheckpointRef
 from dshistory.cells import Key
 from dshistory.comparison import Comparison
 from dshistory.differences import compare
-from dshistory.fragments import FragmentStream, StoredTensor, stored_tensors
 from dshistory.metrics import Floats
+from dshistory.tensors.stream import FragmentStream, StoredTensor, stored_tensors
 
 __all__ = ["READABLE", "read_moves", "read_steps"]
 

@@ -8,7 +8,7 @@ import torch
 from explorer_helpers import Piece, flip_bit, history_of, shares, whole
 
 from catalog.errors import CorruptError, NotFoundError, SetupError
-from dshistory import fragments
+from dshistory.tensors import stream
 
 GENERATOR = torch.Generator().manual_seed(0)
 BEFORE = {
@@ -66,7 +66,7 @@ def test_every_number_whatever_world_size_wrote_it(tmp_path: Path, world_sizes: 
 
 
 def test_pieces_larger_than_the_limit_give_the_same_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fragments, "PIECE_BYTES", 30)
+    monkeypatch.setattr(stream, "PIECE_BYTES", 30)
     explorer = history_of(tmp_path, [whole(BEFORE)], [whole(AFTER)])
     check_numbers({row["name"]: row for row in explorer.diff(10, 20)})
 

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 import capture
 import dshistory
 from catalog.errors import CorruptError, FormatError, NotFoundError, SetupError, UnsupportedError
-from dshistory import cli, fragments
+from dshistory import cli
 from dshistory.explorer import Explorer
 from dshistory.exporting.partitions import groups_cut, parameters_cut
+from dshistory.tensors import stream
 
 
 class Tied(torch.nn.Module):
@@ -97,7 +98,7 @@ def test_safetensors_shards_stay_below_the_size_and_are_all_in_the_index(trained
 
 
 def test_a_large_tensor_is_written_in_pieces(tmp_path, monkeypatch):
-    monkeypatch.setattr(fragments, "PIECE_BYTES", 100)
+    monkeypatch.setattr(stream, "PIECE_BYTES", 100)
     weight = torch.randn(33, 7)
     run = Run(tmp_path / "history", world_size=3)
     run.checkpoint(1, *shares({"weight": weight, "bias": torch.randn(5)}, 3))

@@ -14,8 +14,8 @@ from catalog.records import CheckpointRef
 from dshistory.display.progress import ByteProgress
 from dshistory.display.table import Table
 from dshistory.exporting.options import Options
-from dshistory.exporting.source import Source, checked_weights
 from dshistory.exporting.target import new_target
+from dshistory.tensors.checkpoint_tensors import Source, checked_weights
 
 __all__ = ["FORMATS", "export", "options"]
 

@@ -12,8 +12,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from capture.state.dtypes import torch_dtype
 from dshistory.exporting.options import Options
-from dshistory.exporting.source import Source
-from dshistory.fragments import StoredTensor
+from dshistory.tensors.checkpoint_tensors import Source
+from dshistory.tensors.stream import StoredTensor
 
 __all__ = ["write_dcp"]
 

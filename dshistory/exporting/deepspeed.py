@@ -14,8 +14,8 @@ from catalog.errors import SetupError, UnsupportedError
 from dshistory.deepspeed_classes import DeepSpeedPickle, StandIn, loss_scaler
 from dshistory.exporting.options import Options
 from dshistory.exporting.partitions import Flat, groups_cut, parameters_cut, sub_groups
-from dshistory.exporting.source import Source
 from dshistory.exporting.training import Training, training_of
+from dshistory.tensors.checkpoint_tensors import Source
 
 __all__ = ["loss_scaler_of", "model_states", "module_state", "save", "write_deepspeed"]
 

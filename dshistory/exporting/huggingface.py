@@ -7,7 +7,7 @@ from typing import Any, Final
 from catalog.errors import FormatError, NotFoundError, SetupError
 from dshistory.exporting.options import Options
 from dshistory.exporting.safetensors import write_sharded
-from dshistory.exporting.source import Source
+from dshistory.tensors.checkpoint_tensors import Source
 
 __all__ = ["write_huggingface"]
 

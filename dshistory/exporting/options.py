@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from catalog.errors import SetupError
-from dshistory.exporting.source import Weights
+from dshistory.tensors.checkpoint_tensors import Weights
 
 __all__ = ["Options"]
 

@@ -10,8 +10,8 @@ import torch
 from catalog.format.header import Entry, encode_header, entries_json, header_bytes_needed
 from catalog.paths import DTYPES
 from dshistory.exporting.options import Options
-from dshistory.exporting.source import Source
-from dshistory.fragments import StoredTensor
+from dshistory.tensors.checkpoint_tensors import Source
+from dshistory.tensors.stream import StoredTensor
 
 __all__ = ["write_safetensors", "write_sharded"]
 

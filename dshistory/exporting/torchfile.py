@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from dshistory.exporting.options import Options
-from dshistory.exporting.source import Source
+from dshistory.tensors.checkpoint_tensors import Source
 
 __all__ = ["write_torch"]
 

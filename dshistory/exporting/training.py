@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from catalog.errors import NotFoundError, UnsupportedError
-from dshistory.exporting.source import Source
-from dshistory.fragments import StoredTensor
+from dshistory.tensors.checkpoint_tensors import Source
+from dshistory.tensors.stream import StoredTensor
 
 __all__ = ["Training", "training_of"]
 

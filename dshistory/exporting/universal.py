@@ -11,8 +11,8 @@ import torch
 from catalog.errors import UnsupportedError
 from dshistory.exporting.deepspeed import loss_scaler_of, model_states, module_state, save
 from dshistory.exporting.options import Options
-from dshistory.exporting.source import Source
 from dshistory.exporting.training import Training, training_of
+from dshistory.tensors.checkpoint_tensors import Source
 
 __all__ = ["write_universal"]
 

@@ -14,7 +14,7 @@ from catalog.errors import NotFoundError, SetupError, UnsupportedError
 from catalog.history import History
 from catalog.records import CheckpointRef, RunFacts
 from dshistory.exporting.partitions import Flat, Piece
-from dshistory.fragments import FragmentStream, StoredTensor, stored_tensors
+from dshistory.tensors.stream import FragmentStream, StoredTensor, stored_tensors
 
 __all__ = ["Source", "Weights", "checked_weights"]
 
