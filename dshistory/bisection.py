@@ -63,9 +63,9 @@ class Checkpoint:
 
     def tensor(self, name: str, *, state: str = "model") -> "torch.Tensor":
         """One logical tensor in its global shape; reads only its own bytes and verifies them."""
-        from dshistory import differences
+        from dshistory.comparison import diff
 
-        return differences.tensor(self._history, self.ref, name=name, kind=state)
+        return diff.tensor(self._history, self.ref, name=name, kind=state)
 
     def state_dict(self) -> dict[str, "torch.Tensor"]:
         """Weights and buffers as `module.load_state_dict` takes them, tied names included."""

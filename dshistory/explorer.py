@@ -16,7 +16,7 @@ from dshistory.patterns import Patterns
 if TYPE_CHECKING:
     import torch
 
-    from dshistory.differences import DiffTable
+    from dshistory.comparison.diff import DiffTable
     from dshistory.logbook import LogTable
     from dshistory.widgets import Exploration
 
@@ -99,7 +99,7 @@ class Explorer(OverTime):
             parts: cut the axis into so many equal parts, as for the heads of an attention
             quiet: no progress bar
         """
-        from dshistory import differences, drilldown
+        from dshistory.comparison import diff, drilldown
 
         before, after = self.history.resolve(a), self.history.resolve(b)
         if tensor is not None:
@@ -109,9 +109,7 @@ class Explorer(OverTime):
                 self.history, before, after, name=tensor, kind=kinds, axis=axis, parts=parts, quiet=quiet
             )
         else:
-            table = differences.diff(
-                self.history, before, after, kinds=kinds, names=names, by=by, exact=exact, quiet=quiet
-            )
+            table = diff.diff(self.history, before, after, kinds=kinds, names=names, by=by, exact=exact, quiet=quiet)
         return table if metrics is None else table.only(metrics)
 
     def explore(self, names: Patterns = "*", *, kinds: Patterns = "model", run: str | None = None) -> "Exploration":
@@ -152,9 +150,9 @@ class Explorer(OverTime):
             step: the checkpoint
             state: model, buffer, master, exp_avg, ...
         """
-        from dshistory import differences
+        from dshistory.comparison import diff
 
-        return differences.tensor(self.history, self.history.resolve(step), name=name, kind=state)
+        return diff.tensor(self.history, self.history.resolve(step), name=name, kind=state)
 
     def restore(
         self,

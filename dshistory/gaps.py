@@ -11,8 +11,8 @@ import numpy.typing as npt
 from catalog.history import History
 from catalog.records import CheckpointRef
 from dshistory.cells import Key
-from dshistory.comparison import Comparison
-from dshistory.differences import compare
+from dshistory.comparison.diff import compare
+from dshistory.comparison.sums import Comparison
 from dshistory.metrics import Floats
 from dshistory.tensors.stream import FragmentStream, StoredTensor, stored_tensors
 

@@ -13,9 +13,9 @@ from catalog.history import History
 from catalog.records import CheckpointRef
 from catalog.references import committed_lineage
 from catalog.statistics.compute import BUCKETS
+from dshistory.comparison.sketch_estimates import norm_bound
 from dshistory.display.formats import counted
 from dshistory.display.table import Table
-from dshistory.estimates import norm_bound
 from dshistory.patterns import Patterns, matching
 
 if TYPE_CHECKING:

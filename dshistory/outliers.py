@@ -16,9 +16,9 @@ from catalog.history import History
 from catalog.records import CheckpointRef
 from catalog.references import committed_lineage
 from dshistory.cells import Key
+from dshistory.comparison.sketch_estimates import estimated
 from dshistory.display.formats import counted
 from dshistory.display.table import Table
-from dshistory.estimates import estimated
 from dshistory.figures import Figures, figures
 from dshistory.metrics import Floats
 

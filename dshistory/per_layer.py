@@ -19,10 +19,10 @@ from catalog.records import CheckpointRef
 from catalog.references import committed_lineage
 from catalog.statistics.compute import buckets_of
 from dshistory.cells import Cells, Key, Known, Stored
+from dshistory.comparison.grouping import layer_of
+from dshistory.comparison.sketch_estimates import norm_bound
 from dshistory.display.formats import Format, counted, text_of
 from dshistory.display.table import Table
-from dshistory.estimates import norm_bound
-from dshistory.grouping import layer_of
 from dshistory.metrics import Floats, Metric, merged, metric_named
 from dshistory.patterns import Patterns
 from dshistory.trajectories import estimate_move, fill_rest, trajectory

@@ -80,7 +80,7 @@ capture.restore(0, history={str(history) + "-other"!r}, model=model, optimizer=o
 print(*sorted(sys.modules))
 """
     loaded = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout.split()
-    assert "dshistory.differences" in loaded
+    assert "dshistory.comparison.diff" in loaded
     assert not {file.removesuffix(".py").replace("/", ".") for file in OF_OTHERS} & set(loaded)
 
 

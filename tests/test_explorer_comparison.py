@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from dshistory.comparison import CHUNK_NUMEL, Comparison
+from dshistory.comparison.sums import CHUNK_NUMEL, Comparison
 
 
 def compare(before: torch.Tensor, after: torch.Tensor) -> Comparison:

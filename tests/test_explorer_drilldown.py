@@ -8,7 +8,7 @@ import torch
 from explorer_helpers import history_of, whole
 
 from catalog.errors import MismatchError, NotFoundError, SetupError
-from dshistory import drilldown
+from dshistory.comparison import drilldown
 
 SHAPE = (12, 10, 4)
 

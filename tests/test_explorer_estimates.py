@@ -9,7 +9,8 @@ from capture_helpers import make, one_step
 
 import capture
 import dshistory
-from dshistory import differences, trajectories
+from dshistory import trajectories
+from dshistory.comparison import diff
 
 
 def step_without_gradients(model, optimizer):
@@ -44,12 +45,12 @@ def test_small_histories_are_compared_exactly(explorer):
 
 def test_nothing_is_read_for_what_has_sketches(explorer, monkeypatch):
     exact = by_name(explorer.diff(1, 5, kinds=["model", "exp_avg*"], exact=True, quiet=True))
-    monkeypatch.setattr(differences, "AT_ONCE_BYTES", 0)
+    monkeypatch.setattr(diff, "AT_ONCE_BYTES", 0)
 
     def never(*_):
         raise AssertionError("a tensor was read")
 
-    monkeypatch.setattr(differences, "compare", never)
+    monkeypatch.setattr(diff, "compare", never)
     table = explorer.diff(1, 5, kinds=["model", "exp_avg*"], quiet=True)
     rows = by_name(table)
     assert rows.keys() == exact.keys()
@@ -69,7 +70,7 @@ def test_nothing_is_read_for_what_has_sketches(explorer, monkeypatch):
 
 def test_what_sketches_can_not_tell_is_read(explorer, monkeypatch):
     exact = by_name(explorer.diff(5, 6, exact=True, quiet=True))
-    monkeypatch.setattr(differences, "AT_ONCE_BYTES", 0)
+    monkeypatch.setattr(diff, "AT_ONCE_BYTES", 0)
     rows = by_name(explorer.diff(5, 6, quiet=True))
     broken = rows["model", "outer.weight"]
     assert broken == exact["model", "outer.weight"]
@@ -81,7 +82,7 @@ def test_without_statistics_the_tensors_are_read(history, monkeypatch):
     model, optimizer = make(256)
     with capture.enable(model, optimizer=optimizer, history=history, every=1, stats_every=0):
         one_step(model, optimizer)
-    monkeypatch.setattr(differences, "AT_ONCE_BYTES", 0)
+    monkeypatch.setattr(diff, "AT_ONCE_BYTES", 0)
     assert set(dshistory.open(history).diff(0, 1, quiet=True)["bound"].to_pylist()) == {0.0}
 
 
@@ -94,7 +95,7 @@ def test_an_update_that_drowns_in_the_rounding_of_sketches_is_read(history, monk
         step_without_gradients(model, optimizer)
     explorer = dshistory.open(history)
     explorer.analyze(quiet=True)
-    monkeypatch.setattr(differences, "AT_ONCE_BYTES", 0)
+    monkeypatch.setattr(diff, "AT_ONCE_BYTES", 0)
     row = by_name(explorer.diff(0, 1, quiet=True))["model", "inner.weight"]
     assert row["bound"] == 0.0
     assert row["changed_share"] == 1 / 256**2

@@ -7,7 +7,7 @@ from capture_helpers import make, one_step, reference
 import capture
 import dshistory
 from catalog.errors import NotFoundError
-from dshistory.grouping import layer_of
+from dshistory.comparison.grouping import layer_of
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from explorer_helpers import Run, whole
 from widget_helpers import JUMP, SILENT, STEPS, layered_history
 
 from catalog.errors import NotFoundError
+from dshistory.comparison.sketch_estimates import norm_bound
 from dshistory.display.progress import heard
-from dshistory.estimates import norm_bound
 from dshistory.explorer import Explorer
 
 

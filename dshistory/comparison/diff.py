@@ -20,12 +20,12 @@ from catalog.errors import SetupError
 from catalog.format.manifest import NOT_STATE
 from catalog.history import History
 from catalog.records import CheckpointRef
-from dshistory.comparison import Comparison
+from dshistory.comparison.grouping import grouped, require_grouping
+from dshistory.comparison.sketch_estimates import estimated, norms
+from dshistory.comparison.sums import Comparison
 from dshistory.display.formats import Format
 from dshistory.display.progress import ByteProgress
 from dshistory.display.table import Table
-from dshistory.estimates import estimated, norms
-from dshistory.grouping import grouped, require_grouping
 from dshistory.options import DIFF_METRICS
 from dshistory.patterns import Patterns, matching
 from dshistory.tensors.stream import FragmentStream, StoredTensor, stored_tensors

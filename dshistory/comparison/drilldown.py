@@ -11,7 +11,7 @@ import torch
 from catalog.errors import MismatchError, NotFoundError, SetupError
 from catalog.history import History
 from catalog.records import CheckpointRef
-from dshistory.differences import DiffTable, select
+from dshistory.comparison.diff import DiffTable, select
 from dshistory.display.formats import Format
 from dshistory.display.progress import ByteProgress
 from dshistory.tensors.stream import FragmentStream

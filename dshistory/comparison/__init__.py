@@ -1,0 +1,6 @@
+"""Two checkpoints side by side: what changed, tensor by tensor, layer by layer, or inside one tensor.
+
+Questions about a whole run are in `dshistory.trends`.
+"""
+
+__all__: list[str] = []
