@@ -10,11 +10,11 @@ from dshistory.options import Metric
 from dshistory.patterns import Patterns
 
 if TYPE_CHECKING:
-    from dshistory.bisection import Bisection, Checkpoint
-    from dshistory.geometry import DistanceTable
-    from dshistory.histograms import HistogramTable
-    from dshistory.per_layer import LayersTable
-    from dshistory.trajectories import TrajectoryTable
+    from dshistory.trends.bisect import Bisection, Checkpoint
+    from dshistory.trends.distances import DistanceTable
+    from dshistory.trends.histogram import HistogramTable
+    from dshistory.trends.layers import LayersTable
+    from dshistory.trends.trajectory import TrajectoryTable
 
 __all__ = ["OverTime", "Predicate", "Ref"]
 
@@ -22,7 +22,7 @@ Ref = int | str | CheckpointRef
 """A checkpoint: a step (of the current run and its parents), -1 or "latest", "best", a tag, "run:step" or "run:best"."""
 
 Predicate = str | Callable[["Checkpoint"], Any]
-"""What is asked of a checkpoint: a metric, as "loss > 4.5", or a function of a `dshistory.bisection.Checkpoint`."""
+"""What is asked of a checkpoint: a metric, as "loss > 4.5", or a function of a `dshistory.trends.bisect.Checkpoint`."""
 
 
 class OverTime:
@@ -57,9 +57,9 @@ class OverTime:
             exact: read the tensors, however large
             quiet: no progress bar
         """
-        from dshistory import trajectories
+        from dshistory.trends import trajectory
 
-        return trajectories.trajectory(
+        return trajectory.trajectory(
             self.history, names=names, metric=metric, kinds=kinds, by=by, run=run, exact=exact, quiet=quiet
         )
 
@@ -89,9 +89,9 @@ class OverTime:
             last: up to this step
             quiet: no progress bar
         """
-        from dshistory import per_layer
+        from dshistory.trends import layers
 
-        return per_layer.layers(
+        return layers.layers(
             self.history, names=names, metric=metric, kinds=kinds, run=run, first=first, last=last, quiet=quiet
         )
 
@@ -104,9 +104,9 @@ class OverTime:
             state: model, buffer, master, exp_avg, ...
             run: this run and its parents; default: the current run
         """
-        from dshistory import histograms
+        from dshistory.trends import histogram
 
-        return histograms.histogram(self.history, name=name, kind=state, run=run)
+        return histogram.histogram(self.history, name=name, kind=state, run=run)
 
     def distances(self, names: Patterns = "*", *, kinds: Patterns = "model", run: str | None = None) -> "DistanceTable":
         """How far each checkpoint is from each other: of a run and its parents, estimated from sketches; .path() puts them
@@ -117,9 +117,9 @@ class OverTime:
             kinds: patterns of kinds: model, master, exp_avg, ...; '*' for all
             run: this run and its parents; default: the current run
         """
-        from dshistory import geometry
+        from dshistory.trends import distances
 
-        return geometry.step_distances(self.history, run=run, names=names, kinds=kinds)
+        return distances.step_distances(self.history, run=run, names=names, kinds=kinds)
 
     def anomalies(self, *, run: str | None = None) -> Table:
         """What is out of line in a run and its parents, from the statistics: a row for each kind of trouble and tensor, with
@@ -131,9 +131,9 @@ class OverTime:
         Args:
             run: this run and its parents; default: the current run
         """
-        from dshistory import outliers
+        from dshistory.trends import anomalies
 
-        return outliers.anomalies(self.history, run=run)
+        return anomalies.anomalies(self.history, run=run)
 
     def bisect(
         self,
@@ -158,6 +158,6 @@ class OverTime:
             run: this run and its parents; default: the current run
             quiet: no progress bar
         """
-        from dshistory import bisection
+        from dshistory.trends import bisect
 
-        return bisection.bisect(self.history, predicate, good=good, bad=bad, run=run, quiet=quiet)
+        return bisect.bisect(self.history, predicate, good=good, bad=bad, run=run, quiet=quiet)

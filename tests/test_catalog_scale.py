@@ -225,7 +225,8 @@ def test_questions_of_one_moment_see_nothing_new_in_between(tmp_path):
 def test_one_tensor_takes_no_sketch_from_the_index(tmp_path, monkeypatch):
     """A guard on what is read: a trajectory of moves asks for no sketch, and opens no manifest."""
     from catalog.read import checkpoint
-    from dshistory import Explorer, trajectories
+    from dshistory import Explorer
+    from dshistory.trends import trajectory
 
     history = walk(tmp_path / "h", (0, 10, 20), analyzed=(0, 10, 20))
     asked = []
@@ -239,7 +240,7 @@ def test_one_tensor_takes_no_sketch_from_the_index(tmp_path, monkeypatch):
     )
     monkeypatch.setattr(checkpoint, "read_part", never)
     monkeypatch.setattr("catalog.history.read_checkpoint", never)
-    monkeypatch.setattr(trajectories, "AT_ONCE_BYTES", 0)
+    monkeypatch.setattr(trajectory, "AT_ONCE_BYTES", 0)
     table = Explorer(history).trajectory("a.0.weight", metric="update_ratio", quiet=True)
     assert [value is None for value in table["value"].to_pylist()] == [True, False, False]
     assert asked

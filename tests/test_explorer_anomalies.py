@@ -11,8 +11,8 @@ from explorer_helpers import Run, whole
 import capture
 import dshistory
 from catalog.errors import NotFoundError
-from dshistory.cells import Cells
 from dshistory.explorer import Explorer
+from dshistory.trends.statistics_matrix import Cells
 
 
 def trained(history, fault, *, at=9, steps=12, analyzed=True):

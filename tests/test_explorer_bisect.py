@@ -11,9 +11,9 @@ from explorer_helpers import Piece, Run, extended_shell, whole
 
 from catalog.errors import MismatchError, NotFoundError, SetupError
 from catalog.records import CheckpointRef
-from dshistory.bisection import Bisection, Checkpoint
 from dshistory.cli import main
 from dshistory.explorer import Explorer
+from dshistory.trends.bisect import Bisection, Checkpoint
 
 STEPS = range(0, 200, 10)
 FAULT = 70

@@ -9,8 +9,8 @@ from capture_helpers import make, one_step
 
 import capture
 import dshistory
-from dshistory import trajectories
 from dshistory.comparison import diff
+from dshistory.trends import trajectory
 
 
 def step_without_gradients(model, optimizer):
@@ -106,7 +106,7 @@ def test_a_trajectory_takes_what_is_known(explorer, monkeypatch):
         metric: explorer.trajectory(metric=metric, exact=True, quiet=True).to_pandas()
         for metric in ("norm", "update_norm", "changed_share")
     }
-    monkeypatch.setattr(trajectories, "AT_ONCE_BYTES", 0)
+    monkeypatch.setattr(trajectory, "AT_ONCE_BYTES", 0)
     norms = explorer.trajectory(metric="norm", quiet=True)
     assert norms.to_pandas()["value"].to_numpy() == pytest.approx(exact["norm"]["value"].to_numpy(), rel=1e-9)
     updates = explorer.trajectory(metric="update_norm", quiet=True)

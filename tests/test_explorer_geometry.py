@@ -12,7 +12,7 @@ import capture
 import dshistory
 from catalog.errors import NotFoundError
 from dshistory.explorer import Explorer
-from dshistory.geometry import plane
+from dshistory.trends.distances import plane
 
 
 @pytest.fixture

@@ -12,8 +12,9 @@ from catalog.errors import NotFoundError
 from catalog.index import index
 from catalog.records import CheckpointRef
 from catalog.statistics.compute import analyze_part, missing_parts
-from dshistory import Explorer, trajectories
+from dshistory import Explorer
 from dshistory.metrics import METRICS, MOVES
+from dshistory.trends import trajectory
 
 LAYERS = {
     "h.0": ("h.0.mlp.weight", "h.0.mlp.bias"),
@@ -122,10 +123,10 @@ def test_moves_of_layers(metric, root, states):
 @pytest.mark.parametrize("metric", ["relative_update", "update_norm", "cosine"])
 def test_moves_from_sketches_are_near_and_read_nothing_but_what_they_can_not_tell(metric, root, states, monkeypatch):
     exact = trajectory_of(root, metric, by="layer")
-    monkeypatch.setattr(trajectories, "AT_ONCE_BYTES", 0)
+    monkeypatch.setattr(trajectory, "AT_ONCE_BYTES", 0)
     read = []
     monkeypatch.setattr(
-        trajectories,
+        trajectory,
         "read_moves",
         lambda history, refs, keys, wanted, parts, advance: read.append((keys, wanted.copy())),
     )
@@ -178,7 +179,7 @@ def test_what_has_no_statistics_is_read(metric, states, tmp_path, monkeypatch):
     for step, state in zip(STEPS[:2], states, strict=False):
         run.checkpoint(step, whole(state))
     run.close()
-    monkeypatch.setattr(trajectories, "AT_ONCE_BYTES", 0)
+    monkeypatch.setattr(trajectory, "AT_ONCE_BYTES", 0)
     (value,) = [values[1] for values in trajectory_of(run.root, metric, names="head.weight").values()]
     pair = [vector(state, ["head.weight"]) for state in states[:2]]
     assert value == pytest.approx(BRUTE["norm"](pair[1]) if metric == "norm" else MOVED[metric](*pair), rel=1e-9)
@@ -195,7 +196,7 @@ def test_a_move_over_a_gap_is_not_taken_for_one_step(states, tmp_path, monkeypat
         (part,) = missing_parts(explorer.history.paths, CheckpointRef("run-a", step))
         analyze_part(explorer.history.paths, "run-a", part)
     index.register(explorer.history.paths, patience_s=10)
-    monkeypatch.setattr(trajectories, "AT_ONCE_BYTES", 0)
+    monkeypatch.setattr(trajectory, "AT_ONCE_BYTES", 0)
     found = trajectory_of(run.root, "update_norm", names="head.weight")["head.weight"]
     exact = trajectory_of(run.root, "update_norm", names="head.weight", exact=True)["head.weight"]
     assert found[:3] == exact[:3], "read"
@@ -214,8 +215,8 @@ def test_a_fork_is_compared_with_its_parent(states, tmp_path, monkeypatch):
     child.close()
     explorer = Explorer.open(tmp_path / "h")
     explorer.analyze(quiet=True)
-    monkeypatch.setattr(trajectories, "AT_ONCE_BYTES", 0)
-    monkeypatch.setattr(trajectories, "read_moves", None)
+    monkeypatch.setattr(trajectory, "AT_ONCE_BYTES", 0)
+    monkeypatch.setattr(trajectory, "read_moves", None)
     found = trajectory_of(tmp_path / "h", "update_norm", names="head.weight")["head.weight"]
     pairs = [(states[0], states[1]), (states[1], states[3])]
     expected = [MOVED["update_norm"](*(vector(state, ["head.weight"]) for state in pair)) for pair in pairs]

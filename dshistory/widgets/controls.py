@@ -12,7 +12,7 @@ import ipywidgets as w
 from dshistory.display import html, plot
 from dshistory.display.table import Table
 from dshistory.patterns import Patterns
-from dshistory.trajectories import METRICS
+from dshistory.trends.trajectory import METRICS
 from dshistory.widgets.fit import Fit
 
 __all__ = ["PAGE_ROWS", "Controls", "patterns_in", "written"]

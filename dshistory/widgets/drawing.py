@@ -11,8 +11,8 @@ from typing import Any
 
 from dshistory.display.formats import text_of
 from dshistory.display.table import Table
-from dshistory.histograms import HistogramTable
-from dshistory.per_layer import LayersTable
+from dshistory.trends.histogram import HistogramTable
+from dshistory.trends.layers import LayersTable
 from dshistory.widgets.scale import Scale
 
 __all__ = ["draw_anomalies", "draw_detail", "draw_heat", "draw_histogram", "draw_picked", "draw_range", "draw_timeline"]

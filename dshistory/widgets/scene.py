@@ -15,7 +15,7 @@ from catalog.errors import NotFoundError
 from dshistory.display.table import Table
 from dshistory.overview import Overview, anomalies_by_step, metric_query, overview
 from dshistory.patterns import Patterns
-from dshistory.per_layer import LayersTable
+from dshistory.trends.layers import LayersTable
 from dshistory.widgets import drawing
 from dshistory.widgets.controls import PAGE_ROWS, Controls, written
 from dshistory.widgets.gesture import Gesture

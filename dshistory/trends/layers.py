@@ -18,14 +18,14 @@ from catalog.history import History
 from catalog.records import CheckpointRef
 from catalog.references import committed_lineage
 from catalog.statistics.compute import buckets_of
-from dshistory.cells import Cells, Key, Known, Stored
 from dshistory.comparison.grouping import layer_of
 from dshistory.comparison.sketch_estimates import norm_bound
 from dshistory.display.formats import Format, counted, text_of
 from dshistory.display.table import Table
 from dshistory.metrics import Floats, Metric, merged, metric_named
 from dshistory.patterns import Patterns
-from dshistory.trajectories import estimate_move, fill_rest, trajectory
+from dshistory.trends.statistics_matrix import Cells, Key, Known, Stored
+from dshistory.trends.trajectory import estimate_move, fill_rest, trajectory
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

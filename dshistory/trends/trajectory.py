@@ -17,16 +17,16 @@ from catalog.history import History
 from catalog.records import CheckpointRef
 from catalog.references import committed_lineage
 from catalog.statistics.compute import buckets_of
-from dshistory.cells import Cells, Key, Known, Stored
 from dshistory.comparison.diff import AT_ONCE_BYTES
 from dshistory.comparison.grouping import layer_of, require_grouping
 from dshistory.comparison.sketch_estimates import estimated, norm_bound
 from dshistory.display.formats import counted
 from dshistory.display.progress import ByteProgress
 from dshistory.display.table import Table
-from dshistory.gaps import READABLE, read_moves, read_steps
 from dshistory.metrics import METRICS, Floats, Metric, merged, metric_named
 from dshistory.patterns import Patterns
+from dshistory.trends.read_missing import READABLE, read_moves, read_steps
+from dshistory.trends.statistics_matrix import Cells, Key, Known, Stored
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

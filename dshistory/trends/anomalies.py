@@ -15,12 +15,12 @@ import pyarrow as pa
 from catalog.history import History
 from catalog.records import CheckpointRef
 from catalog.references import committed_lineage
-from dshistory.cells import Key
 from dshistory.comparison.sketch_estimates import estimated
 from dshistory.display.formats import counted
 from dshistory.display.table import Table
-from dshistory.figures import Figures, figures
 from dshistory.metrics import Floats
+from dshistory.trends.statistics_cache import Figures, figures
+from dshistory.trends.statistics_matrix import Key
 
 __all__ = ["anomalies"]
 

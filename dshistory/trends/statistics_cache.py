@@ -14,8 +14,8 @@ import numpy.typing as npt
 from catalog.history import History
 from catalog.index.index import Asking
 from catalog.records import CheckpointRef
-from dshistory.cells import Cells, Key, Known, analyzed
 from dshistory.metrics import Floats
+from dshistory.trends.statistics_matrix import Cells, Key, Known, analyzed
 
 __all__ = ["Figures", "Parts", "figures"]
 

@@ -10,11 +10,11 @@ import numpy.typing as npt
 
 from catalog.history import History
 from catalog.records import CheckpointRef
-from dshistory.cells import Key
 from dshistory.comparison.diff import compare
 from dshistory.comparison.sums import Comparison
 from dshistory.metrics import Floats
 from dshistory.tensors.stream import FragmentStream, StoredTensor, stored_tensors
+from dshistory.trends.statistics_matrix import Key
 
 __all__ = ["READABLE", "read_moves", "read_steps"]
 
