@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 from catalog.errors import SetupError
 from catalog.history import History
-from dshistory import listing
 from dshistory.display.report import Report
 from dshistory.display.table import Table, told_apart
 from dshistory.options import ExportFormat, Grouping, Weights
 from dshistory.over_time import OverTime, Ref
 from dshistory.patterns import Patterns
+from dshistory.reports import show
 
 if TYPE_CHECKING:
     import torch
 
     from dshistory.comparison.diff import DiffTable
-    from dshistory.logbook import LogTable
+    from dshistory.reports.log import LogTable
     from dshistory.widgets import Exploration
 
 __all__ = ["Explorer"]
@@ -48,9 +48,9 @@ class Explorer(OverTime):
         Args:
             run: only this run; else all of them
         """
-        from dshistory import logbook
+        from dshistory.reports import log
 
-        return logbook.log(self.history, run=run)
+        return log.log(self.history, run=run)
 
     def show(self, ref: Ref = "latest") -> Report:
         """What one checkpoint consists of: kinds, objects and files, with their bytes.
@@ -58,11 +58,11 @@ class Explorer(OverTime):
         Args:
             ref: the checkpoint
         """
-        return listing.show(self.history, self.history.resolve(ref))
+        return show.show(self.history, self.history.resolve(ref))
 
     def tags(self) -> Table:
         """The tags, with the checkpoints that they name."""
-        return listing.tags(self.history)
+        return show.tags(self.history)
 
     def diff(
         self,
@@ -267,7 +267,7 @@ class Explorer(OverTime):
             ref: only this checkpoint; else all of them
             quiet: no progress bar
         """
-        return listing.verify(self.history, None if ref is None else [self.history.resolve(ref)], quiet=quiet)
+        return show.verify(self.history, None if ref is None else [self.history.resolve(ref)], quiet=quiet)
 
     def analyze(self, ref: Ref | None = None, *, quiet: bool = False) -> int:
         """Compute the statistics that a training had no time for: returns how many checkpoints lacked some.
@@ -276,10 +276,10 @@ class Explorer(OverTime):
             ref: only of this checkpoint; else of all
             quiet: no progress bar
         """
-        from dshistory import analysis
+        from dshistory.reports import analyze
 
         refs = self.history.checkpoints() if ref is None else [self.history.resolve(ref)]
-        return analysis.analyze(self.history, refs, quiet=quiet)
+        return analyze.analyze(self.history, refs, quiet=quiet)
 
     def reindex(self) -> int:
         """Rebuild the index from manifests, markers and journals: returns how many checkpoints it has.
@@ -288,7 +288,7 @@ class Explorer(OverTime):
         return self.history.reindex()
 
     def __repr__(self) -> str:
-        return repr(listing.overview(self.history))
+        return repr(show.overview(self.history))
 
     def _repr_html_(self) -> str:
-        return listing.overview(self.history)._repr_html_()
+        return show.overview(self.history)._repr_html_()
