@@ -32,6 +32,7 @@ check_siblings(__file__, ("native", "catalog", "capture"))
 if TYPE_CHECKING:
     import capture
     from catalog.errors import HistoryError
+    from dshistory.conversion.importing import import_checkpoint
     from dshistory.current import (
         analyze,
         anomalies,
@@ -58,7 +59,6 @@ if TYPE_CHECKING:
     from dshistory.display.table import Table
     from dshistory.examination import doctor
     from dshistory.explorer import Explorer
-    from dshistory.importing import import_checkpoint
 
 __all__ = [
     "Explorer",
@@ -97,7 +97,7 @@ _HOMES = {
     "Report": "dshistory.display.report",
     "Table": "dshistory.display.table",
     "doctor": "dshistory.examination",
-    "import_checkpoint": "dshistory.importing",
+    "import_checkpoint": "dshistory.conversion.importing",
     **dict.fromkeys(
         (
             "analyze",

@@ -234,7 +234,7 @@ class Explorer(OverTime):
             overwrite: replace what is at path
             quiet: no progress bar
         """
-        from dshistory import exporting
+        from dshistory.conversion import exporting
 
         ref = self.history.resolve(step)
         wanted = exporting.options(

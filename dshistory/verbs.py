@@ -15,8 +15,8 @@ from typing import Any, ClassVar, Final, Literal
 
 from catalog.errors import HistoryError
 from dshistory import current, examination
+from dshistory.conversion.importing import import_checkpoint
 from dshistory.explorer import Explorer
-from dshistory.importing import import_checkpoint
 from dshistory.options import Choices
 from dshistory.over_time import Predicate, Ref
 from dshistory.patterns import Patterns, nearest

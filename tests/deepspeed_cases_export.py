@@ -13,9 +13,9 @@ from deepspeed_eager import Eager, assert_same
 from deepspeed_helpers import make_engine, train
 
 import capture
-from dshistory.deepspeed_classes import KNOWN, DeepSpeedPickle, loss_scaler
+from dshistory.conversion.deepspeed_classes import KNOWN, DeepSpeedPickle, loss_scaler
+from dshistory.conversion.importing.safe_unpickle import load_trusted
 from dshistory.explorer import Explorer
-from dshistory.importing.trusted import load_trusted
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "0": {"stage": 0},

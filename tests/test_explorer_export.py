@@ -17,8 +17,8 @@ import capture
 import dshistory
 from catalog.errors import CorruptError, FormatError, NotFoundError, SetupError, UnsupportedError
 from dshistory import cli
+from dshistory.conversion.exporting.partitions import groups_cut, parameters_cut
 from dshistory.explorer import Explorer
-from dshistory.exporting.partitions import groups_cut, parameters_cut
 from dshistory.tensors import stream
 
 

@@ -16,9 +16,9 @@ import dshistory
 from catalog.errors import NotFoundError
 from dshistory import current
 from dshistory.arguments import help_text, parse
+from dshistory.conversion.exporting import FORMATS
+from dshistory.conversion.exporting.options import Weights
 from dshistory.explorer import Explorer
-from dshistory.exporting import FORMATS
-from dshistory.exporting.options import Weights
 from dshistory.options import EXPORT_FORMATS, WEIGHTS
 from dshistory.verbs import VERBS, UsageError
 

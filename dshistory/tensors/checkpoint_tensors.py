@@ -13,7 +13,7 @@ from capture.state.objects import decode_object
 from catalog.errors import NotFoundError, SetupError, UnsupportedError
 from catalog.history import History
 from catalog.records import CheckpointRef, RunFacts
-from dshistory.exporting.partitions import Flat, Piece
+from dshistory.conversion.exporting.partitions import Flat, Piece
 from dshistory.tensors.stream import FragmentStream, StoredTensor, stored_tensors
 
 __all__ = ["Source", "Weights", "checked_weights"]

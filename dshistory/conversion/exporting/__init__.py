@@ -11,22 +11,22 @@ import pyarrow as pa
 from catalog.errors import SetupError
 from catalog.history import History
 from catalog.records import CheckpointRef
+from dshistory.conversion.exporting.options import Options
+from dshistory.conversion.exporting.target import new_target
 from dshistory.display.progress import ByteProgress
 from dshistory.display.table import Table
-from dshistory.exporting.options import Options
-from dshistory.exporting.target import new_target
 from dshistory.tensors.checkpoint_tensors import Source, checked_weights
 
 __all__ = ["FORMATS", "export", "options"]
 
 FORMATS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
-        "safetensors": ("dshistory.exporting.safetensors", "write_safetensors"),
-        "torch": ("dshistory.exporting.torchfile", "write_torch"),
-        "dcp": ("dshistory.exporting.dcp", "write_dcp"),
-        "huggingface": ("dshistory.exporting.huggingface", "write_huggingface"),
-        "deepspeed": ("dshistory.exporting.deepspeed", "write_deepspeed"),
-        "universal": ("dshistory.exporting.universal", "write_universal"),
+        "safetensors": ("dshistory.conversion.exporting.safetensors", "write_safetensors"),
+        "torch": ("dshistory.conversion.exporting.torchfile", "write_torch"),
+        "dcp": ("dshistory.conversion.exporting.dcp", "write_dcp"),
+        "huggingface": ("dshistory.conversion.exporting.huggingface", "write_huggingface"),
+        "deepspeed": ("dshistory.conversion.exporting.deepspeed", "write_deepspeed"),
+        "universal": ("dshistory.conversion.exporting.universal", "write_universal"),
     }
 )
 """Format -> module and function `(source, target, options)` that writes it at `target`, which does not exist yet."""

@@ -14,8 +14,8 @@ from torch.distributed.checkpoint import filesystem, metadata
 
 from capture.state.dtypes import dtype_name
 from catalog.errors import FormatError, UnsupportedError
-from dshistory.importing.found import Found, FoundTensor
-from dshistory.importing.trusted import load_pickle
+from dshistory.conversion.importing.foreign_checkpoint import Found, FoundTensor
+from dshistory.conversion.importing.safe_unpickle import load_pickle
 
 __all__ = ["read", "recognises"]
 

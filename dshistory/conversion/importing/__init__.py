@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from catalog.errors import FormatError, SetupError
 
 if TYPE_CHECKING:
+    from dshistory.conversion.importing.discover import Place
+    from dshistory.conversion.importing.foreign_checkpoint import Found, Reader
     from dshistory.display.table import Table
-    from dshistory.importing.found import Found, Reader
-    from dshistory.importing.places import Place
 
 __all__ = ["READERS", "import_checkpoint"]
 
@@ -45,10 +45,11 @@ def import_checkpoint(
         quiet: no progress bar
     """
     from capture.defaults import history_path
-    from dshistory.importing.places import places_of
+    from dshistory.conversion.importing.discover import places_of
 
     readers = {
-        name: cast("Reader", import_module(f"dshistory.importing.{_MODULES.get(name, name)}")) for name in READERS
+        name: cast("Reader", import_module(f"dshistory.conversion.importing.{_MODULES.get(name, name)}"))
+        for name in READERS
     }
     source = Path(path).expanduser().absolute()
     places = places_of(source, readers, format=format)
@@ -101,9 +102,9 @@ def _write(root: Path, source: Path, found: list[tuple[int, tuple["Place", "Foun
 
     from catalog.records import RunFacts
     from catalog.run_writer import RunWriter, create_history, create_run, new_run_id
+    from dshistory.conversion.importing.writer import Places, write_checkpoint
     from dshistory.display.progress import ByteProgress
     from dshistory.display.table import Table
-    from dshistory.importing.writer import Places, write_checkpoint
 
     create_history(root)
     run = new_run_id()

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from catalog.errors import FormatError, NotFoundError, SetupError
-from dshistory.exporting.options import Options
-from dshistory.exporting.safetensors import write_sharded
+from dshistory.conversion.exporting.options import Options
+from dshistory.conversion.exporting.safetensors import write_sharded
 from dshistory.tensors.checkpoint_tensors import Source
 
 __all__ = ["write_huggingface"]

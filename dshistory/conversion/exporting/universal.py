@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from catalog.errors import UnsupportedError
-from dshistory.exporting.deepspeed import loss_scaler_of, model_states, module_state, save
-from dshistory.exporting.options import Options
-from dshistory.exporting.training import Training, training_of
+from dshistory.conversion.exporting.deepspeed import loss_scaler_of, model_states, module_state, save
+from dshistory.conversion.exporting.options import Options
+from dshistory.conversion.exporting.training import Training, training_of
 from dshistory.tensors.checkpoint_tensors import Source
 
 __all__ = ["write_universal"]

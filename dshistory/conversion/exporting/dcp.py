@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from capture.state.dtypes import torch_dtype
-from dshistory.exporting.options import Options
+from dshistory.conversion.exporting.options import Options
 from dshistory.tensors.checkpoint_tensors import Source
 from dshistory.tensors.stream import StoredTensor
 

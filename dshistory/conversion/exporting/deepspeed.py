@@ -11,10 +11,10 @@ import torch
 
 from capture.state.dtypes import torch_dtype
 from catalog.errors import SetupError, UnsupportedError
-from dshistory.deepspeed_classes import DeepSpeedPickle, StandIn, loss_scaler
-from dshistory.exporting.options import Options
-from dshistory.exporting.partitions import Flat, groups_cut, parameters_cut, sub_groups
-from dshistory.exporting.training import Training, training_of
+from dshistory.conversion.deepspeed_classes import DeepSpeedPickle, StandIn, loss_scaler
+from dshistory.conversion.exporting.options import Options
+from dshistory.conversion.exporting.partitions import Flat, groups_cut, parameters_cut, sub_groups
+from dshistory.conversion.exporting.training import Training, training_of
 from dshistory.tensors.checkpoint_tensors import Source
 
 __all__ = ["loss_scaler_of", "model_states", "module_state", "save", "write_deepspeed"]

@@ -16,7 +16,7 @@ from catalog.format.header import Entry, encode_header, entries_json, header_byt
 from catalog.paths import DTYPES
 from catalog.records import Extent
 from catalog.run_writer import RunWriter
-from dshistory.importing.found import Found, FoundTensor, in_memory
+from dshistory.conversion.importing.foreign_checkpoint import Found, FoundTensor, in_memory
 
 __all__ = ["Places", "write_checkpoint"]
 

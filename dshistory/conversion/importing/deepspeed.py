@@ -12,11 +12,11 @@ import torch
 
 from capture.state.objects import encode_object
 from catalog.errors import FormatError, UnsupportedError
-from dshistory.deepspeed_classes import KNOWN, StandIn
-from dshistory.importing.found import Found, FoundTensor, in_memory
-from dshistory.importing.torchfile import model_tensors, moments
-from dshistory.importing.trusted import load_trusted
-from dshistory.importing.zero_shards import GroupShards, PartShards, Shards, offsets
+from dshistory.conversion.deepspeed_classes import KNOWN, StandIn
+from dshistory.conversion.importing.foreign_checkpoint import Found, FoundTensor, in_memory
+from dshistory.conversion.importing.safe_unpickle import load_trusted
+from dshistory.conversion.importing.torchfile import model_tensors, moments
+from dshistory.conversion.importing.zero_shards import GroupShards, PartShards, Shards, offsets
 
 __all__ = ["read", "recognises"]
 

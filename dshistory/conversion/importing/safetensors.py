@@ -11,7 +11,7 @@ import torch
 from capture.state.dtypes import torch_dtype
 from catalog.errors import FormatError
 from catalog.format.header import Entry, read_header
-from dshistory.importing.found import Found, FoundTensor
+from dshistory.conversion.importing.foreign_checkpoint import Found, FoundTensor
 
 __all__ = ["read", "recognises"]
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from catalog.errors import FormatError
-from dshistory.importing.found import Found, FoundTensor, in_memory
-from dshistory.importing.trusted import load_trusted
+from dshistory.conversion.importing.foreign_checkpoint import Found, FoundTensor, in_memory
+from dshistory.conversion.importing.safe_unpickle import load_trusted
 
 __all__ = ["model_tensors", "moments", "read", "recognises"]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from catalog.errors import NotFoundError, SetupError
-from dshistory.importing.found import Reader
+from dshistory.conversion.importing.foreign_checkpoint import Reader
 
 __all__ = ["Place", "places_of", "step_in"]
 

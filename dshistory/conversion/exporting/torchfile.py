@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from dshistory.exporting.options import Options
+from dshistory.conversion.exporting.options import Options
 from dshistory.tensors.checkpoint_tensors import Source
 
 __all__ = ["write_torch"]
