@@ -13,7 +13,7 @@ ONE_PLACE = {
     "plotly": {"dshistory/display/plot.py"},
     "transformers": {"capture/huggingface.py"},
     "ipywidgets": {"dshistory/widgets/__init__.py", "dshistory/widgets/controls.py"},
-    "anywidget": {"dshistory/widgets/__init__.py", "dshistory/widgets/fit.py"},
+    "anywidget": {"dshistory/widgets/__init__.py", "dshistory/widgets/resize.py"},
 }
 
 

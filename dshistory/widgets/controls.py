@@ -13,7 +13,7 @@ from dshistory.display import html, plot
 from dshistory.display.table import Table
 from dshistory.patterns import Patterns
 from dshistory.trends.trajectory import METRICS
-from dshistory.widgets.fit import Fit
+from dshistory.widgets.resize import Fit
 
 __all__ = ["PAGE_ROWS", "Controls", "patterns_in", "written"]
 

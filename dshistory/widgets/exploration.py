@@ -17,7 +17,7 @@ from dshistory.display.table import Table
 from dshistory.patterns import Patterns, nearest
 from dshistory.widgets import static
 from dshistory.widgets.controls import Controls, patterns_in, written
-from dshistory.widgets.scene import Scene, Wish
+from dshistory.widgets.view import Scene, Wish
 from dshistory.widgets.watching import Watcher
 from dshistory.widgets.worker import Worker
 

@@ -9,7 +9,7 @@ from typing import Final
 from dshistory.display import html
 from dshistory.display.formats import text_of
 from dshistory.widgets.scale import Scale
-from dshistory.widgets.scene import Scene
+from dshistory.widgets.view import Scene
 
 __all__ = ["page", "text"]
 

@@ -13,12 +13,12 @@ import pyarrow as pa
 
 from catalog.errors import NotFoundError
 from dshistory.display.table import Table
-from dshistory.overview import Overview, anomalies_by_step, metric_query, overview
 from dshistory.patterns import Patterns
 from dshistory.trends.layers import LayersTable
 from dshistory.widgets import drawing
 from dshistory.widgets.controls import PAGE_ROWS, Controls, written
 from dshistory.widgets.gesture import Gesture
+from dshistory.widgets.timeline import Overview, anomalies_by_step, metric_query, overview
 
 if TYPE_CHECKING:
     from dshistory.explorer import Explorer
