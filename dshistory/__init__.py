@@ -32,6 +32,7 @@ check_siblings(__file__, ("native", "catalog", "capture"))
 if TYPE_CHECKING:
     import capture
     from catalog.errors import HistoryError
+    from dshistory.commands.doctor import doctor
     from dshistory.conversion.importing import import_checkpoint
     from dshistory.current import (
         analyze,
@@ -57,7 +58,6 @@ if TYPE_CHECKING:
     from dshistory.current import open as open
     from dshistory.display.report import Report
     from dshistory.display.table import Table
-    from dshistory.examination import doctor
     from dshistory.explorer import Explorer
 
 __all__ = [
@@ -96,7 +96,7 @@ _HOMES = {
     "HistoryError": "catalog.errors",
     "Report": "dshistory.display.report",
     "Table": "dshistory.display.table",
-    "doctor": "dshistory.examination",
+    "doctor": "dshistory.commands.doctor",
     "import_checkpoint": "dshistory.conversion.importing",
     **dict.fromkeys(
         (
@@ -145,13 +145,13 @@ def __dir__() -> list[str]:
 
 def load_ipython_extension(ipython: Any) -> None:
     """`%load_ext dshistory`: the magics `%dshistory` and `%%dshistory`, their completion, and the name `dshistory`."""
-    from dshistory.magics import load
+    from dshistory.commands.magics import load
 
     load(ipython)
 
 
 def unload_ipython_extension(ipython: Any) -> None:
     """`%unload_ext dshistory`: takes back everything that loading brought."""
-    from dshistory.magics import unload
+    from dshistory.commands.magics import unload
 
     unload(ipython)

@@ -2,7 +2,7 @@
 
 import sys
 
-from dshistory.cli import main
+from dshistory.commands.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

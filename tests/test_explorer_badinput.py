@@ -13,8 +13,8 @@ import dshistory
 from catalog.errors import HistoryError, NotFoundError, SetupError
 from catalog.run_writer import create_history
 from dshistory import current
+from dshistory.commands.verbs import VERBS
 from dshistory.explorer import Explorer
-from dshistory.verbs import VERBS
 
 SHAPE: Final = (4, 32)
 

@@ -11,7 +11,7 @@ from explorer_helpers import Piece, Run, extended_shell, whole
 
 from catalog.errors import MismatchError, NotFoundError, SetupError
 from catalog.records import CheckpointRef
-from dshistory.cli import main
+from dshistory.commands.cli import main
 from dshistory.explorer import Explorer
 from dshistory.trends.bisect import Bisection, Checkpoint
 

@@ -18,8 +18,8 @@ import torch
 from explorer_helpers import Run, flip_bit, tiny_history, whole
 
 from dshistory import current
-from dshistory.cli import main
-from dshistory.verbs import VERBS
+from dshistory.commands.cli import main
+from dshistory.commands.verbs import VERBS
 
 COMMAND = [sys.executable, "-m", "dshistory"]
 

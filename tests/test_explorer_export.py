@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import capture
 import dshistory
 from catalog.errors import CorruptError, FormatError, NotFoundError, SetupError, UnsupportedError
-from dshistory import cli
+from dshistory.commands import cli
 from dshistory.conversion.exporting.partitions import groups_cut, parameters_cut
 from dshistory.explorer import Explorer
 from dshistory.tensors import stream

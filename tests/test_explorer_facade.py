@@ -15,12 +15,12 @@ import capture
 import dshistory
 from catalog.errors import NotFoundError
 from dshistory import current
-from dshistory.arguments import help_text, parse
+from dshistory.commands.arguments import help_text, parse
+from dshistory.commands.verbs import VERBS, UsageError
 from dshistory.conversion.exporting import FORMATS
 from dshistory.conversion.exporting.options import Weights
 from dshistory.explorer import Explorer
 from dshistory.options import EXPORT_FORMATS, WEIGHTS
-from dshistory.verbs import VERBS, UsageError
 
 
 @pytest.fixture(scope="module")

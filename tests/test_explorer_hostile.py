@@ -10,7 +10,7 @@ import pytest
 import torch
 from explorer_helpers import Piece, Run, whole
 
-from dshistory.cli import main
+from dshistory.commands.cli import main
 from dshistory.explorer import Explorer
 
 SCRIPT = "<script>alert(1)</script>"

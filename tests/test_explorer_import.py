@@ -16,7 +16,7 @@ from explorer_helpers import flip_bit
 import capture
 import dshistory
 from catalog.errors import FormatError, NotFoundError, SetupError, UnsupportedError
-from dshistory import cli
+from dshistory.commands import cli
 from dshistory.explorer import Explorer
 
 

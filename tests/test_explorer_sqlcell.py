@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from dshistory.sqlcell import SavedQueries, bound, parse_head, read, take_target, unquoted
-from dshistory.verbs import UsageError
+from dshistory.commands.sql_cell import SavedQueries, bound, parse_head, read, take_target, unquoted
+from dshistory.commands.verbs import UsageError
 
 
 @pytest.mark.parametrize(

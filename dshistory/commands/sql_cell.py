@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from catalog.index.schema import VIEWS
+from dshistory.commands.verbs import UsageError
 from dshistory.patterns import nearest
-from dshistory.verbs import UsageError
 
 __all__ = ["CELL_HELP", "OPTIONS", "Head", "SavedQueries", "bound", "parse_head", "read", "take_target", "unquoted"]
 

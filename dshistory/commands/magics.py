@@ -1,4 +1,4 @@
-"""The magics of IPython: `%dshistory VERB ...` and `%%dshistory sql [NAME <<]`, made from `dshistory.verbs`; the only
+"""The magics of IPython: `%dshistory VERB ...` and `%%dshistory sql [NAME <<]`, made from `dshistory.commands.verbs`; the only
 file that needs IPython."""
 
 import re
@@ -14,13 +14,13 @@ from IPython.core.magic import Magics, line_cell_magic, magics_class, needs_loca
 
 import dshistory
 from catalog.errors import HistoryError
-from dshistory import sqlcell
-from dshistory.arguments import help_text, overview, parse, split
-from dshistory.completion import line_completions
+from dshistory.commands import sql_cell
+from dshistory.commands.arguments import help_text, overview, parse, split
+from dshistory.commands.completion import line_completions
+from dshistory.commands.sql_cell import SavedQueries
+from dshistory.commands.sql_completion import Completions, query_completions
+from dshistory.commands.verbs import UsageError, verb_named
 from dshistory.display.formats import text_of
-from dshistory.sqlcell import SavedQueries
-from dshistory.sqlcompletion import Completions, query_completions
-from dshistory.verbs import UsageError, verb_named
 
 __all__ = ["DSHistoryMagics", "Help", "load", "unload"]
 
@@ -82,40 +82,40 @@ class DSHistoryMagics(Magics):  # type: ignore[misc]
         return Help(help_text(verb, prog=prog, forms=False)) if call.help else call.make()
 
     def _run_query_line(self, rest: str, namespace: Mapping[str, Any]) -> Any:
-        bare = sqlcell.unquoted(rest)
+        bare = sql_cell.unquoted(rest)
         if bare is not None:
             return self._run_cell(f"sql {bare[0]}", bare[1], namespace)
         words = split(rest)
         query = next((word for word in words if len(word.split()) > 1), None)
-        head = sqlcell.parse_head([_expanded(word, namespace) for word in words if word is not query])
+        head = sql_cell.parse_head([_expanded(word, namespace) for word in words if word is not query])
         return self._query(head, query, namespace)
 
     def _run_cell(self, line: str, cell: str, namespace: Mapping[str, Any]) -> Any:
         verb, _, rest = line.strip().partition(" ")
         if verb != "sql":
             raise UsageError("a cell holds a query: %%dshistory sql [NAME <<]")
-        rest, target, shows = sqlcell.take_target(rest)
-        head = sqlcell.parse_head([_expanded(word, namespace) for word in split(rest)])
+        rest, target, shows = sql_cell.take_target(rest)
+        head = sql_cell.parse_head([_expanded(word, namespace) for word in split(rest)])
         result = self._query(head, cell, namespace)
         if target is None or not head.execute:
             return result
         self.shell.push({target: result})
         return result if shows else None
 
-    def _query(self, head: sqlcell.Head, query: str | None, namespace: Mapping[str, Any]) -> Any:
+    def _query(self, head: sql_cell.Head, query: str | None, namespace: Mapping[str, Any]) -> Any:
         if head.file is not None:
-            query = sqlcell.read(head.file)
+            query = sql_cell.read(head.file)
         prog, words = "%dshistory sql", [*head.words, *(["SELECT"] if query is not None else [])]
         call = parse(verb_named("sql", "magic"), words, prog=prog, forms=False)
         if call.help:
-            return Help(help_text(call.verb, prog=prog, forms=False) + sqlcell.CELL_HELP)
+            return Help(help_text(call.verb, prog=prog, forms=False) + sql_cell.CELL_HELP)
         query = call.positional[0] if query is None else query
         if head.save is not None:
             self._saved.save(head.save, query)
         if not head.execute:
             return None
         composed = self._saved.composed(query, with_=head.with_)
-        text, values = sqlcell.bound(composed, namespace, call.options)
+        text, values = sql_cell.bound(composed, namespace, call.options)
         return replace(call, positional=(text,), options={**values, **call.options}).make()
 
     @context_matcher(identifier=_NAME)  # type: ignore[untyped-decorator]

@@ -10,13 +10,13 @@ from catalog.format.manifest import NOT_STATE
 from catalog.records import Extent
 from catalog.references import lineage
 from dshistory import current
+from dshistory.commands.sql_cell import OPTIONS as CELL_OPTIONS
+from dshistory.commands.sql_cell import unquoted
+from dshistory.commands.sql_completion import Completions, query_completions
+from dshistory.commands.verbs import VERBS, Parameter, Verb
 from dshistory.explorer import Explorer
 from dshistory.options import DIFF_METRICS
 from dshistory.over_time import Ref
-from dshistory.sqlcell import OPTIONS as CELL_OPTIONS
-from dshistory.sqlcell import unquoted
-from dshistory.sqlcompletion import Completions, query_completions
-from dshistory.verbs import VERBS, Parameter, Verb
 
 __all__ = ["line_completions"]
 

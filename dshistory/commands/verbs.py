@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, Literal
 
 from catalog.errors import HistoryError
-from dshistory import current, examination
+from dshistory import current
+from dshistory.commands import doctor
 from dshistory.conversion.importing import import_checkpoint
 from dshistory.explorer import Explorer
 from dshistory.options import Choices
@@ -210,5 +211,5 @@ VERBS: Final[tuple[Verb, ...]] = (
         ("import outputs/ --history my-history", "import model.safetensors --step 1200"),
         needs_history=False,
     ),
-    Verb("doctor", examination.doctor, ("doctor .",), needs_history=False),
+    Verb("doctor", doctor.doctor, ("doctor .",), needs_history=False),
 )

@@ -1,4 +1,4 @@
-"""The command line: every verb of `dshistory.verbs`, in text, JSON or CSV.
+"""The command line: every verb of `dshistory.commands.verbs`, in text, JSON or CSV.
 
 Exit status: 0 fine, 1 `verify` found problems, 2 a known error or wrong usage (one line on stderr), 130 after Ctrl-C,
 141 when the reader of our output went away.
@@ -48,8 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(words: Sequence[str]) -> int:
-    from dshistory.arguments import help_text, overview, parse
-    from dshistory.verbs import verb_named
+    from dshistory.commands.arguments import help_text, overview, parse
+    from dshistory.commands.verbs import verb_named
 
     if len(words) == 2 and words[0] == "help":
         words = [words[1], "--help"]

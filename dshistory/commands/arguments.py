@@ -10,9 +10,9 @@ from textwrap import fill
 from typing import Any, Final, NoReturn
 
 from dshistory import current
+from dshistory.commands.verbs import VERBS, Parameter, Surface, UsageError, Verb
 from dshistory.explorer import Explorer
 from dshistory.patterns import nearest
-from dshistory.verbs import VERBS, Parameter, Surface, UsageError, Verb
 
 __all__ = ["Call", "help_text", "overview", "parse", "split"]
 
