@@ -24,7 +24,7 @@ from capture.restore import all_providers, restore_live
 from capture.session.session import Session
 from capture.snapshot.change_detector import Check
 from capture.snapshot.state_listing import Source
-from capture.snapshot.writer import Writer, choose_settings, make_writer
+from capture.snapshot.writer import ChosenWriter, choose_settings, make_writer
 from capture.state.interface import StateProvider
 from catalog.disk.json_file import canonical
 from catalog.errors import NotFoundError, SetupError
@@ -125,7 +125,7 @@ def enable(
                     loop,
                     source,
                     run=run_writer,
-                    engine=writer.engine,
+                    writer=writer.writer,
                     every=every,
                     on_full=on_full,
                     check=check,
@@ -182,7 +182,7 @@ def _writer(
     budget_bytes: int,
     faults: native.Faults | None,
     file_system: dict[str, Any],
-) -> Writer:
+) -> ChosenWriter:
     align = int(file_system["place_align"])
     settings = ranks.broadcast(
         ranks.agree(
@@ -204,7 +204,7 @@ def _writer(
     )
 
 
-def _facts(loop: Loop, writer: Writer, every: int, on_full: str) -> dict[str, Any]:
+def _facts(loop: Loop, writer: ChosenWriter, every: int, on_full: str) -> dict[str, Any]:
     return {
         **loop.facts(),
         **writer.facts,

@@ -5,12 +5,12 @@ Everything that can block releases the GIL; the core's own threads never take it
 """
 
 from native._core import (
-    Engine,
     Faults,
     Feed,
     Statistics,
     WriteJob,
     WritePlan,
+    Writer,
     checksum,
     checksum_memory,
     probe_file_system,
@@ -21,12 +21,12 @@ from native._core import (
 )
 
 __all__ = [
-    "Engine",
     "Faults",
     "Feed",
     "Statistics",
     "WriteJob",
     "WritePlan",
+    "Writer",
     "checksum",
     "checksum_memory",
     "probe_file_system",

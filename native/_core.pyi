@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 class Faults:
-    """Deterministic faults on the engine's system calls, for tests of its users.
+    """Deterministic faults on the writer's system calls, for tests of its users.
 
     delay_us: sleep before each data write; fail_after: data writes that succeed before every further one fails
     with `errno`; short_write_every: every n-th data write is cut in half (0: never); reorder: hold back
@@ -26,7 +26,7 @@ class WritePlan:
     Extent i is nbytes[i] bytes at address addresses[i], written at offsets[i]. Extents are sorted by offset, do not
     overlap, eager ones come first; what lies between them and in [data_start, data_end) is written as zeros. data_start
     and data_end are multiples of `align`. [0, data_start) is left to the header, what follows data_end to the tail.
-    eager[i]: the bytes are copied inside `Engine.start`; otherwise they are read, or copied, at any time until
+    eager[i]: the bytes are copied inside `Writer.start`; otherwise they are read, or copied, at any time until
     `WriteJob.release` returns. fed[i]: the bytes are no live memory, their address means nothing; whoever holds the job
     hands them over, by `WriteJob.feed_next`. Fed extents come last, and begin on a page (of `align`) of their own. The
     columns are one-dimensional numpy arrays: uint64, uint64, uint64, uint8, uint8.
@@ -54,7 +54,7 @@ class WritePlan:
 class Feed:
     """A block of the file on loan to its feeder, to be filled with the bytes of the fed extents that lie in it.
 
-    The memory is the feeder's alone until `WriteJob.fed`, also when the job fails or the engine closes. A Feed that is
+    The memory is the feeder's alone until `WriteJob.fed`, also when the job fails or the writer closes. A Feed that is
     let go of unfed fails the job. RuntimeError once it is fed.
     """
     @property
@@ -71,7 +71,7 @@ class WriteJob:
     def feed_next(self) -> Feed | None:
         """The next block of fed extents in file order. None: all have been handed out, or those that are out hold the
         slots that could be had. Waits for a slot only while none is out, for a holder that waits would hold up others, and
-        goes behind `Engine.start` and `release`. OSError when the job has failed (ECANCELED: the engine is closed).
+        goes behind `Writer.start` and `release`. OSError when the job has failed (ECANCELED: the writer is closed).
         """
     def fed(self, feed: Feed) -> None:
         """The block is filled, but for gaps, which become zeros: hash it and queue its write. The slot of a failed job
@@ -106,7 +106,7 @@ class WriteJob:
     def stats(self) -> dict[str, float]:
         """Keys: bytes_direct, bytes_copied, write_s, stall_s, eager_s, direct (1.0: O_DIRECT, 0.0: buffered)."""
 
-class Engine:
+class Writer:
     """Writes files through one io_uring, or one pool of POSIX threads, with one staging budget shared by its jobs.
 
     The budget is the only memory taken beyond the sources; a job that needs more waits for its own writes to make room.
@@ -131,7 +131,7 @@ class Engine:
         """Whether the staging memory is registered with the kernel (io_uring, where RLIMIT_MEMLOCK allows)."""
     @property
     def staging(self) -> tuple[int, int]:
-        """(address, nbytes) of the staging memory, page-aligned: where all slots lie. Mapped until the engine is closed and
+        """(address, nbytes) of the staging memory, page-aligned: where all slots lie. Mapped until the writer is closed and
         the last Feed is back; then the address is 0.
         """
     def budget_free_bytes(self) -> int: ...

@@ -72,12 +72,12 @@ class LateDevice:
     def owns(self, tensor: torch.Tensor) -> bool:
         return bool(self._held(tensor))
 
-    def pin(self, engine: native.Engine) -> None:
-        self.pinned.add(engine.staging)
+    def pin(self, writer: native.Writer) -> None:
+        self.pinned.add(writer.staging)
 
-    def unpin(self, engine: native.Engine) -> None:
+    def unpin(self, writer: native.Writer) -> None:
         assert not self._flying
-        self.pinned.discard(engine.staging)
+        self.pinned.discard(writer.staging)
 
     def begin(self, tensors: Sequence[torch.Tensor]) -> None:
         """What is copied is what is there when it is copied."""
@@ -121,7 +121,7 @@ def session_on(
     optimizer: torch.optim.Optimizer,
     root: Path,
     *,
-    engine: native.Engine,
+    writer: native.Writer,
 ) -> Session:
     """A session at every step of a training whose state lies on `device`."""
     create_history(root)
@@ -130,12 +130,12 @@ def session_on(
     loop = loop_for(model, optimizer=optimizer)
     source = Source([*loop.providers(), RandomState()], rank=0, world_size=1, align=4096, copies=device)
     run = RunWriter(root, run=facts.run, rank=0, world_size=1, layout="layout")
-    return Session(loop, source, run=run, engine=engine, every=1, on_full="wait")
+    return Session(loop, source, run=run, writer=writer, every=1, on_full="wait")
 
 
-def small_engine(*, budget_bytes: int = LEAST_BUDGET, **faults: Any) -> native.Engine:
+def small_writer(*, budget_bytes: int = LEAST_BUDGET, **faults: Any) -> native.Writer:
     """With slots for two blocks of 64 KiB, and four that are as small."""
-    return native.Engine(
+    return native.Writer(
         backend="posix",
         budget_bytes=budget_bytes,
         block_bytes=BLOCK,

@@ -27,10 +27,10 @@ each_backend = pytest.mark.parametrize(
 )
 
 
-def engine(
+def new_writer(
     backend: str, *, budget_bytes: int = LEAST_BUDGET, block_bytes: int = BLOCK, depth: int = 4, **faults: int
-) -> native.Engine:
-    return native.Engine(
+) -> native.Writer:
+    return native.Writer(
         backend=backend,
         budget_bytes=budget_bytes,
         block_bytes=block_bytes,

@@ -22,16 +22,16 @@ def ranks():
 
 
 @pytest.fixture
-def engine():
-    made = native.Engine(backend="posix", budget_bytes=1 << 20, block_bytes=64 << 10)
+def writer():
+    made = native.Writer(backend="posix", budget_bytes=1 << 20, block_bytes=64 << 10)
     yield made
     made.close()
 
 
-def begin(save, name, engine):
+def begin(save, name, writer):
     save.place.mkdir(exist_ok=True)
     state = encode_state({"x": torch.arange(5)}, known=(), pickle=False)
-    return StateWrite.start(state, save.place / name, engine=engine, steady=frozenset(), align=4096)
+    return StateWrite.start(state, save.place / name, writer=writer, steady=frozenset(), align=4096)
 
 
 def latest(folder):
@@ -39,12 +39,12 @@ def latest(folder):
     return path.read_text() if path.exists() else None
 
 
-def test_the_last_rank_to_finish_moves_latest(tmp_path, ranks, engine):
+def test_the_last_rank_to_finish_moves_latest(tmp_path, ranks, writer):
     for number, last in enumerate((0, 1)):
         save = [Save(str(number), tmp_path, f"tag{number}", latest=True) for _ in ranks]
         for rank in (1 - last, last):
             assert latest(tmp_path) == (f"tag{number - 1}" if number else None)
-            ranks[rank].add(save[rank], begin(save[rank], f"{rank}.pt", engine))
+            ranks[rank].add(save[rank], begin(save[rank], f"{rank}.pt", writer))
             ranks[rank].seal(save[rank])
             ranks[rank].wait()
         assert latest(tmp_path) == f"tag{number}"
@@ -68,9 +68,9 @@ def test_receipts_of_an_older_save_under_the_same_tag_do_not_count(tmp_path, ran
     assert latest(tmp_path) == "tag"
 
 
-def test_a_rank_that_fails_gives_no_receipt_and_says_why_once(tmp_path, ranks, engine):
+def test_a_rank_that_fails_gives_no_receipt_and_says_why_once(tmp_path, ranks, writer):
     save = [Save("1", tmp_path, "tag", latest=True) for _ in ranks]
-    full = native.Engine(
+    full = native.Writer(
         backend="posix",
         budget_bytes=1 << 20,
         block_bytes=64 << 10,
@@ -105,28 +105,28 @@ def test_a_file_that_could_not_be_begun_fails_its_save(tmp_path, ranks):
     assert len(ranks[0].take_failures()) == 1
 
 
-def test_a_save_that_latest_shall_not_name_leaves_no_receipts(tmp_path, ranks, engine):
+def test_a_save_that_latest_shall_not_name_leaves_no_receipts(tmp_path, ranks, writer):
     for rank, saves in enumerate(ranks):
         save = Save("1", tmp_path, "tag", latest=False)
-        saves.add(save, begin(save, f"{rank}.pt", engine))
+        saves.add(save, begin(save, f"{rank}.pt", writer))
         saves.seal(save)
         saves.wait()
     assert latest(tmp_path) is None
     assert sorted(path.name for path in (tmp_path / "tag").iterdir()) == ["0.pt", "1.pt"]
 
 
-def test_a_save_that_is_not_sealed_is_none(tmp_path, ranks, engine):
+def test_a_save_that_is_not_sealed_is_none(tmp_path, ranks, writer):
     sealed, open_ = (Save("1", tmp_path, "tag", latest=True) for _ in ranks)
     ranks[0].seal(sealed)
-    ranks[1].add(open_, begin(open_, "1.pt", engine))
+    ranks[1].add(open_, begin(open_, "1.pt", writer))
     for saves in ranks:
         saves.wait()
     assert latest(tmp_path) is None
 
 
-def test_the_receipt_comes_after_the_files(tmp_path, ranks, engine):
+def test_the_receipt_comes_after_the_files(tmp_path, ranks, writer):
     save = Save("1", tmp_path, "tag", latest=True)
-    write = begin(save, "0.pt", engine)
+    write = begin(save, "0.pt", writer)
     ranks[0].add(save, write)
     ranks[0].seal(save)
     ranks[0].wait()

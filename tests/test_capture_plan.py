@@ -94,8 +94,8 @@ def written(plan: Plan, folder: Path, objects: list[PlacedObject]) -> Path:
         mirror.host.copy_(mirror.source)
     path = folder / "rank-00000.safetensors"
     path.unlink(missing_ok=True)
-    engine = native.Engine(backend="posix", budget_bytes=32 << 20)
-    job = engine.start(plan.write, str(path))
+    writer = native.Writer(backend="posix", budget_bytes=32 << 20)
+    job = writer.start(plan.write, str(path))
     job.release()
     assert job.wait()
     tail = make_tail(objects, plan, file=path.name)
@@ -103,7 +103,7 @@ def written(plan: Plan, folder: Path, objects: list[PlacedObject]) -> Path:
     size = job.finish(header=header, tail=tail.data)
     assert size == path.stat().st_size
     rows = manifest_rows(plan, tail, job.checksums(), header, file=path.name)
-    engine.close()
+    writer.close()
     check_rows(extent_records(rows), path.read_bytes())
     return path
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from capture_helpers import MIB, assert_same, bits, committed_steps, make, one_step, reference
-from late_device import LateDevice, late_until_the_barrier, session_on, small_engine
+from late_device import LateDevice, late_until_the_barrier, session_on, small_writer
 
 import capture
 import native
@@ -28,11 +28,11 @@ HELD = {
 }
 
 
-def train_and_compare(device: LateDevice, root: Path, *, engine: native.Engine) -> None:
+def train_and_compare(device: LateDevice, root: Path, *, writer: native.Writer) -> None:
     """With a matrix (640 KB) that is larger than the least budget, and one that is not dense."""
     model, optimizer = make(400)
     model.inner.weight.data = torch.randn(400, 400).t()
-    session = session_on(device, model, optimizer, root, engine=engine)
+    session = session_on(device, model, optimizer, root, writer=writer)
     expected = {0: reference(model, optimizer)}
     # No more than may be pending: were the barrier broken, the training would go on, not hang.
     for step in range(1, MAX_PENDING):
@@ -52,7 +52,7 @@ def test_late_copies_in_any_order_are_those_of_the_step(history, monkeypatch, he
     device = LateDevice(held)
     late_until_the_barrier(device, monkeypatch)
     train_and_compare(
-        device, history, engine=small_engine() if budget == "least" else small_engine(budget_bytes=16 * MIB)
+        device, history, writer=small_writer() if budget == "least" else small_writer(budget_bytes=16 * MIB)
     )
     assert device.most_in_flight > 1 or held is HELD["scalars"] or held is HELD["vectors"]
 
@@ -60,7 +60,7 @@ def test_late_copies_in_any_order_are_those_of_the_step(history, monkeypatch, he
 def test_snapshots_pile_up_behind_a_slow_disk_and_stay_apart(history, monkeypatch):
     device = LateDevice()
     late_until_the_barrier(device, monkeypatch)
-    train_and_compare(device, history, engine=small_engine(budget_bytes=8 * MIB, delay_us=400, reorder=True))
+    train_and_compare(device, history, writer=small_writer(budget_bytes=8 * MIB, delay_us=400, reorder=True))
 
 
 def test_without_the_barrier_the_same_training_is_torn(history, monkeypatch):
@@ -69,23 +69,23 @@ def test_without_the_barrier_the_same_training_is_torn(history, monkeypatch):
     monkeypatch.setattr(Session, "before_update", lambda self: None)
     monkeypatch.setattr(Witness, "moved", lambda self: [])
     with pytest.raises((AssertionError, CorruptError), match=r"torn|checksum"):
-        train_and_compare(device, history, engine=small_engine())
+        train_and_compare(device, history, writer=small_writer())
 
 
 @pytest.mark.filterwarnings("ignore:the snapshot")
 def test_a_disk_that_fails_midway_fails_the_snapshot_and_not_the_training(history, monkeypatch):
     device = LateDevice()
     late_until_the_barrier(device, monkeypatch)
-    engine = small_engine(fail_after=12, errno=errno.ENOSPC)
+    writer = small_writer(fail_after=12, errno=errno.ENOSPC)
     model, optimizer = make(400)
-    session = session_on(device, model, optimizer, history, engine=engine)
+    session = session_on(device, model, optimizer, history, writer=writer)
     for _ in range(3):
         one_step(model, optimizer)
     device.ending = True
     with pytest.raises(SnapshotError, match="No space left"):
         session.close()
     assert committed_steps(history, session.run) == []
-    assert engine.staging[0] == 0, "a slot is still out"
+    assert writer.staging[0] == 0, "a slot is still out"
     assert device.pinned == set()
 
 
@@ -94,8 +94,8 @@ def test_a_device_that_fails_fails_the_snapshot_by_its_own_words(history, monkey
     device = LateDevice(**{when: (3, RuntimeError("no memory to gather in"))})
     late_until_the_barrier(device, monkeypatch)
     model, optimizer = make(400)
-    engine = small_engine()
-    session = session_on(device, model, optimizer, history, engine=engine)
+    writer = small_writer()
+    session = session_on(device, model, optimizer, history, writer=writer)
 
     def train() -> None:
         for _ in range(3):
@@ -110,7 +110,7 @@ def test_a_device_that_fails_fails_the_snapshot_by_its_own_words(history, monkey
     with pytest.warns(UserWarning, match="device tensors of step 0 can't be copied: no memory to gather in"):
         train()
     assert committed_steps(history, session.run) == [1, 2, 3]
-    assert engine.staging[0] == 0, "a slot is still out"
+    assert writer.staging[0] == 0, "a slot is still out"
     assert device.pinned == set()
 
 
@@ -132,9 +132,9 @@ def items_of_all_sorts() -> list[TensorItem]:
     ]
 
 
-def take(plan: Plan, engine: native.Engine, device: LateDevice) -> DeviceTake:
+def take(plan: Plan, writer: native.Writer, device: LateDevice) -> DeviceTake:
     offsets, parts = zip(*plan.device_parts, strict=True)
-    return DeviceTake(parts, offsets, end=plan.data_end, engine=engine, copies=device)
+    return DeviceTake(parts, offsets, end=plan.data_end, writer=writer, copies=device)
 
 
 @pytest.mark.parametrize("rank", range(3))
@@ -143,12 +143,12 @@ def test_every_share_of_every_sort_of_tensor_lands(tmp_path, rank, held):
     items = items_of_all_sorts()
     device = LateDevice(lambda tensor: held == "all" or tensor.numel() % 2 == 0)
     plan = make_plan(items, rank=rank, world_size=3, align=4096, reserve=(), copies=device)
-    engine = small_engine(reorder=True)
-    taken = take(plan, engine, device)
+    writer = small_writer(reorder=True)
+    taken = take(plan, writer, device)
     expected = [bits(part.item.tensor) for part in plan.parts]
     for mirror in plan.mirrors:
         mirror.host.copy_(mirror.source)
-    job = engine.start(plan.write, str(tmp_path / "f"))
+    job = writer.start(plan.write, str(tmp_path / "f"))
     for item in items:
         if item.when == "eager":
             item.tensor.zero_()
@@ -172,32 +172,32 @@ def test_the_barrier_ends_when_the_snapshot_does(tmp_path, how):
     device = LateDevice()
     items = [TensorItem("w", "model", (MIB,), torch.zeros(MIB))]
     plan = make_plan(items, rank=0, world_size=1, align=4096, reserve=(), copies=device)
-    engine = small_engine()
-    free = engine.budget_free_bytes()
-    job = engine.start(plan.write, str(tmp_path / "f"))
-    copies = take(plan, engine, device).feed(job)
+    writer = small_writer()
+    free = writer.budget_free_bytes()
+    job = writer.start(plan.write, str(tmp_path / "f"))
+    copies = take(plan, writer, device).feed(job)
     while device.most_in_flight < 2:
         pass
-    end = threading.Thread(target=job.abort if how == "abort" else engine.close)
+    end = threading.Thread(target=job.abort if how == "abort" else writer.close)
     end.start()
     end.join()
-    assert engine.staging[0] != 0
-    assert engine.budget_free_bytes() <= free - 2 * (64 << 10)
+    assert writer.staging[0] != 0
+    assert writer.budget_free_bytes() <= free - 2 * (64 << 10)
     device.gate.set()
     copies.wait()
     assert copies.failure is None
-    assert engine.budget_free_bytes() == (free if how == "abort" else 0)
-    assert (engine.staging[0] == 0) == (how == "close")
+    assert writer.budget_free_bytes() == (free if how == "abort" else 0)
+    assert (writer.staging[0] == 0) == (how == "close")
 
 
 def test_many_small_tensors_are_few_copies(tmp_path):
     device = LateDevice()
     items = [TensorItem(f"t{i}", "model", (100,), torch.full((100,), float(i))) for i in range(2000)]
     plan = make_plan(items, rank=0, world_size=1, align=4096, reserve=(), copies=device)
-    engine = small_engine()
-    job = engine.start(plan.write, str(tmp_path / "f"))
+    writer = small_writer()
+    job = writer.start(plan.write, str(tmp_path / "f"))
     device.gate.set()
-    take(plan, engine, device).feed(job).wait()
+    take(plan, writer, device).feed(job).wait()
     assert job.wait()
     assert device.copies == -(-2000 * 400 // (64 << 10))
 

@@ -24,16 +24,16 @@ BLOCK = 64 << 10
 
 
 @pytest.fixture
-def engine():
-    made = native.Engine(backend="posix", budget_bytes=1 << 20, block_bytes=BLOCK)
+def writer():
+    made = native.Writer(backend="posix", budget_bytes=1 << 20, block_bytes=BLOCK)
     yield made
     made.close()
 
 
-def begin(value, path, engine, *, steady=(), pickle=False, copies=CUDA):
+def begin(value, path, writer, *, steady=(), pickle=False, copies=CUDA):
     state = encode_state(value, known=COMMON_CLASSES, pickle=pickle)
     storages = frozenset(tensor.untyped_storage().data_ptr() for tensor in steady)
-    return StateWrite.start(state, path, engine=engine, steady=storages, align=4096, copies=copies)
+    return StateWrite.start(state, path, writer=writer, steady=storages, align=4096, copies=copies)
 
 
 def read(path, *, pickle=False):
@@ -41,8 +41,8 @@ def read(path, *, pickle=False):
     return decode_state(tree, tensors, what=str(path), known=COMMON_CLASSES, pickle=pickle)
 
 
-def write(value, path, engine, **settings):
-    begin(value, path, engine, **settings).finish()
+def write(value, path, writer, **settings):
+    begin(value, path, writer, **settings).finish()
     return path
 
 
@@ -65,18 +65,18 @@ PLAIN = {
 }
 
 
-def test_plain_data_comes_back_with_its_types(tmp_path, engine):
-    stored = read(write(PLAIN, tmp_path / "x.pt", engine))
+def test_plain_data_comes_back_with_its_types(tmp_path, writer):
+    stored = read(write(PLAIN, tmp_path / "x.pt", writer))
     assert stored == PLAIN
     assert list(stored) == list(PLAIN)
     for key in PLAIN:
         assert type(stored[key]) is type(PLAIN[key])
     assert [type(one) for one in stored["sets"]] == [set, frozenset]
     assert type(stored["bytes"][1]) is bytearray
-    assert read(write(5, tmp_path / "five.pt", engine)) == 5
+    assert read(write(5, tmp_path / "five.pt", writer)) == 5
 
 
-def test_tensors_of_every_kind_come_back(tmp_path, engine):
+def test_tensors_of_every_kind_come_back(tmp_path, writer):
     dtypes = (torch.float64, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.int8, torch.bool, torch.uint16)
     value = {
         "kinds": [torch.arange(6).to(dtype).view(2, 3) for dtype in dtypes],
@@ -89,7 +89,7 @@ def test_tensors_of_every_kind_come_back(tmp_path, engine):
         "expanded": torch.ones(1).expand(100, 100),
         "arrays": [np.arange(3), np.float64(0.5), np.int32(7), np.array(True)],
     }
-    stored = read(write(value, tmp_path / "x.pt", engine))
+    stored = read(write(value, tmp_path / "x.pt", writer))
     for one, other in zip(stored["kinds"], value["kinds"], strict=True):
         assert one.dtype == other.dtype
         assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
@@ -103,7 +103,7 @@ def test_tensors_of_every_kind_come_back(tmp_path, engine):
     assert (tmp_path / "x.pt").stat().st_size < 4 * 3 * BLOCK + (1 << 17)
 
 
-def test_what_shares_memory_is_written_once_and_shares_it_again(tmp_path, engine):
+def test_what_shares_memory_is_written_once_and_shares_it_again(tmp_path, writer):
     flat = torch.randn(100_000)
     value = {
         "a": flat[:70_000],
@@ -112,7 +112,7 @@ def test_what_shares_memory_is_written_once_and_shares_it_again(tmp_path, engine
         "same": flat[:70_000],
         "apart": flat + 1,
     }
-    stored = read(write(value, tmp_path / "x.pt", engine))
+    stored = read(write(value, tmp_path / "x.pt", writer))
     for name, tensor in value.items():
         assert torch.equal(stored[name], tensor)
     assert (tmp_path / "x.pt").stat().st_size < 4 * 200_000 + (1 << 17)
@@ -121,25 +121,25 @@ def test_what_shares_memory_is_written_once_and_shares_it_again(tmp_path, engine
     assert stored["apart"][10] == value["apart"][10]
 
 
-def test_neighbours_of_one_storage_are_entries_of_their_own(tmp_path, engine):
+def test_neighbours_of_one_storage_are_entries_of_their_own(tmp_path, writer):
     flat = torch.randn(10)
-    path = write(OrderedDict({"layer.w": flat[:6].view(2, 3), "layer.b": flat[6:]}), tmp_path / "x.pt", engine)
+    path = write(OrderedDict({"layer.w": flat[:6].view(2, 3), "layer.b": flat[6:]}), tmp_path / "x.pt", writer)
     with safe_open(path, "pt") as file:
         assert torch.equal(file.get_tensor("state/layer.w"), flat[:6].view(2, 3))
         assert torch.equal(file.get_tensor("state/layer.b"), flat[6:])
 
 
-def test_the_metadata_of_a_state_dict_come_along(tmp_path, engine):
+def test_the_metadata_of_a_state_dict_come_along(tmp_path, writer):
     module = torch.nn.Sequential(torch.nn.BatchNorm1d(3))
-    stored = read(write(module.state_dict(), tmp_path / "x.pt", engine))
+    stored = read(write(module.state_dict(), tmp_path / "x.pt", writer))
     assert stored._metadata == module.state_dict()._metadata
     module.load_state_dict(stored)
 
 
-def test_steady_memory_is_read_until_the_release_and_all_else_is_copied(tmp_path, engine):
+def test_steady_memory_is_read_until_the_release_and_all_else_is_copied(tmp_path, writer):
     steady, moving = torch.randn(20 * BLOCK), torch.randn(1000)
     expected = steady.clone(), moving.clone()
-    slow = native.Engine(
+    slow = native.Writer(
         backend="posix", budget_bytes=1 << 20, block_bytes=BLOCK, faults=native.Faults(delay_us=20_000)
     )
     pending = begin({"steady": steady, "moving": moving}, tmp_path / "x.pt", slow, steady=[steady])
@@ -155,11 +155,11 @@ def test_steady_memory_is_read_until_the_release_and_all_else_is_copied(tmp_path
     slow.close()
 
 
-def test_device_tensors_are_fed(tmp_path, engine):
+def test_device_tensors_are_fed(tmp_path, writer):
     device = LateDevice(lambda tensor: tensor.numel() > 10)
     large, small = torch.randn(3 * BLOCK), torch.randn(3)
     expected = large.clone()
-    pending = begin({"large": large, "small": small}, tmp_path / "x.pt", engine, steady=[large], copies=device)
+    pending = begin({"large": large, "small": small}, tmp_path / "x.pt", writer, steady=[large], copies=device)
     device.gate.set()
     pending.release()
     large.zero_()
@@ -186,29 +186,29 @@ class Odd:
         ({"a": type("Named", (dict,), {})(x=1)}, "Named"),
     ],
 )
-def test_what_is_no_data_is_refused_by_name(value, match, tmp_path, engine):
+def test_what_is_no_data_is_refused_by_name(value, match, tmp_path, writer):
     with pytest.raises(UnsupportedError, match=match):
-        begin(value, tmp_path / "x.pt", engine)
+        begin(value, tmp_path / "x.pt", writer)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_state_that_holds_itself_is_refused(tmp_path, engine):
+def test_a_state_that_holds_itself_is_refused(tmp_path, writer):
     value = {}
     value["value"] = [value]
     with pytest.raises(UnsupportedError, match="containing itself"):
-        begin(value, tmp_path / "x.pt", engine)
+        begin(value, tmp_path / "x.pt", writer)
 
 
-def test_pickle_is_for_both_sides_or_none(tmp_path, engine):
-    path = write({"odd": [Odd(7)]}, tmp_path / "x.pt", engine, pickle=True)
+def test_pickle_is_for_both_sides_or_none(tmp_path, writer):
+    path = write({"odd": [Odd(7)]}, tmp_path / "x.pt", writer, pickle=True)
     with pytest.raises(FormatError, match=r"\['odd'\]\[0\]: a pickled .*Odd.*pickle=True"):
         read(path)
     assert read(path, pickle=True)["odd"][0].value == 7
 
 
-def test_every_damaged_byte_that_matters_is_found(tmp_path, engine):
+def test_every_damaged_byte_that_matters_is_found(tmp_path, writer):
     value = {"w": torch.randn(5), "o": OrderedDict(a=torch.arange(3)), "x": "text"}
-    path = write(value, tmp_path / "x.pt", engine)
+    path = write(value, tmp_path / "x.pt", writer)
     whole = path.read_bytes()
     damaged = tmp_path / "damaged.pt"
     survived = []
@@ -258,9 +258,9 @@ def test_a_tree_that_is_too_deep_is_a_format_error():
         decode_state(tree, {}, what="x", known=COMMON_CLASSES, pickle=False)
 
 
-def test_a_failed_write_leaves_nothing_and_the_older_file_in_place(tmp_path, engine):
-    path = write({"a": torch.ones(3)}, tmp_path / "x.pt", engine)
-    full = native.Engine(
+def test_a_failed_write_leaves_nothing_and_the_older_file_in_place(tmp_path, writer):
+    path = write({"a": torch.ones(3)}, tmp_path / "x.pt", writer)
+    full = native.Writer(
         backend="posix", budget_bytes=1 << 20, block_bytes=BLOCK, faults=native.Faults(fail_after=0, errno=28)
     )
     pending = begin({"a": torch.zeros(3)}, path, full)
@@ -273,8 +273,8 @@ def test_a_failed_write_leaves_nothing_and_the_older_file_in_place(tmp_path, eng
     full.close()
 
 
-def test_files_of_torch_save_load_without_running_their_code(tmp_path, engine):
-    ours = write({"a": 1}, tmp_path / "ours.pt", engine)
+def test_files_of_torch_save_load_without_running_their_code(tmp_path, writer):
+    ours = write({"a": 1}, tmp_path / "ours.pt", writer)
     theirs = tmp_path / "theirs.pt"
     value = {"w": torch.randn(3), "n": SimpleNamespace(x=1), "rng": np.arange(3), "f": np.float64(3)}
     torch.save(value, theirs)

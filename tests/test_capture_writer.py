@@ -161,7 +161,7 @@ import capture
 model, optimizer = make()
 with capture.enable(model, optimizer=optimizer, every=1, history={history!r}, backend="io_uring") as session:
     one_step(model, optimizer)
-assert not session._engine.registered
+assert not session._writer.registered
 """
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from native_helpers import ALIGN, BLOCK, HEADER, LEAST_BUDGET, MIB, arena, each_backend, engine, landed, lazy_run
+from native_helpers import ALIGN, BLOCK, HEADER, LEAST_BUDGET, MIB, arena, each_backend, landed, lazy_run, new_writer
 
 import native
 
@@ -65,18 +65,18 @@ def test_a_wrong_plan_is_refused_by_value(changes: dict[str, object], message: s
 )
 def test_a_wrong_engine_is_refused_by_value(backend, changes: dict[str, object], message: str) -> None:
     right = {"backend": backend, "budget_bytes": LEAST_BUDGET, "block_bytes": BLOCK, "depth": 2}
-    native.Engine(**right).close()
+    native.Writer(**right).close()
     with pytest.raises(ValueError, match=message):
-        native.Engine(**(right | changes))
+        native.Writer(**(right | changes))
 
 
 @pytest.mark.parametrize("block_bytes", [4096, 4 * MIB, 64 * MIB])
 def test_the_least_budget_that_the_error_names_suffices(block_bytes: int) -> None:
     for budget_bytes in (0, 2 * block_bytes):
         with pytest.raises(ValueError, match="at least") as failure:
-            native.Engine(backend="posix", budget_bytes=budget_bytes, block_bytes=block_bytes, depth=1)
+            native.Writer(backend="posix", budget_bytes=budget_bytes, block_bytes=block_bytes, depth=1)
         least = int(str(failure.value).rsplit(" ", 1)[1])
-        native.Engine(backend="posix", budget_bytes=least, block_bytes=block_bytes, depth=1).close()
+        native.Writer(backend="posix", budget_bytes=least, block_bytes=block_bytes, depth=1).close()
 
 
 @each_backend
@@ -85,14 +85,14 @@ def test_a_plan_coarser_than_the_blocks_is_refused(tmp_path: Path, backend) -> N
         data_start=2 * BLOCK, data_end=4 * BLOCK, align=2 * BLOCK, offsets=np.array([2 * BLOCK] * 2) + [0, 100]
     )
     with pytest.raises(ValueError, match=f"blocks of {BLOCK} bytes can't hold a plan aligned to {2 * BLOCK}"):
-        engine(backend).start(plan, str(tmp_path / "f"))
+        new_writer(backend).start(plan, str(tmp_path / "f"))
     assert not (tmp_path / "f").exists()
 
 
 @each_backend
 def test_wrong_ends_are_refused_by_value(tmp_path: Path, backend) -> None:
     data = lazy_run(MIB)
-    job = engine(backend).start(data.plan(), str(tmp_path / "f"))
+    job = new_writer(backend).start(data.plan(), str(tmp_path / "f"))
     assert job.wait()
     with pytest.raises(ValueError, match="header must have 4096 bytes, not 5"):
         job.finish(header=b"short", tail=b"")

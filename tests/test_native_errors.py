@@ -16,10 +16,10 @@ from native_helpers import (
     MIB,
     Piece,
     each_backend,
-    engine,
     extents,
     landed,
     lazy_run,
+    new_writer,
 )
 
 import native
@@ -32,7 +32,7 @@ import native
 def test_a_failed_write_is_told_by_wait_with_its_place(tmp_path: Path, backend, code, place, fail_after) -> None:
     data = lazy_run(4 * MIB, place=place)
     path = tmp_path / "f"
-    writer = engine(backend, fail_after=fail_after, errno=code, depth=1)
+    writer = new_writer(backend, fail_after=fail_after, errno=code, depth=1)
     job = writer.start(data.plan(), str(path))
     assert job.release() >= 0
     assert job.released()
@@ -56,7 +56,7 @@ def test_a_failed_write_is_told_by_wait_with_its_place(tmp_path: Path, backend, 
 @each_backend
 def test_a_failure_while_eager_bytes_wait_for_room_does_not_hang_start(tmp_path: Path, backend) -> None:
     data = extents([Piece(4 * MIB, 0, "odd", True)])
-    job = engine(backend, fail_after=3).start(data.plan(), str(tmp_path / "f"))
+    job = new_writer(backend, fail_after=3).start(data.plan(), str(tmp_path / "f"))
     with pytest.raises(OSError, match="write of") as failure:
         job.wait()
     assert failure.value.errno == errno.EIO
@@ -65,7 +65,7 @@ def test_a_failure_while_eager_bytes_wait_for_room_does_not_hang_start(tmp_path:
 @each_backend
 def test_one_jobs_failure_leaves_the_others_alone(tmp_path: Path, backend) -> None:
     good, bad = lazy_run(2 * MIB, seed=1), lazy_run(2 * MIB, seed=2)
-    writer = engine(backend)
+    writer = new_writer(backend)
     jobs = [writer.start(data.plan(), str(tmp_path / name)) for data, name in ((bad, "bad"), (good, "good"))]
     jobs[0].abort()
     jobs[1].release()
@@ -79,7 +79,7 @@ def test_one_jobs_failure_leaves_the_others_alone(tmp_path: Path, backend) -> No
 
 @each_backend
 def test_abort_in_the_middle_frees_the_budget_and_removes_the_file(tmp_path: Path, backend) -> None:
-    writer = engine(backend, delay_us=200)
+    writer = new_writer(backend, delay_us=200)
     for place in ("congruent", "odd"):
         path = tmp_path / place
         data = lazy_run(8 * MIB, place=place)
@@ -93,7 +93,7 @@ def test_abort_in_the_middle_frees_the_budget_and_removes_the_file(tmp_path: Pat
 @each_backend
 def test_abort_wakes_a_release_that_waits_for_room(tmp_path: Path, backend) -> None:
     data = extents([Piece(32 * MIB, 0, "odd", False)])
-    job = engine(backend, delay_us=1000, depth=1).start(data.plan(), str(tmp_path / "f"))
+    job = new_writer(backend, delay_us=1000, depth=1).start(data.plan(), str(tmp_path / "f"))
     release = threading.Thread(target=job.release)
     release.start()
     job.abort()
@@ -104,7 +104,7 @@ def test_abort_wakes_a_release_that_waits_for_room(tmp_path: Path, backend) -> N
 @each_backend
 def test_the_destructor_removes_an_unfinished_file_and_leaves_a_finished_one(tmp_path: Path, backend) -> None:
     data = lazy_run(2 * MIB)
-    writer = engine(backend)
+    writer = new_writer(backend)
     job = writer.start(data.plan(), str(tmp_path / "unfinished"))
     del job
     assert not (tmp_path / "unfinished").exists()
@@ -132,7 +132,7 @@ def test_memory_that_vanished_fails_the_job_and_not_the_process(tmp_path: Path, 
             data_end=ALIGN + 3 * MIB,
             align=ALIGN,
         )
-        writer = engine(backend)
+        writer = new_writer(backend)
         memory.close()
         job = writer.start(plan, str(tmp_path / f"{place}"))
         job.release()
@@ -145,7 +145,7 @@ def test_a_ring_that_fails_fails_the_jobs_and_not_the_process(tmp_path: Path) ->
     if native.probe_io_uring():
         pytest.skip(native.probe_io_uring())
     before = rings()
-    writer = engine("io_uring", delay_us=200)
+    writer = new_writer("io_uring", delay_us=200)
     (ring,) = rings() - before
     data = lazy_run(8 * MIB)
     job = writer.start(data.plan(), str(tmp_path / "f"))

@@ -23,10 +23,10 @@ from native_helpers import (
     Extents,
     Piece,
     each_backend,
-    engine,
     extents,
     landed,
     lazy_run,
+    new_writer,
     pieces,
 )
 
@@ -122,7 +122,7 @@ def test_what_is_fed_lands_with_its_checksums(
     data, plan = with_fed(layout, fed)
     assert plan.extents == len(layout) + len(fed)
     path = tmp_path / f"{next(numbers)}"
-    writer = engine(backend, budget_bytes=budget_bytes, block_bytes=block_bytes, depth=depth, reorder=reorder)
+    writer = new_writer(backend, budget_bytes=budget_bytes, block_bytes=block_bytes, depth=depth, reorder=reorder)
     free = writer.budget_free_bytes()
     job = writer.start(plan, str(path))
     feed_all(job, data, most=most)
@@ -137,7 +137,7 @@ def test_what_is_fed_lands_with_its_checksums(
 @each_backend
 def test_several_jobs_share_the_least_budget(tmp_path: Path, backend) -> None:
     """Feeders that want more slots than there are, jobs that release meanwhile, and eager bytes that want in."""
-    writer = engine(backend, depth=2, reorder=True)
+    writer = new_writer(backend, depth=2, reorder=True)
     free = writer.budget_free_bytes()
 
     def run(seed: int) -> None:
@@ -158,7 +158,7 @@ def test_several_jobs_share_the_least_budget(tmp_path: Path, backend) -> None:
 @each_backend
 def test_the_barrier_does_not_wait_for_what_is_fed(tmp_path: Path, backend) -> None:
     data, plan = with_fed([Piece(MIB, 0, "odd", True), Piece(MIB, 0, "odd", False)], [Piece(MIB, 0, "next", False)])
-    writer = engine(backend)
+    writer = new_writer(backend)
     job = writer.start(plan, str(tmp_path / "f"))
     job.release()
     assert job.released()
@@ -173,7 +173,7 @@ def test_the_barrier_does_not_wait_for_what_is_fed(tmp_path: Path, backend) -> N
 
 def test_who_holds_a_slot_never_waits_for_another(tmp_path: Path) -> None:
     data, plan = with_fed([], [Piece(8 * BLOCK, 0, "next", False)])
-    writer = engine("posix")
+    writer = new_writer("posix")
     jobs = [writer.start(plan, str(tmp_path / name)) for name in "ab"]
     held = [job.feed_next() for job in jobs]
     assert all(feed is not None for feed in held)
@@ -189,7 +189,7 @@ def test_who_holds_a_slot_never_waits_for_another(tmp_path: Path) -> None:
 
 def test_feeding_goes_in_order_and_once(tmp_path: Path) -> None:
     data, plan = with_fed([], [Piece(3 * BLOCK, 0, "next", False)])
-    writer = engine("posix", budget_bytes=MIB)
+    writer = new_writer("posix", budget_bytes=MIB)
     job, other = (writer.start(plan, str(tmp_path / name)) for name in "ab")
     first, second = job.feed_next(), job.feed_next()
     assert first is not None
@@ -215,7 +215,7 @@ def test_feeding_goes_in_order_and_once(tmp_path: Path) -> None:
 def test_a_failure_wakes_the_feeder_and_leaves_it_its_slot(tmp_path: Path, how) -> None:
     _, plan = with_fed([Piece(BLOCK, 0, "odd", True)], [Piece(64 * BLOCK, 0, "next", False)])
     faults = {"fail_after": 0, "errno": errno.ENOSPC} if how == "disk" else {"fail_after": -1}
-    writer = engine("posix", **faults)
+    writer = new_writer("posix", **faults)
     free = writer.budget_free_bytes()
     job = writer.start(plan, str(tmp_path / "f"))
     if how == "disk":
@@ -248,7 +248,7 @@ def test_a_failure_wakes_the_feeder_and_leaves_it_its_slot(tmp_path: Path, how) 
 def test_a_feeder_that_waits_for_a_slot_is_woken(tmp_path: Path, how) -> None:
     """All slots are out with the job before: nobody else wakes it."""
     _, plan = with_fed([], [Piece(16 * BLOCK, 0, "next", False)])
-    writer = engine("posix")
+    writer = new_writer("posix")
     greedy, waiting = (writer.start(plan, str(tmp_path / name)) for name in "ab")
     held = list(iter(greedy.feed_next, None))
     assert writer.budget_free_bytes() < BLOCK
@@ -267,7 +267,7 @@ def test_a_feeder_that_waits_for_a_slot_is_woken(tmp_path: Path, how) -> None:
 
 def test_the_staging_memory_holds_every_slot(tmp_path: Path) -> None:
     _, plan = with_fed([], [Piece(16 * BLOCK, 0, "next", False)])
-    writer = engine("posix")
+    writer = new_writer("posix")
     address, nbytes = writer.staging
     assert nbytes == writer.budget_bytes == LEAST_BUDGET
     assert address % ALIGN == 0
@@ -280,7 +280,7 @@ def test_the_staging_memory_holds_every_slot(tmp_path: Path) -> None:
 
 
 def test_who_pins_the_staging_memory_is_told_before_it_is_unmapped() -> None:
-    writer = engine("posix")
+    writer = new_writer("posix")
     address, _ = writer.staging
     told: list[int] = []
     weakref.finalize(writer, lambda: told.append(ctypes.c_char.from_address(address).value[0]))
@@ -316,7 +316,7 @@ def test_fed_extents_are_checked_by_name() -> None:
 
 def test_a_forked_child_leaves_the_parents_slots_alone(tmp_path: Path) -> None:
     data, plan = with_fed([], [Piece(4 * BLOCK, 0, "next", False)])
-    writer = engine("posix")
+    writer = new_writer("posix")
     job = writer.start(plan, str(tmp_path / "f"))
     feed = job.feed_next()
     assert feed is not None
@@ -340,7 +340,7 @@ def test_a_forked_child_leaves_the_parents_slots_alone(tmp_path: Path) -> None:
 
 
 def test_a_plan_without_fed_extents_has_nothing_to_feed(tmp_path: Path) -> None:
-    writer = engine("posix")
+    writer = new_writer("posix")
     data = lazy_run(MIB)
     job = writer.start(data.plan(), str(tmp_path / "f"))
     assert job.feed_next() is None

@@ -14,10 +14,10 @@ from native_helpers import (
     MIB,
     Piece,
     each_backend,
-    engine,
     extents,
     landed,
     lazy_run,
+    new_writer,
 )
 
 import native
@@ -28,7 +28,7 @@ def test_an_existing_file_is_refused_and_kept(tmp_path: Path, backend) -> None:
     path = tmp_path / "f"
     path.write_bytes(b"mine")
     with pytest.raises(FileExistsError, match="open") as failure:
-        engine(backend).start(lazy_run(MIB).plan(), str(path))
+        new_writer(backend).start(lazy_run(MIB).plan(), str(path))
     assert failure.value.filename == str(path)
     assert path.read_bytes() == b"mine"
 
@@ -37,7 +37,7 @@ def test_an_existing_file_is_refused_and_kept(tmp_path: Path, backend) -> None:
 def test_a_missing_folder_is_named(tmp_path: Path, backend) -> None:
     path = tmp_path / "none" / "f"
     with pytest.raises(FileNotFoundError, match="open") as failure:
-        engine(backend).start(lazy_run(MIB).plan(), str(path))
+        new_writer(backend).start(lazy_run(MIB).plan(), str(path))
     assert failure.value.filename == str(path)
 
 
@@ -71,7 +71,7 @@ def tiny_tmpfs(tmp_path: Path) -> Iterator[Path]:
 @each_backend
 def test_a_full_disk_is_found_by_start_where_space_can_be_reserved(tiny_tmpfs: Path, backend) -> None:
     with pytest.raises(OSError, match="fallocate of") as failure:
-        engine(backend).start(lazy_run(3 * MIB).plan(), str(tiny_tmpfs / "f"))
+        new_writer(backend).start(lazy_run(3 * MIB).plan(), str(tiny_tmpfs / "f"))
     assert failure.value.errno == errno.ENOSPC
     assert list(tiny_tmpfs.iterdir()) == []
 
@@ -80,7 +80,7 @@ def test_a_full_disk_is_found_by_start_where_space_can_be_reserved(tiny_tmpfs: P
 def test_a_disk_that_is_full_for_the_tail_fails_finish(tiny_tmpfs: Path, backend) -> None:
     data = lazy_run(MIB)
     path = tiny_tmpfs / "f"
-    job = engine(backend).start(data.plan(), str(path))
+    job = new_writer(backend).start(data.plan(), str(path))
     assert job.wait()
     with pytest.raises(OSError, match="write of") as failure:
         job.finish(header=HEADER, tail=b"t" * 2 * MIB)
@@ -95,7 +95,7 @@ def test_a_disk_that_is_full_for_the_tail_fails_finish(tiny_tmpfs: Path, backend
 def test_a_full_disk_is_found_by_a_write_where_space_cannot_be_reserved(mounted: Path, backend, place) -> None:
     data = lazy_run(6 * MIB, place=place)
     path = mounted / "f"
-    writer = engine(backend)
+    writer = new_writer(backend)
     job = writer.start(data.plan(), str(path))
     job.release()
     with pytest.raises(OSError, match="write of") as failure:
@@ -120,7 +120,7 @@ def test_a_file_system_without_o_direct_is_written_buffered(tmp_path: Path, back
     try:
         facts = native.probe_file_system(str(folder))
         data = extents([Piece(2 * MIB, 0, "congruent", False), Piece(5000, 3, "odd", False)])
-        job = engine(backend, short_write_every=2).start(data.plan(), str(folder / "f"))
+        job = new_writer(backend, short_write_every=2).start(data.plan(), str(folder / "f"))
         job.release()
         assert job.wait()
         assert job.stats["direct"] == float(facts["direct"])
@@ -135,7 +135,7 @@ def test_a_file_size_limit_is_an_error(tmp_path: Path, backend) -> None:
     """Python ignores SIGXFSZ; the soft limit is put back after."""
     data = lazy_run(MIB)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    writer = engine(backend)
+    writer = new_writer(backend)
     job = writer.start(data.plan(), str(tmp_path / "tail"))
     assert job.wait()
     resource.setrlimit(resource.RLIMIT_FSIZE, (data.data_end, before[1]))

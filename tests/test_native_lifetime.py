@@ -15,10 +15,10 @@ from native_helpers import (
     MIB,
     Piece,
     each_backend,
-    engine,
     extents,
     landed,
     lazy_run,
+    new_writer,
 )
 
 import native
@@ -27,7 +27,7 @@ import native
 @each_backend
 def test_close_fails_what_is_not_prepared_and_keeps_what_is_written(tmp_path: Path, backend) -> None:
     done, open_ = lazy_run(MIB, seed=1), lazy_run(16 * MIB, seed=2)
-    writer = engine(backend, delay_us=300, depth=1)
+    writer = new_writer(backend, delay_us=300, depth=1)
     jobs = [writer.start(data.plan(), str(tmp_path / f"{i}")) for i, data in enumerate((done, open_))]
     assert jobs[0].wait()
     writer.close()
@@ -35,10 +35,10 @@ def test_close_fails_what_is_not_prepared_and_keeps_what_is_written(tmp_path: Pa
     jobs[0].finish(header=HEADER, tail=b"")
     landed(tmp_path / "0", done)
     jobs[1].release()
-    with pytest.raises(OSError, match="close of the engine") as failure:
+    with pytest.raises(OSError, match="close of the writer") as failure:
         jobs[1].wait()
     assert failure.value.errno == errno.ECANCELED
-    with pytest.raises(RuntimeError, match="engine is closed: nothing was written to"):
+    with pytest.raises(RuntimeError, match="writer is closed: nothing was written to"):
         writer.start(done.plan(), str(tmp_path / "2"))
     assert not (tmp_path / "2").exists()
 
@@ -46,7 +46,7 @@ def test_close_fails_what_is_not_prepared_and_keeps_what_is_written(tmp_path: Pa
 @each_backend
 @pytest.mark.parametrize("turn", range(5))
 def test_close_from_another_thread_ends_start_and_release(tmp_path: Path, backend, turn) -> None:
-    writer = engine(backend, delay_us=100, depth=1 + turn)
+    writer = new_writer(backend, delay_us=100, depth=1 + turn)
     lazy, eager = lazy_run(8 * MIB, place="odd"), extents([Piece(8 * MIB, 0, "odd", True)])
     first = writer.start(lazy.plan(), str(tmp_path / "lazy"))
     outcomes: list[str] = []
@@ -63,7 +63,7 @@ def test_close_from_another_thread_ends_start_and_release(tmp_path: Path, backen
     for thread in threads:
         thread.join()
     for outcome in [outcome_of(first), *outcomes]:
-        assert "close of the engine" in outcome or "engine is closed" in outcome
+        assert "close of the writer" in outcome or "writer is closed" in outcome
 
 
 def outcome_of(job: native.WriteJob) -> str:
@@ -75,9 +75,9 @@ def outcome_of(job: native.WriteJob) -> str:
 
 @each_backend
 def test_the_last_reference_may_fall_in_any_order(tmp_path: Path, backend) -> None:
-    """The core's threads may drop a plan or a job last; taking the GIL then would hang the engine's destructor."""
+    """The core's threads may drop a plan or a job last; taking the GIL then would hang the writer's destructor."""
     for turn in range(30):
-        writer = engine(backend, reorder=True)
+        writer = new_writer(backend, reorder=True)
         data = lazy_run(2 * MIB)
         job = writer.start(data.plan(), str(tmp_path / f"{turn}"))
         del writer
@@ -89,7 +89,7 @@ def test_the_last_reference_may_fall_in_any_order(tmp_path: Path, backend) -> No
 def test_threads_of_the_core_leave_signals_to_the_others(tmp_path: Path, backend) -> None:
     """Else a Ctrl-C may go to one of them and not wake the main thread."""
     before = threads()
-    writer = engine(backend, depth=3)
+    writer = new_writer(backend, depth=3)
     while len(ours := threads().items() - before.items()) < (3 if backend == "posix" else 1):
         pass
     for _, blocked in ours:
@@ -121,7 +121,7 @@ def test_threads_that_cannot_be_started_are_an_error(tmp_path: Path) -> None:
         used = int(open("/proc/self/statm").read().split()[0]) * 4096
         resource.setrlimit(resource.RLIMIT_AS, (used + (256 << 20), used + (256 << 20)))
         try:
-            native.Engine(backend="posix", budget_bytes=8 << 20, block_bytes=1 << 20, depth=1000)
+            native.Writer(backend="posix", budget_bytes=8 << 20, block_bytes=1 << 20, depth=1000)
         except OSError as error:
             print("refused:", error)
         """
@@ -134,7 +134,7 @@ def test_threads_that_cannot_be_started_are_an_error(tmp_path: Path) -> None:
 @each_backend
 def test_a_forked_child_is_told_and_leaves_the_parents_file(tmp_path: Path, backend) -> None:
     data = lazy_run(4 * MIB)
-    writer = engine(backend, delay_us=300)
+    writer = new_writer(backend, delay_us=300)
     job = writer.start(data.plan(), str(tmp_path / "f"))
     messages, told = os.pipe()
     child = os.fork()
@@ -158,7 +158,7 @@ def test_a_forked_child_is_told_and_leaves_the_parents_file(tmp_path: Path, back
             except RuntimeError as error:
                 refused += f"belongs to process {os.getppid()}" in str(error)
         del calls, call, job, writer
-        own = engine(backend)
+        own = new_writer(backend)
         own_job = own.start(data.plan(), str(tmp_path / "own"))
         refused += own_job.wait()
         own_job.abort()
@@ -179,11 +179,11 @@ def test_a_forked_child_is_told_and_leaves_the_parents_file(tmp_path: Path, back
 @each_backend
 @pytest.mark.parametrize("written", ["written", "writing"])
 def test_a_forked_child_exits_without_hang(tmp_path: Path, backend, written) -> None:
-    """Through the interpreter's own exit, with the engine and a job still alive."""
+    """Through the interpreter's own exit, with the writer and a job still alive."""
     script = """
         import os, sys
         import native, native_helpers as h
-        writer = native.Engine(backend=sys.argv[1], budget_bytes=h.LEAST_BUDGET, block_bytes=h.BLOCK,
+        writer = native.Writer(backend=sys.argv[1], budget_bytes=h.LEAST_BUDGET, block_bytes=h.BLOCK,
                                faults=native.Faults(delay_us=300))
         data = h.lazy_run(4 << 20)
         job = writer.start(data.plan(), sys.argv[2])
@@ -210,10 +210,10 @@ def test_a_forked_child_exits_without_hang(tmp_path: Path, backend, written) -> 
 
 @each_backend
 def test_closing_gives_the_budget_back_to_the_host(backend: str) -> None:
-    """Also while the closed engine is still referred to."""
+    """Also while the closed writer is still referred to."""
     budget = 256 << 20
     before = resident_bytes()
-    writer = native.Engine(backend=backend, budget_bytes=budget)
+    writer = native.Writer(backend=backend, budget_bytes=budget)
     assert resident_bytes() - before > budget // 2
     writer.close()
     assert resident_bytes() - before < budget // 2

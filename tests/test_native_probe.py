@@ -32,10 +32,10 @@ def test_io_uring_is_probed_truly() -> None:
     reason = native.probe_io_uring()
     if reason:
         with pytest.raises(OSError, match="io_uring") as failure:
-            native.Engine(backend="io_uring", budget_bytes=8 << 20, block_bytes=1 << 20)
+            native.Writer(backend="io_uring", budget_bytes=8 << 20, block_bytes=1 << 20)
         assert os.strerror(failure.value.errno or 0) in reason
     else:
-        native.Engine(backend="io_uring", budget_bytes=8 << 20, block_bytes=1 << 20).close()
+        native.Writer(backend="io_uring", budget_bytes=8 << 20, block_bytes=1 << 20).close()
 
 
 def test_somebody_elses_module_of_our_name_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,11 +17,11 @@ from native_helpers import (
     Extents,
     Piece,
     each_backend,
-    engine,
     extents,
     fill,
     landed,
     lazy_run,
+    new_writer,
     pieces,
     same_bytes,
 )
@@ -75,7 +75,7 @@ def test_what_lands_equals_an_eager_copy(
     assert plan.extents == len(layout)
     assert plan.total_bytes == int(data.nbytes.sum())
     path = tmp_path / f"{next(numbers)}"
-    writer = engine(backend, budget_bytes=budget_bytes, block_bytes=block_bytes, depth=depth, **faults)
+    writer = new_writer(backend, budget_bytes=budget_bytes, block_bytes=block_bytes, depth=depth, **faults)
     job = writer.start(plan, str(path))
     if release:
         job.release()
@@ -93,7 +93,7 @@ def test_what_lands_equals_an_eager_copy(
 def test_eager_bytes_are_copied_inside_start(tmp_path: Path, backend) -> None:
     data = extents([Piece(3 * BLOCK + 5, 0, "congruent", True), Piece(100, 7, "odd", True)])
     want = data.image()
-    writer = engine(backend, delay_us=2000, depth=1)
+    writer = new_writer(backend, delay_us=2000, depth=1)
     job = writer.start(data.plan(), str(tmp_path / "f"))
     fill(data.memory, 1)
     assert job.wait()
@@ -110,7 +110,7 @@ def test_sources_may_change_as_soon_as_release_returns(tmp_path: Path, backend, 
     data = lazy_run(48 * MIB, place=place)
     want, checksum = data.image(), native.checksum(data.bytes_of(0))
     path = tmp_path / "f"
-    writer = engine(backend, budget_bytes=64 * MIB, block_bytes=4 * MIB, depth=4)
+    writer = new_writer(backend, budget_bytes=64 * MIB, block_bytes=4 * MIB, depth=4)
     job = writer.start(data.plan(), str(path))
     while written_blocks(job) < blocks_before_release:
         pass
@@ -131,7 +131,7 @@ def written_blocks(job: native.WriteJob) -> float:
 def test_release_is_idempotent_and_may_come_from_several_threads(tmp_path: Path, backend) -> None:
     data = lazy_run(4 * MIB)
     want = data.image()
-    writer = engine(backend, delay_us=100)
+    writer = new_writer(backend, delay_us=100)
     job = writer.start(data.plan(), str(tmp_path / "f"))
     threads = [threading.Thread(target=job.release) for _ in range(4)]
     for thread in threads:
@@ -148,7 +148,7 @@ def test_release_is_idempotent_and_may_come_from_several_threads(tmp_path: Path,
 @each_backend
 def test_a_wait_that_times_out_says_so_and_can_be_repeated(tmp_path: Path, backend) -> None:
     data = lazy_run(4 * MIB)
-    writer = engine(backend, delay_us=2000, depth=1)
+    writer = new_writer(backend, delay_us=2000, depth=1)
     job = writer.start(data.plan(), str(tmp_path / "f"))
     assert not job.wait(0.0)
     with pytest.raises(RuntimeError, match="not all written"):
@@ -163,7 +163,7 @@ def test_a_wait_that_times_out_says_so_and_can_be_repeated(tmp_path: Path, backe
 @pytest.mark.parametrize("place", ["congruent", "odd"])
 def test_a_job_larger_than_the_budget_streams_through_it(tmp_path: Path, backend, place) -> None:
     data = extents([Piece(5 * MIB, 0, place, i == 0) for i in range(3)])
-    writer = engine(backend, reorder=True)
+    writer = new_writer(backend, reorder=True)
     job = writer.start(data.plan(), str(tmp_path / "f"))
     job.release()
     finish(job, tmp_path / "f", data)
@@ -175,7 +175,7 @@ def test_a_job_larger_than_the_budget_streams_through_it(tmp_path: Path, backend
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_jobs_in_flight_share_one_budget(tmp_path: Path, backend, layouts, order) -> None:
     """A slot handed out twice would put one job's bytes into another's file."""
-    writer = engine(backend, reorder=True, delay_us=20)
+    writer = new_writer(backend, reorder=True, delay_us=20)
     jobs = []
     for seed, layout in enumerate(layouts):
         data = extents(layout, seed=seed)
@@ -193,7 +193,7 @@ def test_jobs_in_flight_share_one_budget(tmp_path: Path, backend, layouts, order
 def test_start_waits_for_a_budget_that_another_job_holds_and_then_proceeds(tmp_path: Path, backend) -> None:
     first = extents([Piece(MIB, 0, "odd", True)], seed=1)
     second = extents([Piece(MIB, 0, "odd", True)], seed=2)
-    writer = engine(backend, delay_us=3000, depth=1)
+    writer = new_writer(backend, delay_us=3000, depth=1)
     jobs = [writer.start(data.plan(), str(tmp_path / f"{i}")) for i, data in enumerate([first, second])]
     assert jobs[1].stats["eager_s"] > 10 * 0.003  # it needs 16 blocks where there are 6
     finish(jobs[0], tmp_path / "0", first)
@@ -204,7 +204,7 @@ def test_start_waits_for_a_budget_that_another_job_holds_and_then_proceeds(tmp_p
 def test_one_plan_serves_many_jobs(tmp_path: Path, backend) -> None:
     data = extents([Piece(300, 0, "odd", True), Piece(2 * MIB, 10, "congruent", False)])
     plan = data.plan()
-    writer = engine(backend)
+    writer = new_writer(backend)
     for turn in range(5):
         fill(data.memory, turn)
         path = tmp_path / f"{turn}"
@@ -216,7 +216,7 @@ def test_one_plan_serves_many_jobs(tmp_path: Path, backend) -> None:
 @each_backend
 def test_a_plan_without_extents_makes_a_file_of_its_ends(tmp_path: Path, backend) -> None:
     data = extents([])
-    job = engine(backend).start(data.plan(), str(tmp_path / "f"))
+    job = new_writer(backend).start(data.plan(), str(tmp_path / "f"))
     job.release()
     finish(job, tmp_path / "f", data, tail=b"x" * ALIGN)
 
@@ -232,8 +232,8 @@ def test_large_congruent_runs_go_straight_from_memory_and_pieces_of_a_run_do_not
 
 
 @each_backend
-def test_the_engine_states_what_it_is(backend) -> None:
-    writer = engine(backend, budget_bytes=LEAST_BUDGET + 1)
+def test_the_writer_states_what_it_is(backend) -> None:
+    writer = new_writer(backend, budget_bytes=LEAST_BUDGET + 1)
     assert writer.backend == backend
     assert writer.budget_bytes == LEAST_BUDGET + 1
     assert writer.budget_free_bytes() == LEAST_BUDGET
@@ -245,7 +245,7 @@ def test_addresses_are_not_touched_after_release(tmp_path: Path, backend) -> Non
     """The memory is unmapped: any late read of it would kill the process, any late write from it would be EFAULT."""
     data = lazy_run(8 * MIB)
     plan, want = data.plan(), data.image()
-    job = engine(backend, depth=8, delay_us=50).start(plan, str(tmp_path / "f"))
+    job = new_writer(backend, depth=8, delay_us=50).start(plan, str(tmp_path / "f"))
     job.release()
     del data
     np.zeros(1 << 16)

@@ -29,7 +29,7 @@ from capture.deepspeed_checkpoints.tree import decode_state, encode_state
 from capture.loops.deepspeed.hooks import attach_barrier, wrap
 from capture.snapshot.device_copies import CUDA
 from capture.snapshot.failures import Failures
-from capture.snapshot.writer import Writer, choose_settings, make_writer
+from capture.snapshot.writer import ChosenWriter, choose_settings, make_writer
 from catalog.errors import HistoryError, SetupError, SnapshotError, UnsupportedError
 
 __all__ = ["NativeCheckpointEngine", "install"]
@@ -95,7 +95,7 @@ class NativeCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         self._ranks = Ranks(deepspeed.comm.get_rank(), deepspeed.comm.get_world_size())
         self._session = self._ranks.broadcast(secrets.token_hex(8))
         self._count = 0
-        self._writer: Writer | None = None
+        self._writer: ChosenWriter | None = None
         self._shared: dict[Path, int] = {}
         self._saving: Save | None = None
         self._inside = False
@@ -139,7 +139,7 @@ class NativeCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
             write = StateWrite.start(
                 state,
                 Path(path).absolute(),
-                engine=self._writer.engine,
+                writer=self._writer.writer,
                 steady=steady_storages(self._engine, self._providers),
                 align=self._shared[self._saving.folder],
             )
@@ -222,8 +222,8 @@ class NativeCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         while self._undo:
             self._undo.pop()()
         if self._writer is not None:
-            CUDA.unpin(self._writer.engine)
-            self._writer.engine.close()
+            CUDA.unpin(self._writer.writer)
+            self._writer.writer.close()
         self._failures.raise_all()
 
     # The rest.
@@ -268,7 +268,7 @@ class NativeCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
             self._writer = self._make_writer(folder, file_system, align)
         self._shared[folder] = align
 
-    def _make_writer(self, folder: Path, file_system: dict[str, Any], align: int) -> Writer:
+    def _make_writer(self, folder: Path, file_system: dict[str, Any], align: int) -> ChosenWriter:
         backend, budget_bytes, faults = self._made_with
         rank = self._ranks.rank
         settings = self._ranks.broadcast(

@@ -57,7 +57,7 @@ class StateWrite:
         state: StateTree,
         final: Path,
         *,
-        engine: native.Engine,
+        writer: native.Writer,
         steady: frozenset[int],
         align: int,
         copies: CopyEngine = CUDA,
@@ -75,9 +75,9 @@ class StateWrite:
         taken = None
         if plan.device_parts:
             offsets, parts = zip(*plan.device_parts, strict=True)
-            taken = DeviceTake(parts, offsets, end=plan.data_end, engine=engine, copies=copies)
+            taken = DeviceTake(parts, offsets, end=plan.data_end, writer=writer, copies=copies)
         tmp = temporary_path(final)
-        job = engine.start(plan.write, str(tmp))
+        job = writer.start(plan.write, str(tmp))
         return cls(final, state.tree, plan, tmp, job, NoCopies() if taken is None else taken.feed(job), witness)
 
     @property

@@ -58,7 +58,7 @@ class Session:
         source: Source,
         *,
         run: RunWriter,
-        engine: native.Engine,
+        writer: native.Writer,
         every: int,
         on_full: Literal["wait", "skip"],
         check: Check = "versions",
@@ -67,7 +67,7 @@ class Session:
         self._loop = loop
         self._source = source
         self._run = run
-        self._engine = engine
+        self._writer = writer
         self._every = every
         self._on_full = on_full
         self._check = check
@@ -284,7 +284,7 @@ class Session:
             self._late.require_still(moment)
         resting = self._publisher.resting
         snapshot = Snapshot.start(
-            self._source, self._engine, self._run, step, check=self._check, resting=resting, moment=moment
+            self._source, self._writer, self._run, step, check=self._check, resting=resting, moment=moment
         )
         self._last = step
         self._late.forget()
@@ -323,8 +323,8 @@ class Session:
     def _end(self) -> None:
         self._closed = True
         self._publisher.close()
-        self._source.end(self._engine)
-        self._engine.close()
+        self._source.end(self._writer)
+        self._writer.close()
         # A journal that can't be written is among the publisher's failures already; the lock is let go either way.
         with contextlib.suppress(OSError):
             self._run.close()

@@ -54,13 +54,13 @@ class CopyEngine(Protocol):
     """Copies device tensors while the training computes. The surface is just this so that its users' order can be tested without a device."""
 
     def owns(self, tensor: torch.Tensor) -> bool:
-        """Whether `tensor` must be copied by this engine, for nobody else can read its memory."""
+        """Whether `tensor` must be copied by this writer, for nobody else can read its memory."""
 
-    def pin(self, engine: native.Engine) -> None:
-        """Make the staging memory of `engine` fit for copies. Idempotent. SetupError when the device refuses."""
+    def pin(self, writer: native.Writer) -> None:
+        """Make the staging memory of `writer` fit for copies. Idempotent. SetupError when the device refuses."""
 
-    def unpin(self, engine: native.Engine) -> None:
-        """Undo that, before the engine is closed; no copy may be on its way. Idempotent."""
+    def unpin(self, writer: native.Writer) -> None:
+        """Undo that, before the writer is closed; no copy may be on its way. Idempotent."""
 
     def begin(self, tensors: Iterable[torch.Tensor]) -> None:
         """Every `copy` from now on finds these as all work given to the device so far leaves them. For the training's
@@ -68,7 +68,7 @@ class CopyEngine(Protocol):
         """
 
     def copy(self, pieces: Sequence[Piece], slot: torch.Tensor) -> Transfer:
-        """Begin to copy into `slot`, uint8 host memory of the engine that was pinned. From any thread; returns at once. After
+        """Begin to copy into `slot`, uint8 host memory of the writer that was pinned. From any thread; returns at once. After
         an error nothing writes into the slot any more.
         """
 
@@ -94,27 +94,27 @@ class CudaCopyEngine:
 
     def __init__(self) -> None:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
-        self._unpin: weakref.WeakKeyDictionary[native.Engine, Callable[[], object]] = weakref.WeakKeyDictionary()
+        self._unpin: weakref.WeakKeyDictionary[native.Writer, Callable[[], object]] = weakref.WeakKeyDictionary()
 
     def owns(self, tensor: torch.Tensor) -> bool:
         return tensor.device.type == "cuda"
 
-    def pin(self, engine: native.Engine) -> None:
-        if engine in self._unpin:
+    def pin(self, writer: native.Writer) -> None:
+        if writer in self._unpin:
             return
-        address, nbytes = engine.staging
+        address, nbytes = writer.staging
         runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         code = int(runtime.cudaHostRegister(address, nbytes, _FOR_EVERY_DEVICE))
         if code != 0:
             raise SetupError(
                 f"the {nbytes} bytes of staging memory can't be pinned (CUDA error {code}): give a smaller budget_bytes"
             )
-        # Of an engine that nobody has closed too, before its memory is unmapped: whoever copies holds the engine.
-        self._unpin[engine] = weakref.finalize(engine, runtime.cudaHostUnregister, address)
+        # Of a writer that nobody has closed too, before its memory is unmapped: whoever copies holds the writer.
+        self._unpin[writer] = weakref.finalize(writer, runtime.cudaHostUnregister, address)
 
-    def unpin(self, engine: native.Engine) -> None:
-        if engine in self._unpin:
-            self._unpin.pop(engine)()
+    def unpin(self, writer: native.Writer) -> None:
+        if writer in self._unpin:
+            self._unpin.pop(writer)()
 
     def begin(self, tensors: Iterable[torch.Tensor]) -> None:
         for device in {tensor.device for tensor in tensors}:

@@ -68,10 +68,10 @@ class DeviceTake:
         offsets: Sequence[int],
         *,
         end: int,
-        engine: native.Engine,
+        writer: native.Writer,
         copies: CopyEngine,
     ) -> None:
-        copies.pin(engine)
+        copies.pin(writer)
         self._sources = [
             part.tensor.detach().clone(memory_format=torch.contiguous_format) if part.keep else part.tensor
             for part in parts
@@ -80,12 +80,12 @@ class DeviceTake:
         self._parts = parts
         self._offsets = offsets
         self._end = end
-        self._engine = engine
+        self._writer = writer
         self._copies = copies
 
     def feed(self, job: native.WriteJob) -> Copies:
-        """Feed `job`, a file of `engine` with this layout, in the background."""
-        return _Feeder(self, job, engine=self._engine, end=self._end)
+        """Feed `job`, a file of `writer` with this layout, in the background."""
+        return _Feeder(self, job, writer=self._writer, end=self._end)
 
     def copy(self, feed: native.Feed) -> Transfer:
         """Begin to copy what lies in this block into its slot."""
@@ -107,10 +107,10 @@ class DeviceTake:
 class _Feeder:
     """Copies. A failure of the device fails the job; one of the job ends the feeding."""
 
-    def __init__(self, take: DeviceTake, job: native.WriteJob, *, engine: native.Engine, end: int) -> None:
+    def __init__(self, take: DeviceTake, job: native.WriteJob, *, writer: native.Writer, end: int) -> None:
         self.failure: Exception | None = None
         # Its memory is unpinned when it is gone: not while somebody copies into it.
-        self._engine = engine
+        self._writer = writer
         self._end = end
         self._left = threading.Event()
         threading.Thread(target=self._run, args=(take, job), name="dshistory-feed", daemon=True).start()

@@ -46,7 +46,7 @@ class Snapshot:
     def start(
         cls,
         source: Source,
-        engine: native.Engine,
+        writer: native.Writer,
         run: RunWriter,
         step: int,
         *,
@@ -57,7 +57,7 @@ class Snapshot:
         """Begin to write the state as it is now, but for what `moment` has kept of it; `resting` is expected to be unchanged.
         OSError when the file can't be made, UnsupportedError by name.
         """
-        begin = partial(cls._begin, source, engine, run, step, check=check, resting=resting, moment=moment)
+        begin = partial(cls._begin, source, writer, run, step, check=check, resting=resting, moment=moment)
         snapshot = begin()
         try:
             # While the first bytes are moving.
@@ -76,7 +76,7 @@ class Snapshot:
     def _begin(
         cls,
         source: Source,
-        engine: native.Engine,
+        writer: native.Writer,
         run: RunWriter,
         step: int,
         *,
@@ -88,8 +88,8 @@ class Snapshot:
         data_tmp = run.begin(step)
         data_tmp.unlink(missing_ok=True)
         witness = Witness(plan.live_items, hashed=plan.live_parts if check == "hash" else ())
-        taken = source.take(plan, engine)
-        job = engine.start(plan.write, str(data_tmp))
+        taken = source.take(plan, writer)
+        job = writer.start(plan.write, str(data_tmp))
         copies = NoCopies() if taken is None else taken.feed(job)
         return cls(step, plan, data_tmp, job, copies, Guess(plan.resting, resting), witness)
 

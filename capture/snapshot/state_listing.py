@@ -129,7 +129,7 @@ class Source:
         """Whether the header of `plan` has room for the objects as they are by now."""
         return plan.has_room_for(self._reserve)
 
-    def take(self, plan: Plan, engine: native.Engine) -> DeviceTake | None:
+    def take(self, plan: Plan, writer: native.Writer) -> DeviceTake | None:
         """Take at the step what the writer can't read where it is: host tensors are copied now, what a device has is to
         be fed. SetupError when the staging memory can't be pinned.
         """
@@ -138,11 +138,11 @@ class Source:
         if not plan.device_parts:
             return None
         offsets, parts = zip(*plan.device_parts, strict=True)
-        return DeviceTake(parts, offsets, end=plan.data_end, engine=engine, copies=self._copies)
+        return DeviceTake(parts, offsets, end=plan.data_end, writer=writer, copies=self._copies)
 
-    def end(self, engine: native.Engine) -> None:
-        """Let the engine's staging memory go, before it is closed; every snapshot is finished or aborted."""
-        self._copies.unpin(engine)
+    def end(self, writer: native.Writer) -> None:
+        """Let the writer's staging memory go, before it is closed; every snapshot is finished or aborted."""
+        self._copies.unpin(writer)
 
     def _listed(self, provider: StateProvider) -> tuple[Hashable, Sequence[TensorItem]]:
         """What a provider lists, and a sign of it; asked again only where the layout has changed or can't be told."""

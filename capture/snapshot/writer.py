@@ -10,7 +10,7 @@ import native
 from capture.snapshot.writer_tuning import Settings, settings_for
 from catalog.errors import SetupError
 
-__all__ = ["Writer", "choose_settings", "make_writer"]
+__all__ = ["ChosenWriter", "choose_settings", "make_writer"]
 
 LEAST_BLOCK_BYTES = 64 << 10
 
@@ -18,10 +18,10 @@ _said: set[str] = set()
 
 
 @dataclass(frozen=True, slots=True)
-class Writer:
-    """An engine, and what a run's facts say of it."""
+class ChosenWriter:
+    """A writer, and what a run's facts say of it."""
 
-    engine: native.Engine
+    writer: native.Writer
     facts: dict[str, Any]
 
 
@@ -41,8 +41,8 @@ def make_writer(
     settings: dict[str, Any],
     file_system: dict[str, Any],
     quiet: bool,
-) -> Writer:
-    """The engine of `backend`, by default io_uring where the host allows it. SetupError when it can't be made. What keeps
+) -> ChosenWriter:
+    """The writer of `backend`, by default io_uring where the host allows it. SetupError when it can't be made. What keeps
     it from the best way is warned of once in a process, unless `quiet`, and stands in the facts.
     """
     notices = []
@@ -57,8 +57,8 @@ def make_writer(
             f"writing through the page cache, since {root} is on {file_system['type']} without O_DIRECT: {file_system['reason']}"
         )
     align = max(int(file_system["place_align"]), LEAST_BLOCK_BYTES)
-    engine = _engine(chosen, budget_bytes, faults, Settings(**settings), least_block_bytes=align)
-    if chosen == "io_uring" and not engine.registered:
+    writer = _writer(chosen, budget_bytes, faults, Settings(**settings), least_block_bytes=align)
+    if chosen == "io_uring" and not writer.registered:
         limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
         notices.append(
             f"every write pins its memory anew, since the limit of locked memory (RLIMIT_MEMLOCK, {limit} bytes) does not let the "
@@ -68,26 +68,26 @@ def make_writer(
         for notice in notices:
             _say(notice)
     facts = {
-        "backend": engine.backend,
-        "budget_bytes": engine.budget_bytes,
-        "block_bytes": engine.block_bytes,
-        "depth": engine.depth,
+        "backend": writer.backend,
+        "budget_bytes": writer.budget_bytes,
+        "block_bytes": writer.block_bytes,
+        "depth": writer.depth,
         "settings": settings["origin"],
-        "staging_registered": engine.registered,
+        "staging_registered": writer.registered,
         "writer_notices": notices,
         "file_system": file_system,
     }
-    return Writer(engine, facts)
+    return ChosenWriter(writer, facts)
 
 
-def _engine(
+def _writer(
     backend: str, budget_bytes: int, faults: native.Faults | None, settings: Settings, *, least_block_bytes: int
-) -> native.Engine:
+) -> native.Writer:
     """With blocks as large as the settings say, or as the budget allows."""
     block_bytes = settings.block_bytes
     while True:
         try:
-            return native.Engine(
+            return native.Writer(
                 backend=backend,
                 budget_bytes=budget_bytes,
                 block_bytes=block_bytes,

@@ -83,7 +83,7 @@ def measure_settings(folder: Path, *, backend: str, align: int) -> Settings:
     return Settings(*chosen, origin, trials)
 
 
-def time_write(engine: native.Engine, path: Path, source: npt.NDArray[np.uint8], *, align: int) -> float:
+def time_write(writer: native.Writer, path: Path, source: npt.NDArray[np.uint8], *, align: int) -> float:
     """Seconds until `source`, whose address is a multiple of `align`, is durable in a new file."""
     plan = native.WritePlan(
         offsets=np.array([align], np.uint64),
@@ -95,7 +95,7 @@ def time_write(engine: native.Engine, path: Path, source: npt.NDArray[np.uint8],
         align=align,
     )
     began = time.perf_counter()
-    job = engine.start(plan, str(path))
+    job = writer.start(plan, str(path))
     try:
         while not job.wait(timeout_s=0.1):  # returns to Python, so that Ctrl-C is heard
             pass
@@ -114,13 +114,13 @@ def _trials(scratch: Path, *, backend: str, align: int) -> tuple[Trial, ...]:
     deadline = time.perf_counter() + MOST_S
     for _ in range(ROUNDS):
         for block_bytes, depth in CANDIDATES:
-            engine = native.Engine(
+            writer = native.Writer(
                 backend=backend, budget_bytes=4 * block_bytes + MIB, block_bytes=block_bytes, depth=depth
             )
             try:
-                taken = time_write(engine, scratch / "file", source, align=align)
+                taken = time_write(writer, scratch / "file", source, align=align)
             finally:
-                engine.close()
+                writer.close()
             seconds[block_bytes, depth].append(taken)
             (scratch / "file").unlink()
             if time.perf_counter() > deadline:

@@ -168,7 +168,7 @@ def _measure(folder: Path, *, align: int, nbytes: int, budget_bytes: int) -> tup
     for backend, why_not in (("io_uring", io_uring), ("posix", "")):
         row: dict[str, object] = {"backend": backend, "works": not why_not, "why_not": why_not or None}
         if not why_not:
-            engine = native.Engine(backend=backend, budget_bytes=budget_bytes)
+            engine = native.Writer(backend=backend, budget_bytes=budget_bytes)
             try:
                 row["registered"] = engine.registered
                 row["write_bytes_s"] = nbytes / time_write(engine, folder / backend, source, align=align)

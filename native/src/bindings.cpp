@@ -17,11 +17,11 @@
 
 #include "bindings_statistics.hpp"
 #include "checksum.hpp"
-#include "engine.hpp"
 #include "io_error.hpp"
 #include "memory.hpp"
 #include "probe.hpp"
 #include "reader.hpp"
+#include "writer.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -30,7 +30,7 @@ namespace {
 
 // Otherwise nanobind hands out references that take the GIL when the core's threads drop the last one, and whoever
 // joins those threads with the GIL in hand hangs.
-static_assert(nb::detail::has_shared_from_this_v<dsh::Engine> && nb::detail::has_shared_from_this_v<dsh::Faults> &&
+static_assert(nb::detail::has_shared_from_this_v<dsh::Writer> && nb::detail::has_shared_from_this_v<dsh::Faults> &&
               nb::detail::has_shared_from_this_v<dsh::WritePlan>);
 
 template <typename T> using Column = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
@@ -38,33 +38,33 @@ template <typename T> using Column = nb::ndarray<const T, nb::ndim<1>, nb::c_con
 constexpr std::uint64_t default_block_bytes = 4 << 20;
 constexpr std::size_t default_depth = 8;
 
-// A file being written, and the engine that must outlive it.
+// A file being written, and the writer that must outlive it.
 struct PyWriteJob {
-    std::shared_ptr<dsh::Engine> engine;
+    std::shared_ptr<dsh::Writer> writer;
     std::shared_ptr<dsh::WriteJob> job;
 
-    PyWriteJob(std::shared_ptr<dsh::Engine> engine, std::shared_ptr<dsh::WriteJob> job)
-        : engine(std::move(engine)), job(std::move(job)) {}
+    PyWriteJob(std::shared_ptr<dsh::Writer> writer, std::shared_ptr<dsh::WriteJob> job)
+        : writer(std::move(writer)), job(std::move(job)) {}
     PyWriteJob(PyWriteJob &&) = default;
     ~PyWriteJob() {
         if (job) {
-            engine->abandon(job);
+            writer->abandon(job);
         }
     }
 };
 
-// A slot on loan to a feeder. It holds the engine, and with it the slot's memory.
+// A slot on loan to a feeder. It holds the writer, and with it the slot's memory.
 struct PyFeed {
-    std::shared_ptr<dsh::Engine> engine;
+    std::shared_ptr<dsh::Writer> writer;
     std::shared_ptr<dsh::WriteJob> job;
     std::optional<dsh::Feed> feed; // none once it is fed
 
-    PyFeed(const PyWriteJob &owner, dsh::Feed feed) : engine(owner.engine), job(owner.job), feed(feed) {}
+    PyFeed(const PyWriteJob &owner, dsh::Feed feed) : writer(owner.writer), job(owner.job), feed(feed) {}
     PyFeed(PyFeed &&other) noexcept
-        : engine(std::move(other.engine)), job(std::move(other.job)), feed(std::exchange(other.feed, std::nullopt)) {}
+        : writer(std::move(other.writer)), job(std::move(other.job)), feed(std::exchange(other.feed, std::nullopt)) {}
     ~PyFeed() {
         if (feed) {
-            engine->drop(job, *feed);
+            writer->drop(job, *feed);
         }
     }
 
@@ -77,7 +77,7 @@ struct PyFeed {
 };
 
 std::optional<PyFeed> feed_next(const PyWriteJob &self) {
-    const auto feed = self.engine->feed_next(self.job);
+    const auto feed = self.writer->feed_next(self.job);
     return feed ? std::optional<PyFeed>(std::in_place, self, *feed) : std::nullopt;
 }
 
@@ -90,7 +90,7 @@ void fed(const PyWriteJob &self, PyFeed &feed) {
     feed.feed.reset();
     try {
         nb::gil_scoped_release unlocked;
-        self.engine->fed(self.job, held);
+        self.writer->fed(self.job, held);
     } catch (...) {
         feed.feed = held;
         throw;
@@ -265,52 +265,52 @@ void bind_writer(nb::module_ &module) {
         .def("feed_next", &feed_next, Unlocked())
         .def("fed", &fed, "feed"_a)
         .def(
-            "release", [](PyWriteJob &self) { return self.engine->release(self.job); }, Unlocked())
-        .def("released", [](PyWriteJob &self) { return self.engine->released(*self.job); })
+            "release", [](PyWriteJob &self) { return self.writer->release(self.job); }, Unlocked())
+        .def("released", [](PyWriteJob &self) { return self.writer->released(*self.job); })
         .def(
-            "wait", [](PyWriteJob &self, double timeout_s) { return self.engine->wait(*self.job, timeout_s); },
+            "wait", [](PyWriteJob &self, double timeout_s) { return self.writer->wait(*self.job, timeout_s); },
             "timeout_s"_a = -1.0, Unlocked())
-        .def("checksums", [](PyWriteJob &self) { return joined(self.engine->digests(*self.job)); })
+        .def("checksums", [](PyWriteJob &self) { return joined(self.writer->digests(*self.job)); })
         .def(
             "finish",
             [](PyWriteJob &self, nb::bytes header, nb::bytes tail) {
                 const std::string_view header_view(header.c_str(), header.size());
                 const std::string_view tail_view(tail.c_str(), tail.size());
                 nb::gil_scoped_release unlocked;
-                return self.engine->finish(*self.job, header_view, tail_view);
+                return self.writer->finish(*self.job, header_view, tail_view);
             },
             nb::kw_only(), "header"_a, "tail"_a)
         .def(
-            "abort", [](PyWriteJob &self) { self.engine->abort(self.job); }, Unlocked())
-        .def_prop_ro("stats", [](PyWriteJob &self) { return stats_dict(self.engine->stats(*self.job)); });
+            "abort", [](PyWriteJob &self) { self.writer->abort(self.job); }, Unlocked())
+        .def_prop_ro("stats", [](PyWriteJob &self) { return stats_dict(self.writer->stats(*self.job)); });
 
-    nb::class_<dsh::Engine>(module, "Engine", nb::is_weak_referenceable())
+    nb::class_<dsh::Writer>(module, "Writer", nb::is_weak_referenceable())
         .def(nb::new_([](std::string backend, std::uint64_t budget_bytes, std::uint64_t block_bytes, std::size_t depth,
                          std::shared_ptr<dsh::Faults> faults) {
                  nb::gil_scoped_release unlocked;
-                 return std::make_shared<dsh::Engine>(std::move(backend), budget_bytes, block_bytes, depth,
+                 return std::make_shared<dsh::Writer>(std::move(backend), budget_bytes, block_bytes, depth,
                                                       std::move(faults));
              }),
              nb::kw_only(), "backend"_a, "budget_bytes"_a, "block_bytes"_a = default_block_bytes,
              "depth"_a = default_depth, "faults"_a.none() = nb::none())
-        .def_prop_ro("backend", &dsh::Engine::backend_name)
-        .def_prop_ro("budget_bytes", &dsh::Engine::budget_bytes)
-        .def_prop_ro("block_bytes", &dsh::Engine::block_bytes)
-        .def_prop_ro("depth", &dsh::Engine::depth)
-        .def_prop_ro("registered", &dsh::Engine::registered)
+        .def_prop_ro("backend", &dsh::Writer::backend_name)
+        .def_prop_ro("budget_bytes", &dsh::Writer::budget_bytes)
+        .def_prop_ro("block_bytes", &dsh::Writer::block_bytes)
+        .def_prop_ro("depth", &dsh::Writer::depth)
+        .def_prop_ro("registered", &dsh::Writer::registered)
         .def_prop_ro("staging",
-                     [](const dsh::Engine &self) {
+                     [](const dsh::Writer &self) {
                          return std::pair(reinterpret_cast<std::uint64_t>(self.staging()), self.budget_bytes());
                      })
-        .def("budget_free_bytes", &dsh::Engine::free_bytes)
+        .def("budget_free_bytes", &dsh::Writer::free_bytes)
         .def(
             "start",
-            [](std::shared_ptr<dsh::Engine> self, std::shared_ptr<dsh::WritePlan> plan, std::string path) {
+            [](std::shared_ptr<dsh::Writer> self, std::shared_ptr<dsh::WritePlan> plan, std::string path) {
                 auto job = self->start(std::move(plan), std::move(path));
                 return PyWriteJob(std::move(self), std::move(job));
             },
             "plan"_a, "path"_a, Unlocked())
-        .def("close", &dsh::Engine::close, Unlocked());
+        .def("close", &dsh::Writer::close, Unlocked());
 }
 
 } // namespace

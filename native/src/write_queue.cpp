@@ -15,7 +15,7 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 constexpr double longest_timeout_s = 1e9;
 
 IoError closed(const WriteJob &job) {
-    return {"close of the engine, before all was prepared,", job.path(), 0, ECANCELED};
+    return {"close of the writer, before all was prepared,", job.path(), 0, ECANCELED};
 }
 
 } // namespace
@@ -30,7 +30,7 @@ std::shared_ptr<WriteJob> WriteQueue::start(std::shared_ptr<const WritePlan> pla
     {
         Lock lock(mutex_);
         if (stopping_) {
-            throw std::runtime_error("the engine is closed: nothing was written to " + path);
+            throw std::runtime_error("the writer is closed: nothing was written to " + path);
         }
     }
     std::vector<Block> blocks = plan->blocks(block_bytes_);

@@ -12,9 +12,9 @@
 #include <mutex>
 #include <thread>
 
-#include "engine.hpp"
 #include "harness.hpp"
 #include "memory_device.hpp"
+#include "writer.hpp"
 
 namespace dsh::test {
 namespace {
@@ -125,22 +125,22 @@ void several_trainings(bool fails) {
     CHECK(queue.free_bytes() == all);
 }
 
-void write_with_engine(const std::string &backend) {
-    Engine engine(backend, Staging::least_bytes(block) + 4 * block, block, 4, nullptr);
+void write_with(const std::string &backend) {
+    Writer writer(backend, Staging::least_bytes(block) + 4 * block, block, 4, nullptr);
     for (std::uint64_t turn = 0; turn < 6; ++turn) {
         const Source state = source(turn, turn / 2, 16 * block, turn % 2 == 0);
         state.fill(turn);
         auto want = state.image();
         const auto digests = state.digests();
         const std::string path = file_name(backend + std::to_string(turn));
-        const auto job = engine.start(state.plan, path);
-        engine.release(job);
+        const auto job = writer.start(state.plan, path);
+        writer.release(job);
         std::memset(state.memory.get(), 0xee, state.nbytes);
-        CHECK(engine.wait(*job, -1));
-        CHECK(engine.digests(*job) == digests);
+        CHECK(writer.wait(*job, -1));
+        CHECK(writer.digests(*job) == digests);
         const std::string header(page, 'h');
         const std::string tail(page, 't');
-        CHECK(engine.finish(*job, header, tail) == want.size() + page);
+        CHECK(writer.finish(*job, header, tail) == want.size() + page);
         std::memset(want.data(), 'h', page);
         want.insert(want.end(), page, std::byte{'t'});
         std::ifstream file(path, std::ios::binary);
@@ -257,11 +257,11 @@ TEST(stop_ends_a_start_that_no_slot_will_come_to) {
     }
 }
 
-TEST(posix_lands_what_was_there_at_the_barrier) { write_with_engine("posix"); }
+TEST(posix_lands_what_was_there_at_the_barrier) { write_with("posix"); }
 
 TEST(io_uring_lands_what_was_there_at_the_barrier) {
     if (probe_io_uring().empty()) {
-        write_with_engine("io_uring");
+        write_with("io_uring");
     }
 }
 

@@ -27,8 +27,8 @@ LONG = 100_000_000
 """Cycles that a stream is kept busy: tens of milliseconds."""
 
 
-def small_engine() -> native.Engine:
-    return native.Engine(backend="posix", budget_bytes=BUDGET, block_bytes=BLOCK)
+def small_writer() -> native.Writer:
+    return native.Writer(backend="posix", budget_bytes=BUDGET, block_bytes=BLOCK)
 
 
 def plan_of(tensors: list[torch.Tensor], **when: str) -> Plan:
@@ -36,9 +36,9 @@ def plan_of(tensors: list[torch.Tensor], **when: str) -> Plan:
     return make_plan(items, rank=0, world_size=1, align=4096, reserve=())
 
 
-def take(plan: Plan, engine: native.Engine) -> DeviceTake:
+def take(plan: Plan, writer: native.Writer) -> DeviceTake:
     offsets, parts = zip(*plan.device_parts, strict=True)
-    return DeviceTake(parts, offsets, end=plan.data_end, engine=engine, copies=CUDA)
+    return DeviceTake(parts, offsets, end=plan.data_end, writer=writer, copies=CUDA)
 
 
 def landed(job: native.WriteJob, plan: Plan, path: Path) -> dict[str, bytes]:
@@ -70,14 +70,14 @@ def test_a_training_whose_state_is_larger_than_the_budget(history):
 def test_copies_are_behind_the_step_and_before_the_next_update(tmp_path, when):
     """The training's stream is still busy with the step when it is taken, and writes again right after the barrier."""
     tensor = torch.zeros(4 * BUDGET // 4, device="cuda")
-    engine = small_engine()
+    writer = small_writer()
     plan = plan_of([tensor], when=when)
     torch.cuda._sleep(LONG)
     tensor.fill_(1)
-    taken = take(plan, engine)
+    taken = take(plan, writer)
     if when == "eager":
         tensor.fill_(2)
-    job = engine.start(plan.write, str(tmp_path / "f"))
+    job = writer.start(plan.write, str(tmp_path / "f"))
     copies = taken.feed(job)
     copies.wait()
     tensor.fill_(2)
@@ -91,28 +91,28 @@ def test_ten_thousand_small_tensors_of_every_dtype(tmp_path):
     tensors = [torch.randint(0, 2, (i % 300 + 1,), device="cuda").to(dtypes[i % 6]) for i in range(10_000)]
     tensors.append(torch.randn(200, 300, device="cuda").t())
     expected = [t.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes() for t in tensors]
-    engine = small_engine()
+    writer = small_writer()
     plan = plan_of(tensors)
-    job = engine.start(plan.write, str(tmp_path / "f"))
-    take(plan, engine).feed(job).wait()
+    job = writer.start(plan.write, str(tmp_path / "f"))
+    take(plan, writer).feed(job).wait()
     found = landed(job, plan, tmp_path / "f")
     assert [found[f"t{i}"] for i in range(len(tensors))] == expected
 
 
 def test_the_staging_memory_is_pinned_as_long_as_its_engine():
-    engine = small_engine()
-    address, nbytes = engine.staging
+    writer = small_writer()
+    address, nbytes = writer.staging
     memory = torch.frombuffer((ctypes.c_ubyte * nbytes).from_address(address), dtype=torch.uint8)
     assert not memory.is_pinned()
-    CUDA.pin(engine)
-    CUDA.pin(engine)
+    CUDA.pin(writer)
+    CUDA.pin(writer)
     assert memory.is_pinned()
-    CUDA.unpin(engine)
-    CUDA.unpin(engine)
+    CUDA.unpin(writer)
+    CUDA.unpin(writer)
     assert not memory.is_pinned()
-    CUDA.pin(engine)
-    del memory, engine
+    CUDA.pin(writer)
+    del memory, writer
     gc.collect()
-    again = small_engine()
+    again = small_writer()
     CUDA.pin(again)
     CUDA.unpin(again)

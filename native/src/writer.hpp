@@ -15,14 +15,14 @@
 
 namespace dsh {
 
-class Engine : public std::enable_shared_from_this<Engine> {
+class Writer : public std::enable_shared_from_this<Writer> {
   public:
-    Engine(std::string backend, std::uint64_t budget_bytes, std::uint64_t block_bytes, std::size_t depth,
+    Writer(std::string backend, std::uint64_t budget_bytes, std::uint64_t block_bytes, std::size_t depth,
            std::shared_ptr<Faults> faults);
     // Closes; in a forked child it only lets go.
-    ~Engine();
-    Engine(const Engine &) = delete;
-    Engine &operator=(const Engine &) = delete;
+    ~Writer();
+    Writer(const Writer &) = delete;
+    Writer &operator=(const Writer &) = delete;
 
     std::shared_ptr<WriteJob> start(std::shared_ptr<const WritePlan> plan, std::string path);
     double release(const std::shared_ptr<WriteJob> &job);
@@ -47,7 +47,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
     std::uint64_t budget_bytes() const { return budget_bytes_; }
     std::uint64_t block_bytes() const { return block_bytes_; }
     std::size_t depth() const { return depth_; }
-    // The staging memory, budget_bytes long and mapped as long as the engine is there.
+    // The staging memory, budget_bytes long and mapped as long as the writer is there.
     const std::byte *staging() const { return queue_->staging().data(); }
     bool registered() const { return registered_; }
 

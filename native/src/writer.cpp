@@ -1,4 +1,4 @@
-#include "engine.hpp"
+#include "writer.hpp"
 
 #include <cerrno>
 #include <stdexcept>
@@ -7,7 +7,7 @@
 #include "limits.hpp"
 
 namespace dsh {
-Engine::Engine(std::string backend, std::uint64_t budget_bytes, std::uint64_t block_bytes, std::size_t depth,
+Writer::Writer(std::string backend, std::uint64_t budget_bytes, std::uint64_t block_bytes, std::size_t depth,
                std::shared_ptr<Faults> faults)
     : backend_name_(std::move(backend)), budget_bytes_(budget_bytes), block_bytes_(block_bytes), depth_(depth),
       faults_(std::move(faults)), owner_(getpid()) {
@@ -20,7 +20,7 @@ Engine::Engine(std::string backend, std::uint64_t budget_bytes, std::uint64_t bl
     registered_ = backend_->registered();
 }
 
-Engine::~Engine() {
+Writer::~Writer() {
     if (owner_ != getpid()) {
         // The threads exist in the parent only: joining them here would wait for ever.
         static_cast<void>(backend_.release());
@@ -30,7 +30,7 @@ Engine::~Engine() {
     close();
 }
 
-void Engine::close() {
+void Writer::close() {
     require_here();
     queue_->stop();
     std::lock_guard lock(closing_);
@@ -39,47 +39,47 @@ void Engine::close() {
     queue_->drop_staging();
 }
 
-void Engine::require_here() const {
+void Writer::require_here() const {
     if (owner_ != getpid()) {
-        throw std::runtime_error("this engine belongs to process " + std::to_string(owner_) +
+        throw std::runtime_error("this writer belongs to process " + std::to_string(owner_) +
                                  " and can't be used after fork in process " + std::to_string(getpid()) +
                                  ": make a new one here");
     }
 }
 
-std::shared_ptr<WriteJob> Engine::start(std::shared_ptr<const WritePlan> plan, std::string path) {
+std::shared_ptr<WriteJob> Writer::start(std::shared_ptr<const WritePlan> plan, std::string path) {
     require_here();
     return queue_->start(std::move(plan), std::move(path), faults_);
 }
 
-double Engine::release(const std::shared_ptr<WriteJob> &job) {
+double Writer::release(const std::shared_ptr<WriteJob> &job) {
     require_here();
     return queue_->release(job);
 }
 
-bool Engine::released(const WriteJob &job) {
+bool Writer::released(const WriteJob &job) {
     require_here();
     return queue_->released(job);
 }
 
-bool Engine::wait(const WriteJob &job, double timeout_s) {
+bool Writer::wait(const WriteJob &job, double timeout_s) {
     require_here();
     return queue_->wait(job, timeout_s);
 }
 
-std::vector<Digest> Engine::digests(const WriteJob &job) {
+std::vector<Digest> Writer::digests(const WriteJob &job) {
     require_here();
     queue_->require_written(job);
     return job.digests();
 }
 
-std::uint64_t Engine::finish(WriteJob &job, std::string_view header, std::string_view tail) {
+std::uint64_t Writer::finish(WriteJob &job, std::string_view header, std::string_view tail) {
     require_here();
     queue_->require_written(job);
     return job.finish(header, tail);
 }
 
-void Engine::abort(const std::shared_ptr<WriteJob> &job) {
+void Writer::abort(const std::shared_ptr<WriteJob> &job) {
     require_here();
     if (job->finished()) {
         return;
@@ -88,34 +88,34 @@ void Engine::abort(const std::shared_ptr<WriteJob> &job) {
     job->discard();
 }
 
-void Engine::abandon(const std::shared_ptr<WriteJob> &job) noexcept {
+void Writer::abandon(const std::shared_ptr<WriteJob> &job) noexcept {
     if (owner_ == getpid()) {
         abort(job);
     }
 }
 
-std::optional<Feed> Engine::feed_next(const std::shared_ptr<WriteJob> &job) {
+std::optional<Feed> Writer::feed_next(const std::shared_ptr<WriteJob> &job) {
     require_here();
     return queue_->feed_next(job);
 }
 
-void Engine::fed(const std::shared_ptr<WriteJob> &job, const Feed &feed) {
+void Writer::fed(const std::shared_ptr<WriteJob> &job, const Feed &feed) {
     require_here();
     queue_->fed(job, feed);
 }
 
-void Engine::drop(const std::shared_ptr<WriteJob> &job, const Feed &feed) noexcept {
+void Writer::drop(const std::shared_ptr<WriteJob> &job, const Feed &feed) noexcept {
     if (owner_ == getpid()) {
         queue_->drop(job, feed);
     }
 }
 
-WriteStats Engine::stats(WriteJob &job) {
+WriteStats Writer::stats(WriteJob &job) {
     require_here();
     return queue_->stats(job);
 }
 
-std::uint64_t Engine::free_bytes() {
+std::uint64_t Writer::free_bytes() {
     require_here();
     return queue_->free_bytes();
 }
