@@ -77,7 +77,7 @@ lint: setup  ## ruff, mypy, the extension's stub, clang-format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python -m mypy --strict $(LAYERS)
-	$(BIN)/python -m pytest -q tests/test_native_stub.py
+	$(BIN)/python -m pytest -q tests/native/test_stub.py
 	$(BIN)/clang-format --dry-run --Werror $(NATIVE_SOURCES)
 
 .PHONY: bench
@@ -95,7 +95,7 @@ bench-orbax:  ## also measure Orbax from now on (its own environment, 700 MB)
 
 .PHONY: coverage-table
 coverage-table: setup  ## write docs/coverage.md from the tests
-	$(BIN)/python tests/coverage_table.py
+	$(BIN)/python tests/project/coverage_table.py
 
 .PHONY: picture
 picture: test-browser  ## make the README's pictures anew, of the demo's executed notebook and of the explorer under test

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from house_helpers import ROOT
+from places import ROOT
 
 SPIKE = 60
 """The step at which the learning rate jumps."""

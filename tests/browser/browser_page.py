@@ -7,7 +7,7 @@ from typing import Any
 
 import nbformat
 from browser_lab import Lab
-from house_helpers import ROOT
+from places import ROOT
 from playwright.sync_api import Browser, Locator, Page
 
 PICTURES = ROOT / "build" / "browser"

@@ -9,7 +9,7 @@ import pytest
 from browser_history import SPIKE, STEPS, training
 from browser_lab import Lab, running_lab
 from browser_page import PICTURES, WAIT_MS
-from house_helpers import ROOT
+from places import ROOT
 from playwright.sync_api import Browser, expect, sync_playwright
 
 import dshistory

@@ -1,0 +1,117 @@
+"""A reader written from docs/format.md alone, without the catalog: what the document says is enough, and true."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from catalog_helpers import Run
+from places import GOLDEN, ROOT
+
+from catalog.history import History
+from native import checksum
+
+DOCUMENT = (ROOT / "docs" / "format.md").read_text()
+ITEM_BYTES = {"U8": 1, "BF16": 2, "F32": 4, "I64": 8}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    content = json.loads(path.read_bytes())
+    stored = content.pop("checksum")
+
+    def canonical(value: Any) -> bytes:
+        return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+    assert checksum(canonical(content)).hex() == stored
+    assert canonical({**content, "checksum": stored}) == path.read_bytes()
+    return content
+
+
+def read_sealed(path: Path) -> tuple[pa.Table, dict[str, str]]:
+    data = path.read_bytes()
+    footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    assert data[footer - 16 : footer] == checksum(data[: footer - 16] + data[footer:])
+    facts = pq.ParquetFile(pa.BufferReader(data)).metadata.metadata
+    return pq.read_table(pa.BufferReader(data)), {key.decode(): value.decode() for key, value in facts.items()}
+
+
+def read_data_file(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Header and manifest speak of the same bytes, every one of them, once, and their checksums fit."""
+    data = path.read_bytes()
+    start = 8 + int.from_bytes(data[:8], "little")
+    assert start % 4096 == len(data) % 4096 == 0
+    header = json.loads(data[8:start])
+    assert header.pop("__metadata__")["format"] == "dshistory-1"
+    assert data[start - 1 : start] in (b"}", b" ")
+    at = 0
+    for row in sorted(rows, key=lambda row: (row["offset"], row["nbytes"])):
+        assert row["offset"] == at
+        at += row["nbytes"]
+        assert checksum(data[row["offset"] : at]) == row["checksum"]
+        if row["kind"] == "header":
+            assert row["nbytes"] == start
+            continue
+        key = row["name"] if row["kind"] == "pad" else f"{row['kind']}/{row['name']}"
+        whole = row["numel"] == pa.array([1, *row["shape"]]).to_numpy().prod()
+        key += "" if whole else f"[{row['start']}:{row['start'] + row['numel']}]"
+        entry = header.pop(key)
+        assert entry["data_offsets"] == [row["offset"] - start, at - start]
+        assert entry["shape"] == (row["shape"] if whole else [row["numel"]])
+        assert (entry["dtype"], row["nbytes"]) == (row["dtype"], row["numel"] * ITEM_BYTES[row["dtype"]])
+    assert (at, header) == (len(data), {})
+
+
+def read_checkpoint(root: Path, run: str, step: int) -> dict[tuple[str, str], bytes]:
+    """Every logical tensor, of rank 0 where it is local to ranks."""
+    marker = read_json(root / "runs" / run / "steps" / f"{step:012d}" / "commit.json")
+    assert (marker["format"], marker["run"], marker["step"]) == (1, run, step)
+    tensors: dict[tuple[str, str], list[tuple[int, bytes]]] = {}
+    for part in marker["parts"]:
+        path = root / part["manifest"]
+        assert checksum(path.read_bytes()).hex() == part["manifest_checksum"]
+        table, facts = read_sealed(path)
+        assert facts["rank"] == str(part["rank"])
+        assert facts["dshistory.manifest"] == "1"
+        assert int(facts["data_bytes"]) == part["data_bytes"] == (root / part["data"]).stat().st_size
+        rows = table.to_pylist()
+        read_data_file(root / part["data"], [row for row in rows if row["file"] == part["data"]])
+        for row in rows:
+            if row["kind"] not in ("header", "pad") and (row["placement"] != "rank_local" or part["rank"] == 0):
+                data = (root / row["file"]).read_bytes()[row["offset"] : row["offset"] + row["nbytes"]]
+                tensors.setdefault((row["kind"], row["name"]), []).append((row["start"], data))
+    return {key: b"".join(data for _, data in sorted(members)) for key, members in tensors.items()}
+
+
+def test_a_reader_written_from_the_document_reads_the_golden_history() -> None:
+    assert read_json(GOLDEN / "history.json")["format"] == 1
+    history = History.open(GOLDEN)
+    for facts in history.runs():
+        content = read_json(GOLDEN / "runs" / facts.run / "run.json")
+        assert (content["run"], content["facts"], content["parent_step"]) == (facts.run, facts.facts, facts.parent_step)
+        for step in history.steps(facts.run):
+            tensors = read_checkpoint(GOLDEN, facts.run, step)
+            assert tensors["model", "layer.w"].hex() == "0000003f000080bf000000400000807f"
+            assert json.loads(tensors["object", "rng"])["python"]["$"] == "tuple"
+
+
+def test_it_reads_the_journal() -> None:
+    (folder, *_) = sorted(GOLDEN.glob("runs/*/journal"))
+    rows = []
+    for path in sorted(folder.iterdir()):
+        table, facts = read_sealed(path)
+        assert facts == {"dshistory.journal": "1", "run": folder.parent.name} | {
+            key: value for key, value in facts.items() if key.startswith("ARROW")
+        }
+        rows += table.to_pylist()
+    assert {(row["kind"], row["name"]) for row in rows} == {("metric", "loss"), ("event", "failed"), ("tag", "good")}
+
+
+@pytest.mark.parametrize("table", ["runs", "checkpoints", "tensors", "fragments", "metrics", "events", "tags"])
+def test_the_document_names_every_column_of_every_table(table: str, history: Path) -> None:
+    described = DOCUMENT[DOCUMENT.index("## The catalog in SQL") :]
+    section = described[described.index(f"`{table}`") :]
+    with Run(history):
+        columns = History.open(history).query(f"SELECT * FROM {table} LIMIT 0").column_names
+    assert not [column for column in columns if column not in section]

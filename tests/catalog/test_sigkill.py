@@ -1,0 +1,114 @@
+"""A training killed at any moment leaves a history that opens, whose committed checkpoints verify, and nothing half visible."""
+
+import random
+import subprocess
+import sys
+
+import pytest
+from catalog_helpers import Run, pieces_of
+from places import SUPPORT
+
+from catalog.disk.durable import is_temporary
+from catalog.gc import collect
+from catalog.history import History
+from catalog.records import CheckpointRef
+from catalog.verify import verify
+
+PROGRAM = str(SUPPORT / "catalog_processes.py")
+KILLS = 24
+TENSORS = 4
+
+
+def killed_training(root, run, *, lines_heard):
+    """Start a training, listen to it until it has said so many lines, and kill it; what it said it had committed."""
+    process = subprocess.Popen(
+        [sys.executable, PROGRAM, "train-until-killed", str(root), run], stdout=subprocess.PIPE, text=True
+    )
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if len(lines) > lines_heard:
+            break
+    # So that the kill does not always meet the same instruction: a moment of work, not of time.
+    sum(range(random.Random(run).randrange(3_000_000)))
+    process.kill()
+    rest = process.communicate()[0]
+    return [int(line) for line in "".join([*lines[1:], rest]).split("\n")[:-1] if line.strip().isdigit()]
+
+
+def test_a_training_killed_at_any_moment(tmp_path):
+    root = tmp_path / "h"
+    chance = random.Random(7)
+    for kill in range(KILLS):
+        run = f"run-{kill:02d}"
+        said = killed_training(root, run, lines_heard=chance.randrange(6))
+        history = History.open(root)
+        assert not history.held(run)
+        committed = [ref.step for ref in history.checkpoints(run)]
+        assert set(said) <= set(committed)
+        assert committed == list(range(len(committed)))
+        assert verify(history, history.checkpoints(run)) == []
+        rows = history.query("SELECT step, count(*) AS n FROM tensors WHERE run = ? GROUP BY step ORDER BY step", [run])
+        assert rows.to_pylist() == [{"step": step, "n": TENSORS} for step in committed]
+        states = history.query("SELECT DISTINCT state FROM checkpoints").to_pylist()
+        assert {row["state"] for row in states} <= {"committed", "incomplete"}
+    tables = ("runs", "checkpoints", "tensors", "fragments", "metrics", "events", "tags")
+    before = [history.query(f"SELECT * FROM {table} ORDER BY ALL").to_pylist() for table in tables]
+    history.reindex()
+    assert [history.query(f"SELECT * FROM {table} ORDER BY ALL").to_pylist() for table in tables] == before
+    assert verify(history) == []
+    for ref in collect(history):
+        assert history.state(ref.run, ref.step) == "incomplete"
+    assert verify(history) == []
+    assert not [path for path in root.rglob("*") if is_temporary(path.name) and path.parent != root]
+
+
+def test_a_training_killed_before_each_of_its_calls_to_the_file_system(tmp_path):
+    """Two ranks, two steps, killed before the first call, the second, ... until nothing is left to interrupt."""
+    root = tmp_path / "h"
+    command = [sys.executable, PROGRAM, "train-killed-everywhere", str(root)]
+    kills = int(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=300).stdout)
+    assert kills > 40
+    history = History.open(root)
+    assert verify(history) == []
+    refs = history.checkpoints()
+    counts = [sum(ref.run == run.run for ref in refs) for run in history.runs()]
+    assert {0, 1, 2} == set(counts)
+    assert counts == sorted(counts)
+    rows = history.query("SELECT run, step, count(*) AS n FROM tensors GROUP BY run, step ORDER BY ALL").to_pylist()
+    assert [CheckpointRef(row["run"], row["step"]) for row in rows] == refs
+    assert {row["n"] for row in rows} == {2}
+    collect(history)
+    assert history.checkpoints() == refs
+    assert verify(history) == []
+    assert not [
+        path for path in (root / "runs").rglob(".*") if (path.parent / "run.json").exists() or "steps" in path.parts
+    ]
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_collecting_takes_what_is_dead_and_leaves_what_lives(tmp_path, world_size):
+    live = Run(tmp_path / "h", "live", world_size=world_size)
+    dead = Run(tmp_path / "h", "dead", world_size=world_size)
+    ranks = [pieces_of({f"w{rank}": b"a"}) for rank in range(world_size)]
+    for run in (live, dead):
+        run.checkpoint(0, *ranks)
+        for rank in range(world_size):
+            run.part(1, rank, ranks[rank])
+        run.writers[0].begin(2).write_bytes(b"half")
+    history = History.open(tmp_path / "h")
+    assert collect(history) == []
+    for writer in dead.writers:
+        assert collect(history) == []
+        writer.close()
+    assert collect(history) == [CheckpointRef("dead", 1), CheckpointRef("dead", 2)]
+    assert collect(history) == []
+    assert {step: history.state("dead", step) for step in (0, 1, 2)} == {
+        0: "committed",
+        1: "incomplete",
+        2: "incomplete",
+    }
+    assert {step: history.state("live", step) for step in (0, 1, 2)} == {0: "committed", 1: "pending", 2: "pending"}
+    assert live.writers[0].try_commit(1)
+    assert verify(history) == []
+    live.close()

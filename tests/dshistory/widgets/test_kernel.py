@@ -1,0 +1,141 @@
+"""The explorer in a real kernel: comm messages as a browser sends them, and a notebook that is worth reading without a kernel."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from jupyter_client.manager import start_new_kernel
+from nbclient import NotebookClient
+from nbconvert import HTMLExporter, MarkdownExporter
+from places import ROOT
+from widget_helpers import JUMP, layered_history
+
+PATIENCE_S = 120
+VIEW = "application/vnd.jupyter.widget-view+json"
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return layered_history(tmp_path_factory.mktemp("kernel") / "history").root
+
+
+@pytest.fixture(scope="module")
+def executed(root: Path) -> nbformat.NotebookNode:
+    cells = [
+        f"import dshistory\nh = dshistory.open({str(root)!r})\ne = h.explore()\ne",
+        f"e.select('h.1', {JUMP})\ne.wait()\nprint(e.code)",
+        "e.pick(30, 40)\ne.wait()\nassert eval(e.code).to_arrow() == e.table.to_arrow()\ne.close()",
+        "%load_ext dshistory\n%dshistory explore h.1.*",
+        "w = dshistory.watch(seconds=0.05)\nw",
+        "w.close()\nimport threading\nprint([t.name for t in threading.enumerate() if t.name.startswith('dshistory')])",
+    ]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    NotebookClient(notebook, timeout=PATIENCE_S, resources={"metadata": {"path": str(ROOT)}}).execute()
+    return notebook
+
+
+def outputs(notebook: nbformat.NotebookNode) -> list[Any]:
+    return [output for cell in notebook.cells for output in cell.outputs]
+
+
+def test_a_notebook_runs_and_nothing_is_printed_by_threads(executed: nbformat.NotebookNode) -> None:
+    printed = [output.text for output in outputs(executed) if output.output_type == "stream"]
+    assert printed == ["h.trajectory('h.1.mlp.weight', metric='relative_update')\n", "[]\n"]
+    shown = [output.data for output in outputs(executed) if "data" in output]
+    assert len(shown) == 3
+    assert all({VIEW, "text/html", "text/plain"} <= data.keys() for data in shown)
+
+
+def test_the_state_is_that_of_one_figure_for_each_explorer(executed: nbformat.NotebookNode) -> None:
+    state = executed.metadata.widgets["application/vnd.jupyter.widget-state+json"]["state"]
+    figures = [model for model in state.values() if "plotly" in str(model["state"].get("_anywidget_id", ""))]
+    assert len(figures) == 3
+
+
+def test_without_a_kernel_there_is_a_table_of_colours_and_the_line_of_code(executed: nbformat.NotebookNode) -> None:
+    notebook = nbformat.from_dict(json.loads(json.dumps(executed)))
+    del notebook.metadata["widgets"]
+    html, _ = HTMLExporter().from_notebook_node(notebook)
+    assert "background:#" in html
+    assert "h.layers(metric='relative_update')" in html
+    static = outputs(notebook)[0].data["text/html"]
+    assert "<script" not in static
+    assert len(static) < 20_000
+    assert "h.1" in static
+    markdown, _ = MarkdownExporter().from_notebook_node(notebook)
+    assert "h.1" in markdown
+
+
+class Browser:
+    """The other end of a kernel's comms."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self.state: dict[str, dict[str, Any]] = {}
+
+    def run(self, code: str) -> str:
+        """Execute; what is printed. All comm messages up to the end of it are taken in."""
+        sent = self._client.execute(code)
+        printed = ""
+        while True:
+            message = self._client.get_iopub_msg(timeout=PATIENCE_S)
+            kind, content = message["msg_type"], message["content"]
+            if kind == "error":
+                raise AssertionError("\n".join(content["traceback"]))
+            printed += content["text"] if kind == "stream" else ""
+            self._take(kind, content)
+            if message["parent_header"].get("msg_id") == sent and content.get("execution_state") == "idle":
+                return printed
+
+    def model(self, css_class: str) -> str:
+        (found,) = [key for key, state in self.state.items() if css_class in state.get("_dom_classes", ())]
+        return found
+
+    def send(self, model: str, **state: Any) -> None:
+        data = {"method": "update", "state": state, "buffer_paths": []}
+        content = {"comm_id": model, "data": data}
+        self._client.shell_channel.send(self._client.session.msg("comm_msg", content))
+
+    def _take(self, kind: str, content: dict[str, Any]) -> None:
+        if kind == "comm_open":
+            self.state[content["comm_id"]] = dict(content["data"]["state"])
+        elif kind == "comm_msg" and content["data"].get("method") in ("update", "echo_update"):
+            self.state.setdefault(content["comm_id"], {}).update(content["data"]["state"])
+
+
+@pytest.fixture
+def browser(root: Path) -> Iterator[Browser]:
+    manager, client = start_new_kernel(kernel_name="python3", cwd=str(ROOT))
+    try:
+        browser = Browser(client)
+        browser.run(f"import dshistory\nh = dshistory.open({str(root)!r})\ne = h.explore()\ne")
+        yield browser
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+
+
+def test_gestures_of_a_browser_are_answered(browser: Browser) -> None:
+    metrics = browser.state[browser.model("dsh-metric")]["_options_labels"]
+    browser.send(browser.model("dsh-metric"), index=list(metrics).index("norm"))
+    assert browser.run("e.wait(); print(e.code)") == "h.layers(metric='norm')\n"
+    assert browser.state[browser.model("dsh-code")]["value"] == "h.layers(metric='norm')"
+    browser.send(browser.model("dsh-range"), index=[1, 3])
+    browser.send(browser.model("dsh-filter"), value="h.1.*")
+    assert browser.run("e.wait(); print(e.code)") == "h.layers('h.1.*', metric='norm', first=10, last=30)\n"
+    browser.send(browser.model("dsh-filter"), value="h.one")
+    browser.run("e.wait()")
+    assert "no tensor fits" in browser.state[browser.model("dsh-status")]["value"]
+
+
+def test_a_click_is_answered_while_a_cell_waits(browser: Browser) -> None:
+    """What the worker draws reaches the page though the kernel's own thread is busy all the time."""
+    points = {"xs": [JUMP], "ys": ["h.1"], "trace_indexes": [3], "point_indexes": [[1, 4]]}
+    click = {"event_type": "plotly_click", "points": points, "device_state": None, "selector": None}
+    browser.send(browser.model("dsh-figure"), _js2py_pointsCallback=click)
+    assert browser.run("e.wait(); print(e.code)").startswith("h.trajectory('h.1.mlp.weight'")
+    assert "h.1.mlp.weight" in browser.state[browser.model("dsh-code")]["value"]

@@ -1,0 +1,213 @@
+"""Cases of a plain PyTorch loop captured by two ranks: agreement, refusals, shared folders, resume."""
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from capture_helpers import Net, assert_same, one_step, reference
+
+import capture
+import native
+from capture.collectives import Ranks
+from catalog.errors import CorruptError, MismatchError, RestoreError, SetupError, SnapshotError, UnsupportedError
+from catalog.history import History
+from catalog.statistics.compute import missing_parts
+
+REFUSALS = (OSError, SetupError, UnsupportedError, MismatchError, CorruptError, RestoreError)
+
+
+def make(*, seed: int = 5) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
+    inner = Net(64)
+    model = torch.nn.parallel.DistributedDataParallel(inner, broadcast_buffers=False)
+    torch.manual_seed(100 + dist.get_rank())
+    return model, torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
+def refused(action) -> str:
+    """What `action` raised, which it must."""
+    try:
+        action()
+    except REFUSALS as error:
+        return str(error)
+    raise AssertionError("nothing was refused on this rank")
+
+
+def case_a_round_trip_of_two_ranks(folder: Path) -> None:
+    model, optimizer = make()
+    expected = {}
+    with capture.enable(model, optimizer=optimizer, every=1, history=folder / "one", backend="posix") as session:
+        for _ in range(3):
+            one_step(model, optimizer)
+            expected[session.snapshot()] = (reference(model.module, optimizer), torch.get_rng_state())
+        session.wait()
+    other, its_optimizer = make(seed=6)
+    for step, (state, rng) in expected.items():
+        capture.restore(step, history=folder / "one", model=other, optimizer=its_optimizer)
+        assert_same(reference(other.module, its_optimizer), state)
+        assert torch.equal(torch.get_rng_state(), rng), "each rank its own generators"
+    assert not torch.equal(*each_ranks(state["buffer"]["norm.running_mean"])), "the buffers were to differ"
+
+
+def case_statistics_of_a_rank_that_is_ahead_of_the_others(folder: Path) -> None:
+    model, optimizer = make()
+    with capture.enable(model, optimizer=optimizer, every=1000, history=folder / "ahead") as session:
+        one_step(model, optimizer)
+        if dist.get_rank() == 0:
+            session.snapshot()
+            with pytest.raises(SnapshotError, match="the part of another rank is missing"):
+                session.wait()
+        dist.barrier()
+        if dist.get_rank() == 1:
+            session.snapshot()
+            session.wait()
+        dist.barrier()
+        opened = History.open(folder / "ahead")
+        deadline = time.monotonic() + 60
+        while missing_parts(opened.paths, opened.resolve(1)):
+            assert time.monotonic() < deadline, "a rank's part never got its statistics"
+            threading.Event().wait(0.05)
+        dist.barrier()
+
+
+def each_ranks(tensor: torch.Tensor) -> list[torch.Tensor]:
+    found = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+    dist.all_gather(found, tensor)
+    return found
+
+
+def case_replicated_state_is_on_disk_once(folder: Path) -> None:
+    opened = History.open(folder / "one")
+    kinds = ["model", "exp_avg", "exp_avg_sq"]
+    extents = opened.extents(opened.resolve(2), kinds=kinds)
+    ends: dict[tuple[str, str], int] = {}
+    for extent in sorted(extents, key=lambda extent: extent.start):
+        assert extent.start == ends.get((extent.kind, extent.name), 0)
+        ends[extent.kind, extent.name] = extent.start + extent.numel
+    shares = [sum(e.nbytes for e in extents if f"rank-0000{rank}" in e.file) for rank in range(2)]
+    assert abs(shares[0] - shares[1]) <= 64, "each rank writes half"
+
+
+def case_what_one_rank_refuses_all_refuse(folder: Path) -> None:
+    model, optimizer = make()
+    user = {"callback": print} if dist.get_rank() == 1 else {"callback": None}
+    provider = capture.Stateful("user", user, placement="rank_local")
+    said = refused(lambda: capture.enable(model, optimizer=optimizer, history=folder / "refused", providers=[provider]))
+    assert "user['callback']" in said
+    assert not optimizer._optimizer_step_pre_hooks
+    one_step(model, optimizer)
+
+
+class BreaksLater:
+    """State that can be stored when `enable` looks at it first, and on rank 1 not any more."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def state_dict(self) -> dict:
+        self.asked += 1
+        return {"value": print if self.asked > 1 and dist.get_rank() == 1 else 1}
+
+    def load_state_dict(self, state: dict) -> None:
+        """Never asked."""
+
+
+def case_a_first_step_that_one_rank_can_not_take(folder: Path) -> None:
+    model, optimizer = make()
+    provider = capture.Stateful("user", BreaksLater(), placement="rank_local")
+    said = refused(lambda: capture.enable(model, optimizer=optimizer, history=folder / "first", providers=[provider]))
+    assert "user['value']" in said
+    assert not optimizer._optimizer_step_pre_hooks
+    one_step(model, optimizer)
+    assert not History.open(folder / "first").checkpoints()
+
+
+def case_a_folder_that_is_not_shared(folder: Path) -> None:
+    model, optimizer = make()
+    own = folder / f"own-{dist.get_rank()}"
+    said = refused(lambda: capture.enable(model, optimizer=optimizer, history=own))
+    assert "rank 1" in said
+
+
+def case_a_budget_too_small_on_one_rank(folder: Path) -> None:
+    model, optimizer = make()
+    budget_bytes = 4096 if dist.get_rank() == 0 else 32 << 20
+    assert "budget" in refused(
+        lambda: capture.enable(model, optimizer=optimizer, history=folder / "budget", budget_bytes=budget_bytes)
+    )
+
+
+def case_a_damaged_file_of_one_rank(folder: Path) -> None:
+    model, optimizer = make()
+    with capture.enable(model, optimizer=optimizer, every=1, history=folder / "damaged", backend="posix") as session:
+        one_step(model, optimizer)
+        session.wait()
+    opened = History.open(folder / "damaged")
+    victim = next(
+        e for e in opened.extents(opened.resolve(1), kinds=["buffer"]) if "rank-00001" in e.file and e.nbytes > 8
+    )
+    if dist.get_rank() == 1:
+        with (folder / "damaged" / victim.file).open("r+b") as file:
+            file.seek(victim.offset)
+            file.write(b"\xff\xff")
+    dist.barrier()
+    other, its_optimizer = make(seed=6)
+    said = refused(lambda: capture.restore(1, history=folder / "damaged", model=other, optimizer=its_optimizer))
+    assert victim.name in said
+    resumed = capture.enable(other, optimizer=its_optimizer, history=folder / "damaged", resume="auto", backend="posix")
+    facts = History.open(folder / "damaged").run_facts(resumed.run)
+    assert facts.parent_step == 0, "the damaged one is passed over on all ranks"
+    resumed.close()
+
+
+def case_a_rank_whose_disk_fails_leaves_the_step_incomplete(folder: Path) -> None:
+    model, optimizer = make()
+    faults = native.Faults(fail_after=3) if dist.get_rank() == 1 else None
+    session = capture.enable(
+        model,
+        optimizer=optimizer,
+        every=1,
+        history=folder / "half",
+        backend="posix",
+        faults=faults,
+        budget_bytes=32 << 20,
+    )
+    try:
+        for _ in range(3):
+            one_step(model, optimizer)
+        session.wait(timeout_s=0.2)
+    except SnapshotError:
+        pass
+    else:
+        raise AssertionError("a missing part was not reported")
+    try:
+        session.close()
+    except SnapshotError:
+        assert dist.get_rank() == 1
+    dist.barrier()
+    opened = History.open(folder / "half")
+    assert [ref.step for ref in opened.checkpoints(session.run)] in ([], [0], [0, 1])
+    assert opened.state(session.run, 3) in ("incomplete", "failed")
+
+
+def case_errors_travel_and_nothing_hangs(folder: Path) -> None:
+    ranks = Ranks(dist.get_rank(), dist.get_world_size())
+    assert ranks.broadcast(["of", "rank", ranks.rank]) == ["of", "rank", 0]
+
+    def fails() -> None:
+        if ranks.rank == 1:
+            raise OSError(5, "on rank 1 only")
+
+    assert "on rank 1 only" in refused(lambda: ranks.agree("trying", fails))
+
+
+def case_two_ranks_written_one_rank_restored(folder: Path) -> None:
+    """Rank 0 alone, as a process of one: what is replicated comes whole, what is local to a rank is rank 0's."""
+    opened = History.open(folder / "one")
+    state = capture.restore(2, history=folder / "one")
+    kinds = {extent.kind for extent in opened.extents(opened.resolve(2))} - {"header", "pad", "object", "object_tensor"}
+    assert set(state) == kinds
+    assert state["model"]["inner.weight"].shape == (64, 64)

@@ -1,0 +1,83 @@
+"""Cases in new processes: what `deepspeed_cases_original` left is put back, and trains on to the same bits."""
+
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from deepspeed_cases_original import FULL, LAST, RESTORED, history_of, note, state_of
+from deepspeed_cases_resharded import check_equal
+from deepspeed_eager import Eager, assert_same
+from deepspeed_helpers import make_engine, train
+from ranks import covers
+
+import capture
+
+
+@covers("restored by new processes: ZeRO 0, 1, 2, 3")
+def case_resume_bit_for_bit(folder: Path) -> None:
+    world = int(os.environ["WORLD_SIZE"])
+    for name, settings in FULL.items():
+        losses, *saved = torch.load(note(folder, name), weights_only=False)
+        middle, last = Eager(*saved[:2]), Eager(*saved[2:])
+        engine = make_engine(seed=99, **settings)
+        capture.restore(RESTORED, history=history_of(folder, name, world=world), engine=engine)
+        assert_same(state_of(engine), middle)
+        assert train(engine, LAST - RESTORED) == losses, name
+        again = state_of(engine)
+        assert_same(again, last)
+        for one in ("counters", "lr_scheduler", "loss_scaler"):
+            assert again.objects[one] == last.objects[one]
+        assert torch.equal(again.objects["rng"]["torch"], last.objects["rng"]["torch"])
+        assert again.objects["rng"]["python"] == last.objects["rng"]["python"]
+        engine.destroy()
+
+
+def case_resume_auto_goes_on(folder: Path) -> None:
+    """A child run, from the newest checkpoint; and back to an earlier one in the live engine."""
+    from catalog.history import History
+
+    world = int(os.environ["WORLD_SIZE"])
+    # Not an earlier stage: in a process that has had a ZeRO-3 engine, DeepSpeed computes `linear` in another way, for all engines.
+    name = "stage-3"
+    history = history_of(folder, name, world=world)
+    losses, *saved = torch.load(note(folder, name), weights_only=False)
+    engine = make_engine(seed=99, **FULL[name])
+    with capture.enable(engine, every=50, history=history, resume="auto") as session:
+        assert engine.global_steps == LAST
+        assert_same(state_of(engine), Eager(*saved[2:]))
+        train(engine, 2)
+    opened = History.open(history)
+    facts = next(run for run in opened.runs() if run.run == session.run)
+    assert facts.parent_step == LAST
+    capture.restore(RESTORED, history=history, engine=engine)
+    assert_same(state_of(engine), Eager(*saved[:2]))
+    again = train(engine, LAST - RESTORED)
+    assert again == losses, (name, [i for i, pair in enumerate(zip(again, losses, strict=True)) if pair[0] != pair[1]])
+    engine.destroy()
+
+
+def case_another_world_size_and_stage(folder: Path) -> None:
+    """What the other world size wrote in one stage, into another stage here."""
+    here = int(os.environ["WORLD_SIZE"])
+    other = 3 - here
+    for name, settings in FULL.items():
+        history = history_of(folder, name, world=other)
+        stored: Any = capture.restore(RESTORED, history=history)
+        alike = [one for one in FULL.values() if one.get("dtype") == settings.get("dtype")]
+        target = alike[alike.index(settings) - 1]
+        engine = make_engine(seed=50, **{**target, "accumulation": settings.get("accumulation", 1)})
+        capture.restore(RESTORED, history=history, engine=engine)
+        mine = state_of(engine)
+        flat = {(kind, name): tensor for kind, named in stored.items() for name, tensor in named.items()}
+        unaliased = {key: tensor for key, tensor in flat.items() if key[1] != "head.weight"}
+        check_equal(mine, Eager(unaliased, objects_at(folder, name, other)))
+        assert all(map(math.isfinite, train(engine, 1)))
+        assert engine.global_steps == RESTORED + 1
+        engine.destroy()
+
+
+def objects_at(folder: Path, name: str, world: int) -> dict[str, Any]:
+    objects: dict[str, Any] = torch.load(folder / f"{name}-{world}-0.pt", weights_only=False)[2]
+    return objects

@@ -1,0 +1,127 @@
+"""Cases for less usual engines: fp16 with skipped updates, ZeRO-Offload, accumulation that the caller owns."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from deepspeed.accelerator import get_accelerator
+from deepspeed_cases_hooks import Recorder
+from deepspeed_cases_state import check_resume, providers
+from deepspeed_eager import assert_same, put_back, take
+from deepspeed_helpers import batches, make_engine, train
+from ranks import covers
+
+from capture.loops.deepspeed.loop import DeepSpeedLoop
+
+FP16 = {"enabled": True, "initial_scale_power": 16, "loss_scale_window": 3, "hysteresis": 1}
+CPU_ADAM = {"type": "AdamW", "params": {"lr": 5e-3, "weight_decay": 0.1}}
+OFFLOAD: dict[str, Any] = {"offload_optimizer": {"device": "cpu"}}
+
+
+def allow_fp16() -> None:
+    """DeepSpeed's CPU accelerator says it has no fp16; torch does."""
+    accelerator = get_accelerator()
+    accelerator.is_fp16_supported = lambda: True
+    accelerator.supported_dtypes = lambda: [torch.float, torch.half, torch.bfloat16]
+
+
+@covers("fp16 with a dynamic loss scale: ZeRO 0, 1, 2, 3 (DeepSpeed's check of the CPU overridden)")
+def case_fp16_with_a_dynamic_loss_scale(folder: Path) -> None:
+    allow_fp16()
+    for stage in (0, 1, 2, 3):
+        check_resume(stage=stage, dtype="fp16", fp16=FP16)
+
+
+@covers("fp16, updates skipped on overflow: ZeRO 2")
+def case_fp16_skips_updates_and_says_so(folder: Path) -> None:
+    allow_fp16()
+    engine = make_engine(stage=2, dtype="fp16", fp16=FP16)
+    loop = DeepSpeedLoop(engine)
+    seen = Recorder(loop)
+    loop.attach(seen)
+    losses = train(engine, 6)
+    applied = [applied for applied, _ in seen.steps]
+    assert applied[0] is False
+    assert applied.count(False) == engine.skipped_steps < 6
+    assert seen.said == ["update", "step"] * 6
+    metrics = [metrics for _, metrics in seen.steps]
+    assert metrics[0]["loss_scale"] == 2.0**15, "the scale that follows from the skipped update"
+    assert [float(m["loss"]) for m in metrics] == losses, "as the user passed it, not scaled"
+    engine.destroy()
+
+
+@covers("ZeRO-Offload of the optimizer with DeepSpeed CPU Adam: ZeRO 1, 2, 3; of the parameters: ZeRO 3")
+def case_offload_of_the_optimizer(folder: Path) -> None:
+    """Five updates: there the running product of betas inside DeepSpeedCPUAdam parts from their power."""
+    for settings in (
+        {"stage": 1, "zero": OFFLOAD},
+        {"stage": 2, "zero": OFFLOAD, "accumulation": 2},
+        {"stage": 3, "zero": OFFLOAD, "accumulation": 2},
+        {"stage": 3, "zero": {**OFFLOAD, "offload_param": {"device": "cpu"}}},
+    ):
+        engine = make_engine(optimizer=CPU_ADAM, **settings)
+        torch.manual_seed(3 + int(os.environ["RANK"]))
+        state = providers(engine)
+        train(engine, 5)
+        at_5 = take(state)
+        losses = train(engine, 20)
+        at_25 = take(state)
+        engine.destroy()
+        fresh = make_engine(optimizer=CPU_ADAM, seed=99, **settings)
+        for _ in range(2):
+            put_back(providers(fresh), at_5)
+            assert train(fresh, 20) == losses, settings
+            assert_same(take(providers(fresh)), at_25)
+        fresh.destroy()
+
+
+@covers("offloaded and plain Adam read each other's checkpoints")
+def case_offloaded_and_plain_adam_read_each_other(folder: Path) -> None:
+    makers: list[dict[str, Any]] = [{"stage": 2}, {"stage": 3, "zero": OFFLOAD, "optimizer": CPU_ADAM}]
+    for source, target in (makers, makers[::-1]):
+        engine = make_engine(**source)
+        train(engine, 3)
+        eager = take(DeepSpeedLoop(engine).providers())
+        engine.destroy()
+        other = make_engine(seed=50, **target)
+        put_back(DeepSpeedLoop(other).providers(), eager)
+        mine = take(DeepSpeedLoop(other).providers())
+        assert_same(mine, eager)
+        assert [float(step) for step in mine.objects["optimizer"]["state"]["step"]] == [3.0, 3.0]
+        train(other, 1)
+        other.destroy()
+
+
+@covers("`managed_gradient_accumulation: false`: ZeRO 1, 2, 3")
+def case_accumulation_owned_by_the_caller(folder: Path) -> None:
+    for stage in (1, 2, 3):
+        engine = make_engine(stage=stage, accumulation=2, managed_gradient_accumulation=False)
+        loop = DeepSpeedLoop(engine)
+        seen = Recorder(loop, copies=True)
+        detach = loop.attach(seen)
+        state = providers(engine)
+
+        def steps(number: int, *, engine: Any = engine) -> list[float]:
+            losses = []
+            for _ in range(number):
+                stream = batches(int(os.environ["RANK"]), start=3 * engine.global_steps)
+                for _ in range(3):
+                    loss = engine(next(stream))
+                    engine.backward(loss)
+                    losses.append(loss.item())
+                engine.step()
+            return losses
+
+        steps(2)
+        assert seen.said == ["update", "step"] * 2
+        assert_same(seen.copies[1], seen.copies[2])
+        detach()
+        at_2 = take(state)
+        losses = steps(2)
+        put_back(state, at_2)
+        engine.backward(engine(next(batches(7))))
+        put_back(state, at_2)
+        assert steps(2) == losses
+        assert engine.global_samples == 2 * int(os.environ["WORLD_SIZE"]) * 3 * 4
+        engine.destroy()

@@ -1,0 +1,146 @@
+"""Cases of DistributedDataParallel and torch.compile, run on two ranks: captured, restored, trained on to the same bits."""
+
+from pathlib import Path
+
+import torch
+from capture_helpers import assert_same
+from frameworks_helpers import (
+    Training,
+    crosses,
+    enabled,
+    goes_on_exactly,
+    rank,
+    restored,
+    tiny,
+    train,
+    whole_state,
+    with_optimizer,
+)
+from ranks import covers
+from torch.nn.parallel import DistributedDataParallel
+
+from catalog.errors import SetupError
+from catalog.history import History
+from dshistory import Explorer
+
+
+def ddp(seed: int) -> Training:
+    return with_optimizer(DistributedDataParallel(tiny(seed), broadcast_buffers=False))
+
+
+def compiled(seed: int) -> Training:
+    return with_optimizer(torch.compile(tiny(seed), backend="eager"))
+
+
+def compiled_ddp(seed: int) -> Training:
+    return with_optimizer(
+        torch.compile(DistributedDataParallel(tiny(seed), broadcast_buffers=False), backend="aot_eager")
+    )
+
+
+def ddp_of_compiled(seed: int) -> Training:
+    return with_optimizer(DistributedDataParallel(torch.compile(tiny(seed), backend="eager"), broadcast_buffers=False))
+
+
+def compiled_in_place(seed: int) -> Training:
+    model = tiny(seed)
+    model.compile(backend="eager")
+    return with_optimizer(model)
+
+
+def compiled_in_part(seed: int) -> Training:
+    model = tiny(seed)
+    model.blocks[1] = torch.compile(model.blocks[1], backend="eager")
+    return with_optimizer(model)
+
+
+@covers("DistributedDataParallel; and into a plain module, and back")
+def case_ddp(folder: Path) -> None:
+    goes_on_exactly(ddp, folder / "ddp")
+    crosses(ddp, folder / "ddp")
+
+
+def case_ddp_is_stored_under_logical_names_and_once(folder: Path) -> None:
+    opened = History.open(folder / "ddp")
+    extents = [e for e in opened.extents(opened.resolve(2)) if e.kind in ("model", "exp_avg", "buffer")]
+    names = {name for name, _ in tiny(1).named_parameters()}
+    assert {e.name for e in extents if e.kind == "model"} == names
+    weights = [e for e in extents if e.kind != "buffer"]
+    assert {e.placement for e in weights} == {"replicated"}
+    for kind in ("model", "exp_avg"):
+        shares = [sum(e.nbytes for e in weights if e.kind == kind and f"rank-0000{r}" in e.file) for r in range(2)]
+        assert sum(shares) == sum(p.nbytes for n, p in tiny(1).named_parameters() if kind == "model" or n != "place")
+    assert all(sum(e.nbytes for e in weights if f"rank-0000{r}" in e.file) for r in range(2)), "both ranks write"
+    buffers = [e for e in extents if e.kind == "buffer"]
+    assert {e.placement for e in buffers} == {"rank_local"}
+    assert sorted((e.name, e.file[-17:-12]) for e in buffers) == sorted(
+        (name, f"0000{r}") for name in ("seen", "cache") for r in range(2)
+    )
+
+
+def case_every_step_has_its_loss(folder: Path) -> None:
+    if rank() == 0:
+        log = Explorer.open(folder / "ddp").log()
+        losses = dict(zip(log["step"].to_pylist(), log["loss"].to_pylist(), strict=True))
+        assert all(losses[step] is not None for step in (1, 2, 3, 4, 5)), losses
+
+
+@covers("`torch.compile`")
+def case_compiled(folder: Path) -> None:
+    goes_on_exactly(compiled, folder / "compiled")
+    crosses(compiled, folder / "compiled")
+
+
+@covers("`torch.compile` around DistributedDataParallel")
+def case_compiled_ddp(folder: Path) -> None:
+    goes_on_exactly(compiled_ddp, folder / "compiled-ddp")
+    crosses(compiled_ddp, folder / "compiled-ddp")
+
+
+@covers("DistributedDataParallel around `torch.compile`")
+def case_ddp_of_a_compiled_module(folder: Path) -> None:
+    goes_on_exactly(ddp_of_compiled, folder / "ddp-of-compiled")
+
+
+@covers("`module.compile()`")
+def case_compiled_in_place(folder: Path) -> None:
+    goes_on_exactly(compiled_in_place, folder / "in-place")
+
+
+@covers("one submodule compiled")
+def case_compiled_in_part(folder: Path) -> None:
+    goes_on_exactly(compiled_in_part, folder / "in-part")
+    crosses(compiled_in_part, folder / "in-part")
+
+
+def case_the_inner_module_is_as_good(folder: Path) -> None:
+    """Enabled with the module inside, trained through the wrappers around it."""
+    training = ddp(1)
+    calls = []
+    model, optimizer, scheduler = training
+    with enabled((model.module, optimizer, scheduler), folder / "inner") as session:
+        model.module.register_forward_hook(lambda *_: calls.append(1))
+        losses = train(training, 3, start=0)
+        session.wait()
+    state = whole_state(model, optimizer)
+    other = restored(ddp(2), 2, folder / "inner")
+    assert train(other, 1, start=2) == losses[2:]
+    assert_same(whole_state(other[0], other[1]), state)
+    assert len(calls) == 3
+
+
+def case_one_session_for_a_model_and_its_wrapper(folder: Path) -> None:
+    training = ddp(1)
+    model, optimizer, scheduler = training
+    first = enabled(training, folder / "twice")
+    second = enabled((torch.compile(model.module, backend="eager"), optimizer, scheduler), folder / "twice")
+    try:
+        first.wait()
+        assert History.open(folder / "twice").state(first.run, 0) == "committed"
+    finally:
+        second.close()
+    try:
+        first.snapshot()
+    except SetupError:
+        return
+    raise AssertionError("the first session was to be closed by the second")

@@ -1,0 +1,146 @@
+"""Runs the `case_*` functions of a module inside one process group: ranks are started once, for many cases.
+
+The first case that fails on any rank ends the group, for the ranks would no longer agree on collectives.
+"""
+
+import ast
+import atexit
+import contextlib
+import importlib
+import json
+import logging
+import os
+import random
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from fork_server import ForkServer
+
+HERE = Path(__file__).parent
+_servers: list[ForkServer] = []
+Case = TypeVar("Case", bound=Callable[..., Any])
+
+
+def case_names(module: str) -> list[str]:
+    """The cases of a module, in order, without importing it: deepspeed must not be imported by the collecting process."""
+    tree = ast.parse((HERE / f"{module}.py").read_text())
+    return [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("case_")]
+
+
+def cases_as_tests(module: str, *, world: int) -> tuple[Any, Any]:
+    """A module-scoped fixture that runs all cases of `module` on `world` ranks, and a test for each case; a test module
+    assigns both to names of its own: `said, test_hooks = cases_as_tests(...)`.
+    """
+
+    @pytest.fixture(scope="module")
+    def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+        return run_ranks(module, world=world, folder=tmp_path_factory.mktemp("ranks"))
+
+    @pytest.mark.parametrize("case", case_names(module))
+    def test(said: dict[str, str], case: str) -> None:
+        assert said[case] == "passed", said[case]
+
+    return said, test
+
+
+def covers(what: str) -> Callable[[Case], Case]:
+    """Says in docs/coverage.md what a case shows; `coverage_table` reads it from the source."""
+    return lambda case: case
+
+
+def run_ranks(module: str, *, world: int, folder: Path, timeout_s: float = 480.0) -> dict[str, str]:
+    """Run all cases of `module` on `world` ranks, each given `folder`; what each case said: "passed", or the tracebacks."""
+    group = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    places = [{**group, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
+    troubles = _run(module, folder, places=places, timeout_s=timeout_s)
+    said: dict[str, str] = {}
+    for rank in range(world):
+        report = folder / f"{module}-{rank}.json"
+        lines = report.read_text().splitlines() if report.exists() else []
+        for name, outcome in map(json.loads, lines):
+            said[name] = outcome if said.get(name, "passed") == "passed" else said[name]
+        if len(lines) < len(case_names(module)):
+            tail = (folder / f"{module}-{rank}.log").read_text()[-3000:]
+            for name in case_names(module):
+                said.setdefault(name, f"rank {rank} did not get here; the end of its log:\n{tail}")
+    for rank, trouble in troubles.items():
+        last = case_names(module)[-1]
+        if said[last] == "passed":
+            said[last] = f"after all cases, rank {rank}: {trouble}; see {folder / f'{module}-{rank}.log'}"
+    return said
+
+
+def _free_port() -> int:
+    """Below those that the kernel chooses, so that no socket of another group gets it before this group has begun."""
+    while True:
+        port = random.SystemRandom().randrange(10_000, 32_768)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
+def _run(module: str, folder: Path, *, places: list[dict[str, str]], timeout_s: float) -> dict[int, str]:
+    """Every second rank from the same server, and not always from the same one; what went wrong with their ends."""
+    if not all(server.alive for server in _servers):
+        _stop()
+    if not _servers:
+        _servers.extend((ForkServer(), ForkServer()))
+    random.shuffle(_servers)
+    busy = [(server, places[i::2]) for i, server in enumerate(_servers) if places[i::2]]
+    try:
+        for server, own in busy:
+            server.begin(module, folder, places=own, timeout_s=timeout_s)
+        return {rank: trouble for server, _ in busy for rank, trouble in server.finish().items()}
+    except BaseException:
+        _stop()
+        raise
+
+
+@atexit.register
+def _stop() -> None:
+    while _servers:
+        _servers.pop().stop()
+
+
+def _join(module: str) -> None:
+    """The process group, made by DeepSpeed for the modules named after it and by torch for the others."""
+    if module.startswith("deepspeed"):
+        import deepspeed
+        from deepspeed.utils import logger
+
+        logger.setLevel(logging.ERROR)
+        deepspeed.init_distributed("gloo", verbose=False, timeout=timedelta(seconds=60))
+    else:
+        import torch
+
+        torch.set_num_threads(1)
+        torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=60))
+
+
+def main(module: str, folder: Path) -> None:
+    import torch
+
+    _join(module)
+    sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent / "support")]
+    cases = importlib.import_module(module)
+    rank = int(os.environ["RANK"])
+    with (folder / f"{module}-{rank}.json").open("w") as report:
+        for name in case_names(module):
+            outcome = "passed"
+            try:
+                getattr(cases, name)(folder)
+            except (Exception, pytest.fail.Exception):  # noqa: BLE001 - reported, whatever it is
+                outcome = f"rank {rank}: {traceback.format_exc()}"
+            report.write(json.dumps([name, outcome]) + "\n")
+            report.flush()
+            failed = torch.tensor(outcome != "passed")
+            torch.distributed.all_reduce(failed, op=torch.distributed.ReduceOp.MAX)
+            if failed:
+                break
+    torch.distributed.destroy_process_group()

@@ -1,0 +1,65 @@
+"""Resharding: what one world size and ZeRO stage wrote, every other one reads."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ranks import case_names, run_ranks
+
+from catalog.history import History
+
+WRITE, READ = "deepspeed_cases_reshard", "deepspeed_cases_resharded"
+WORLDS = (4, 2, 1)
+# Several groups, each with its own limit, are the set-up of the first test.
+pytestmark = pytest.mark.timeout(1800)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("ranks")
+
+
+@pytest.fixture(scope="module")
+def said(folder: Path) -> dict[tuple[int, str], str]:
+    return {
+        (world, case): outcome
+        for module in (WRITE, READ)
+        for world in WORLDS
+        for case, outcome in run_ranks(module, world=world, folder=folder).items()
+    }
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("case", [*case_names(WRITE), *case_names(READ)])
+def test_reshard(said: dict[tuple[int, str], str], case: str, world: int) -> None:
+    assert said[world, case] == "passed", said[world, case]
+
+
+def test_statistics_do_not_depend_on_world_size_and_stage(said: dict[tuple[int, str], str], folder: Path) -> None:
+    assert set(said.values()) == {"passed"}
+    first, *others = (statistics_of(path) for path in sorted(folder.glob("same-*")))
+    assert len(others) == 11
+    assert len(first) > 20
+    for other in others:
+        shared = first.keys() & other.keys()
+        assert {kind for kind, _ in first.keys() ^ other.keys()} <= {"master", "step"}
+        assert len(shared) > 20
+        for key in shared:
+            assert_same_figures(first[key], other[key])
+
+
+def assert_same_figures(one: dict[str, Any], other: dict[str, Any]) -> None:
+    for exact in ("numel", "nan", "inf", "zeros", "min", "max", "exponents"):
+        assert one[exact] == other[exact], exact
+    scale = abs(one["max"]) + abs(one["min"])
+    assert one["sum_of_squares"] == pytest.approx(other["sum_of_squares"], rel=1e-12)
+    assert one["sum"] == pytest.approx(other["sum"], abs=1e-12 * scale * one["numel"])
+    # Sketches are stored in float32.
+    assert one["sketch"] == pytest.approx(other["sketch"], abs=1e-6 * math.sqrt(one["sum_of_squares"]))
+
+
+def statistics_of(root: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    """By kind and name what the training's own ranks computed; without buffers, of which every rank has its own."""
+    sql = "SELECT * FROM statistics JOIN sketches USING (run, step, kind, name) WHERE kind <> 'buffer'"
+    return {(row["kind"], row["name"]): row for row in History.open(root).query(sql).to_pylist()}

@@ -1,0 +1,5 @@
+"""What people train with, in real processes."""
+
+from ranks import cases_as_tests
+
+said, test_usual = cases_as_tests("deepspeed_cases_usual", world=2)

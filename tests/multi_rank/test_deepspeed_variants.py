@@ -1,0 +1,5 @@
+"""Less usual DeepSpeed engines, in real processes. The first run compiles DeepSpeed's CPU Adam."""
+
+from ranks import cases_as_tests
+
+said, test_variants = cases_as_tests("deepspeed_cases_variants", world=2)

@@ -1,0 +1,225 @@
+"""How engines and jobs end: close, the last reference, fork, threads."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import pytest
+from native_helpers import (
+    HEADER,
+    MIB,
+    Piece,
+    each_backend,
+    extents,
+    landed,
+    lazy_run,
+    new_writer,
+)
+from places import SUPPORT
+
+import native
+
+
+@each_backend
+def test_close_fails_what_is_not_prepared_and_keeps_what_is_written(tmp_path: Path, backend) -> None:
+    done, open_ = lazy_run(MIB, seed=1), lazy_run(16 * MIB, seed=2)
+    writer = new_writer(backend, delay_us=300, depth=1)
+    jobs = [writer.start(data.plan(), str(tmp_path / f"{i}")) for i, data in enumerate((done, open_))]
+    assert jobs[0].wait()
+    writer.close()
+    writer.close()
+    jobs[0].finish(header=HEADER, tail=b"")
+    landed(tmp_path / "0", done)
+    jobs[1].release()
+    with pytest.raises(OSError, match="close of the writer") as failure:
+        jobs[1].wait()
+    assert failure.value.errno == errno.ECANCELED
+    with pytest.raises(RuntimeError, match="writer is closed: nothing was written to"):
+        writer.start(done.plan(), str(tmp_path / "2"))
+    assert not (tmp_path / "2").exists()
+
+
+@each_backend
+@pytest.mark.parametrize("turn", range(5))
+def test_close_from_another_thread_ends_start_and_release(tmp_path: Path, backend, turn) -> None:
+    writer = new_writer(backend, delay_us=100, depth=1 + turn)
+    lazy, eager = lazy_run(8 * MIB, place="odd"), extents([Piece(8 * MIB, 0, "odd", True)])
+    first = writer.start(lazy.plan(), str(tmp_path / "lazy"))
+    outcomes: list[str] = []
+
+    def start() -> None:
+        try:
+            outcomes.append(outcome_of(writer.start(eager.plan(), str(tmp_path / "eager"))))
+        except RuntimeError as error:
+            outcomes.append(str(error))
+
+    threads = [threading.Thread(target=work) for work in (first.release, start, writer.close, writer.close)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for outcome in [outcome_of(first), *outcomes]:
+        assert "close of the writer" in outcome or "writer is closed" in outcome
+
+
+def outcome_of(job: native.WriteJob) -> str:
+    try:
+        return str(job.wait())
+    except OSError as error:
+        return str(error)
+
+
+@each_backend
+def test_the_last_reference_may_fall_in_any_order(tmp_path: Path, backend) -> None:
+    """The core's threads may drop a plan or a job last; taking the GIL then would hang the writer's destructor."""
+    for turn in range(30):
+        writer = new_writer(backend, reorder=True)
+        data = lazy_run(2 * MIB)
+        job = writer.start(data.plan(), str(tmp_path / f"{turn}"))
+        del writer
+        del job
+    assert list(tmp_path.iterdir()) == []
+
+
+@each_backend
+def test_threads_of_the_core_leave_signals_to_the_others(tmp_path: Path, backend) -> None:
+    """Else a Ctrl-C may go to one of them and not wake the main thread."""
+    before = threads()
+    writer = new_writer(backend, depth=3)
+    while len(ours := threads().items() - before.items()) < (3 if backend == "posix" else 1):
+        pass
+    for _, blocked in ours:
+        assert all(blocked >> (number - 1) & 1 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGXFSZ))
+        assert not blocked >> (signal.SIGSEGV - 1) & 1
+    writer.close()
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def threads() -> dict[str, int]:
+    """The signals that each of this process's threads blocks.
+
+    Without those that block all there are: the kernel's own workers of a ring, and threads that libc is still starting.
+    """
+    everything = ~(1 << (signal.SIGKILL - 1) | 1 << (signal.SIGSTOP - 1)) & (1 << 64) - 1
+    blocked = {}
+    for path in Path("/proc/self/task").glob("*/status"):
+        try:
+            status = dict(line.split(":\t", 1) for line in path.read_text(encoding="utf-8").splitlines())
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it ended meanwhile
+        blocked[path.parent.name] = int(status["SigBlk"], 16)
+    return {thread: mask for thread, mask in blocked.items() if mask != everything}
+
+
+def test_threads_that_cannot_be_started_are_an_error(tmp_path: Path) -> None:
+    script = """
+        import native, resource, threading
+        used = int(open("/proc/self/statm").read().split()[0]) * 4096
+        resource.setrlimit(resource.RLIMIT_AS, (used + (256 << 20), used + (256 << 20)))
+        try:
+            native.Writer(backend="posix", budget_bytes=8 << 20, block_bytes=1 << 20, depth=1000)
+        except OSError as error:
+            print("refused:", error)
+        """
+    run = subprocess.run(
+        [sys.executable, "-P", "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert run.stdout.startswith("refused:")
+
+
+@each_backend
+def test_a_forked_child_is_told_and_leaves_the_parents_file(tmp_path: Path, backend) -> None:
+    data = lazy_run(4 * MIB)
+    writer = new_writer(backend, delay_us=300)
+    job = writer.start(data.plan(), str(tmp_path / "f"))
+    messages, told = os.pipe()
+    child = os.fork()
+    if child == 0:
+        calls = [
+            job.release,
+            job.released,
+            job.wait,
+            job.checksums,
+            lambda: job.finish(header=HEADER, tail=b""),
+            job.abort,
+            lambda: job.stats,
+            lambda: writer.start(data.plan(), str(tmp_path / "child")),
+            writer.budget_free_bytes,
+            writer.close,
+        ]
+        refused = 0
+        for call in calls:
+            try:
+                call()
+            except RuntimeError as error:
+                refused += f"belongs to process {os.getppid()}" in str(error)
+        del calls, call, job, writer
+        own = new_writer(backend)
+        own_job = own.start(data.plan(), str(tmp_path / "own"))
+        refused += own_job.wait()
+        own_job.abort()
+        own.close()
+        os.write(told, bytes([refused]))
+        os._exit(0)
+    os.close(told)
+    assert os.waitpid(child, 0)[1] == 0
+    assert os.read(messages, 1) == bytes([11])
+    os.close(messages)
+    job.release()
+    assert job.wait()
+    job.finish(header=HEADER, tail=b"")
+    landed(tmp_path / "f", data)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["f"]
+
+
+@each_backend
+@pytest.mark.parametrize("written", ["written", "writing"])
+def test_a_forked_child_exits_without_hang(tmp_path: Path, backend, written) -> None:
+    """Through the interpreter's own exit, with the writer and a job still alive."""
+    script = """
+        import os, sys
+        import native, native_helpers as h
+        writer = native.Writer(backend=sys.argv[1], budget_bytes=h.LEAST_BUDGET, block_bytes=h.BLOCK,
+                               faults=native.Faults(delay_us=300))
+        data = h.lazy_run(4 << 20)
+        job = writer.start(data.plan(), sys.argv[2])
+        if sys.argv[3] == "written":
+            job.wait()
+        child = os.fork()
+        if child == 0:
+            del job
+            sys.exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert job.wait()
+        job.finish(header=h.HEADER, tail=b"")
+        """
+    here = str(SUPPORT)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([here, os.environ.get("PYTHONPATH", "")])}
+    subprocess.run(
+        [sys.executable, "-P", "-c", textwrap.dedent(script), backend, tmp_path / "f", written],
+        env=environment,
+        timeout=60,
+        check=True,
+    )
+    landed(tmp_path / "f", lazy_run(4 * MIB))
+
+
+@each_backend
+def test_closing_gives_the_budget_back_to_the_host(backend: str) -> None:
+    """Also while the closed writer is still referred to."""
+    budget = 256 << 20
+    before = resident_bytes()
+    writer = native.Writer(backend=backend, budget_bytes=budget)
+    assert resident_bytes() - before > budget // 2
+    writer.close()
+    assert resident_bytes() - before < budget // 2
+    assert writer.budget_free_bytes() == 0
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")

@@ -1,0 +1,76 @@
+"""docs/coverage.md, made from the sources of the cases; started as a script it writes the file anew."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parents[1]
+CASES = TESTS / "multi_rank"
+PAGE = TESTS.parent / "docs" / "coverage.md"
+REFUSALS = "deepspeed_cases_refused.py"
+HEAD = """# Which configurations are covered
+
+Made from the tests by `make coverage-table`; a test fails when it is stale.
+
+## DeepSpeed: captured, restored, trained on to the same bits
+
+Each row is a test on a real DeepSpeed engine, in one to four processes over gloo on CPU, with gradient clipping, dropout, two param groups,
+a tied head, a frozen parameter and a buffer that forward changes, unless its row says otherwise. The cases of `deepspeed_cases_state`,
+`_variants`, `_reshard` and `_resharded` take the state and put it back in memory, by the same State Providers; the others go through a history on disk. What moves to another world
+size, stage or split is tested for equal logical tensors and a training that goes on, for other ranks draw other random numbers.
+
+| configuration | test |
+|---|---|
+"""
+FRAMEWORKS = """
+## Other frameworks: captured, restored, trained on to the same bits
+
+On two ranks over gloo unless the row says otherwise, with a tied head, a frozen parameter, buffers that forward changes (one of them not persistent), rows
+that two ranks can't share evenly, dropout, two parameter groups and a scheduler.
+
+| configuration | test |
+|---|---|
+"""
+REFUSED = """
+## DeepSpeed: refused by `capture.enable`, by name
+
+The message goes on: "can't be captured safely; turn it off in the DeepSpeed configuration". Nothing is written, and the engine trains on. Most of
+these can't be started on a CPU: the refusal is tested on a real engine that answers as one with that configuration does.
+
+| configuration | message |
+|---|---|
+"""
+TAIL = """
+Also refused: pipeline stages or experts without ZeRO, bf16 or fp16; optimizer state that is not laid out element by element; optimizers with
+error feedback per rank (1-bit Adam and its kin); and any optimizer wrapper of DeepSpeed that is not known here, such as the one that MiCS had, by its
+class name. DeepSpeed 0.19.8 itself refuses MiCS.
+"""
+
+
+def coverage_page() -> str:
+    """The text that docs/coverage.md must have."""
+    refused = "".join(f"| {configuration} | {message} |\n" for configuration, message in _refused())
+    return f"{HEAD}{_covered('deepspeed')}{FRAMEWORKS}{_covered('frameworks')}{REFUSED}{refused}{TAIL}"
+
+
+def _covered(family: str) -> str:
+    """A line for what each case of the family is marked to cover."""
+    marks = sorted(
+        (ast.literal_eval(mark.args[0]), f"{path.stem}.{node.name}")
+        for path in CASES.glob(f"{family}_cases_*.py")
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.FunctionDef)
+        for mark in node.decorator_list
+        if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "covers"
+    )
+    return "".join(f"| {what} | `{case}` |\n" for what, case in marks)
+
+
+def _refused() -> Iterator[tuple[str, str]]:
+    for node in ast.parse((CASES / REFUSALS).read_text()).body:
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "REFUSED" and node.value is not None:
+            yield from ((configuration, message) for configuration, message, _ in ast.literal_eval(node.value))
+
+
+if __name__ == "__main__":
+    PAGE.write_text(coverage_page())

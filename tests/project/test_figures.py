@@ -1,0 +1,44 @@
+"""The figures in the README are those of the committed benchmark, not anybody's memory of it."""
+
+import json
+import re
+
+import pytest
+from places import ROOT
+
+COLUMNS = ("blocked", "durable", "cold read")
+
+
+def shown():
+    rows = re.findall(
+        r"^\| ([\w ._]+?) \| ([\d.]+) s \| ([\d.]+) s \| ([\d.]+) s \|$", (ROOT / "README.md").read_text(), re.M
+    )
+    return {name: dict(zip(COLUMNS, map(float, values), strict=True)) for name, *values in rows}
+
+
+@pytest.mark.parametrize("name", ["DSHistory", "safetensors", "torch.save", "DCP async_save"])
+def test_the_readme_shows_the_committed_medians(name):
+    measured = json.loads((ROOT / "benchmarks" / "results" / "save.json").read_text())
+    for column, value in shown()[name].items():
+        exact = measured["results"][name][column]["median"]
+        assert value == pytest.approx(exact, abs=0.0051 if value > 0.05 else 0.00051), column
+
+
+def test_the_readme_shows_the_committed_training():
+    measured = json.loads((ROOT / "benchmarks" / "results" / "training.json").read_text())["results"]
+    rows = re.findall(r"^\| ([\w ._,]+?) \| ([\d.]+) x \| ([\d.]+) % \|$", (ROOT / "README.md").read_text(), re.M)
+    assert len(rows) == 6
+    for name, step, stall in rows:
+        assert float(step) == pytest.approx(measured[name]["against none"]["median"], abs=0.0051), name
+        exact = 100 * measured[name]["stall of the step"]["median"]
+        assert float(stall) == pytest.approx(exact, abs=0.051 if exact < 10 else 0.51), name
+
+
+def test_the_readme_shows_the_committed_queries():
+    measured = json.loads((ROOT / "benchmarks" / "results" / "queries.json").read_text())["results"]
+    of_history = measured["1,000 checkpoints x 1,000 tensors"]
+    readme = (ROOT / "README.md").read_text()
+    rows = re.findall(r"^\| ([\w ]+?)(?: of [\w ]+)?(?:,[\w ]+)? \| (\d+) ms \|$", readme, re.M)
+    assert len(rows) == 7
+    for name, milliseconds in rows:
+        assert float(milliseconds) == pytest.approx(1000 * of_history[name]["median"], abs=0.51), name

@@ -1,0 +1,41 @@
+"""`__all__` says what a module offers: everything in it exists, and nothing public is left out of it."""
+
+import ast
+import importlib
+
+import pytest
+from project_helpers import LAYERS, all_modules, relative
+
+WITHOUT_NAMES = ("__main__.py",)
+
+
+def public_definitions(tree):
+    kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    return {node.name for node in tree.body if isinstance(node, kinds) and not node.name.startswith("_")}
+
+
+def stated(tree):
+    for node in tree.body:
+        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+        if isinstance(target, ast.Name) and target.id == "__all__":
+            return ast.literal_eval(node.value)
+    return None
+
+
+@pytest.mark.parametrize("path", [p for p in all_modules() if p.name not in WITHOUT_NAMES], ids=relative)
+def test_a_module_states_its_public_names(path):
+    tree = ast.parse(path.read_text())
+    names = stated(tree)
+    assert names is not None, "no __all__"
+    assert len(set(names)) == len(names)
+    if path.name != "__init__.py":
+        hidden = public_definitions(tree) - set(names)
+        assert not hidden, "public by name, but not in __all__"
+
+
+@pytest.mark.parametrize("package", LAYERS)
+def test_every_name_of_a_package_can_be_had(package):
+    module = importlib.import_module(package)
+    missing = [name for name in module.__all__ if not hasattr(module, name)]
+    assert not missing
+    assert "open" not in module.__all__

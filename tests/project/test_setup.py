@@ -1,0 +1,49 @@
+"""What a machine must have for `make`: looked for, and named where it can't be installed."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from places import ROOT
+
+USED = ("bash", "c++", "cmake", "env", "find", "id", "pkg-config")
+"""Programs that the script and the build use; apt-get and sudo are not among them."""
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """A folder with these programs alone, as $PATH."""
+    for name in USED:
+        (tmp_path / name).symlink_to(shutil.which(name))
+    return tmp_path
+
+
+def look_for(machine: Path, *purpose: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(ROOT / ".ci" / "system-packages"), sys.executable, *purpose],
+        env=os.environ | {"PATH": str(machine)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_build_asks_for_no_browser(machine):
+    assert look_for(machine).returncode == 0
+
+
+def test_a_missing_browser_is_named(machine):
+    done = look_for(machine, "browser")
+    assert done.returncode == 1
+    assert "DSHistory's test in a browser needs: chromium" in done.stderr
+    assert "sudo apt-get install chromium" in done.stderr
+
+
+def test_a_missing_compiler_is_named(machine):
+    (machine / "c++").unlink()
+    done = look_for(machine)
+    assert done.returncode == 1
+    assert "DSHistory's build needs: g++" in done.stderr

@@ -1,0 +1,70 @@
+"""The project's own tree, as the tests of its rules look at it."""
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from places import ROOT
+
+LAYERS = ("dshistory", "capture", "catalog", "native")
+"""From the top down: each imports itself and what stands to its right."""
+
+
+def modules(package: str) -> list[Path]:
+    return sorted((ROOT / package).rglob("*.py"))
+
+
+def all_modules() -> list[Path]:
+    return [path for package in LAYERS for path in modules(package)]
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def imports(path: Path) -> Iterator[tuple[str, int]]:
+    """Every module that the file imports anywhere, also inside functions, with its line; type-checking blocks left out."""
+    for node in _runtime_nodes(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield "." * node.level + (node.module or ""), node.lineno
+
+
+def _runtime_nodes(node: ast.AST) -> Iterator[ast.AST]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and ast.unparse(child.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+            for other in child.orelse:
+                yield from (other, *_runtime_nodes(other))
+            continue
+        yield child
+        yield from _runtime_nodes(child)
+
+
+def tracked_files() -> list[Path]:
+    """What git would hand to a stranger."""
+    listing = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+    return [ROOT / name for name in listing.stdout.split("\0") if name and (ROOT / name).is_file()]
+
+
+def run_python(*arguments: str, cwd: Path, python: str = sys.executable, **environment: str) -> str:
+    """What the child prints; raises with both of its streams when it fails."""
+    return run([python, *arguments], cwd=cwd, **environment)
+
+
+def run(command: Sequence[str], *, cwd: Path, timeout_s: float = 400, **environment: str) -> str:
+    done = subprocess.run(
+        command,
+        cwd=cwd,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    if done.returncode:
+        raise AssertionError(f"{list(command)} ended with {done.returncode}\n{done.stdout}\n{done.stderr}")
+    return done.stdout
