@@ -14,7 +14,7 @@ import random
 import socket
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,14 +33,14 @@ def case_names(module: str) -> list[str]:
     return [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("case_")]
 
 
-def cases_as_tests(module: str, *, world: int) -> tuple[Any, Any]:
-    """A module-scoped fixture that runs all cases of `module` on `world` ranks, and a test for each case; a test module
-    assigns both to names of its own: `said, test_hooks = cases_as_tests(...)`.
+def cases_as_tests(module: str, *, worlds: Sequence[int] = (2,)) -> tuple[Any, Any]:
+    """A module-scoped fixture that runs all cases of `module` on each number of ranks, and a test for each case. A test
+    module assigns both at its top: `said, test_hooks = cases_as_tests(...)`.
     """
 
-    @pytest.fixture(scope="module")
-    def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-        return run_ranks(module, world=world, folder=tmp_path_factory.mktemp("ranks"))
+    @pytest.fixture(scope="module", params=worlds, ids=lambda world: f"ranks={world}")
+    def said(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+        return run_ranks(module, world=request.param, folder=tmp_path_factory.mktemp("ranks"))
 
     @pytest.mark.parametrize("case", case_names(module))
     def test(said: dict[str, str], case: str) -> None:

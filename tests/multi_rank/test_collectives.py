@@ -2,4 +2,4 @@
 
 from ranks import cases_as_tests
 
-said, test_two_ranks = cases_as_tests("capture_cases", world=2)
+said, test_two_ranks = cases_as_tests("capture_cases")

@@ -2,4 +2,4 @@
 
 from ranks import cases_as_tests
 
-said, test_refused = cases_as_tests("deepspeed_cases_refused", world=2)
+said, test_refused = cases_as_tests("deepspeed_cases_refused")

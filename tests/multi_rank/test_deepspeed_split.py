@@ -2,4 +2,4 @@
 
 from ranks import cases_as_tests
 
-said, test_split = cases_as_tests("deepspeed_cases_split", world=2)
+said, test_split = cases_as_tests("deepspeed_cases_split")

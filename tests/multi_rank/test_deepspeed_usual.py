@@ -2,4 +2,4 @@
 
 from ranks import cases_as_tests
 
-said, test_usual = cases_as_tests("deepspeed_cases_usual", world=2)
+said, test_usual = cases_as_tests("deepspeed_cases_usual")

@@ -2,4 +2,4 @@
 
 from ranks import cases_as_tests
 
-said, test_variants = cases_as_tests("deepspeed_cases_variants", world=2)
+said, test_variants = cases_as_tests("deepspeed_cases_variants")
