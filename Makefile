@@ -38,7 +38,12 @@ $(VENV)/.tools: $(VENV)/.torch
 	@$(PIP) install -c constraints.txt setuptools wheel scikit-build-core nanobind ninja
 	@touch $@
 
-$(VENV)/.installed: $(VENV)/.tools $(BUILD_INPUTS)
+# An editable install keeps a list of the modules there are: when one is added, moved or removed, the list is made anew.
+.PHONY: FORCE
+$(VENV)/.modules: FORCE | $(VENV)/.tools
+	@find $(LAYERS) -name '*.py' | sort | cmp -s - $@ || find $(LAYERS) -name '*.py' | sort > $@
+
+$(VENV)/.installed: $(VENV)/.tools $(VENV)/.modules $(BUILD_INPUTS)
 	@echo 'building DSHistory and installing what it uses'
 	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[deepspeed,notebook,dev]'
 	@touch $@
@@ -65,6 +70,12 @@ notebooks: setup  ## train the small models that the other notebooks look at, an
 .PHONY: test
 test: setup  ## run every test but those in a browser
 	$(BIN)/python -m pytest -q -rs -n logical --maxprocesses 4 --dist loadfile
+
+# What one runs while working. Left out are process groups, kernels, compilers, whole trainings and other slow tests.
+.PHONY: test-fast
+test-fast: setup  ## run the tests that take no time (under 3 minutes on 2 cores)
+	$(BIN)/python -m pytest -q -rs -n logical --maxprocesses 4 --dist loadfile -m 'not slow' \
+	  --ignore tests/multi_rank --ignore tests/end_to_end --ignore tests/gpu
 
 # Chromium is a system package of 300 MB that nothing else needs, so these tests stay out of `test`.
 .PHONY: test-browser
@@ -96,6 +107,10 @@ bench-orbax:  ## also measure Orbax from now on (its own environment, 700 MB)
 .PHONY: coverage-table
 coverage-table: setup  ## write docs/coverage.md from the tests
 	$(BIN)/python tests/project/coverage_table.py
+
+.PHONY: rooms
+rooms: setup  ## write the tree of rooms in CONTRIBUTING.md from the code
+	PYTHONPATH=tests/support $(BIN)/python tests/project/architecture.py
 
 .PHONY: picture
 picture: test-browser  ## make the README's pictures anew, of the demo's executed notebook and of the explorer under test

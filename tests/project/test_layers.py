@@ -1,7 +1,11 @@
-"""Imports run downwards only, and each heavy package is imported where it belongs alone."""
+"""Imports run downwards only, between packages and between their rooms; each heavy package is imported in its own place."""
+
+from collections.abc import Iterator
 
 import pytest
-from project_helpers import LAYERS, all_modules, imports, modules, relative
+from architecture import LAYERS, PAGE, ROOMS, may_import, modules_of, page_with_tree, room_of
+from places import ROOT
+from project_helpers import all_modules, imports, modules, relative
 
 ONE_PLACE = {
     "deepspeed": {
@@ -15,6 +19,18 @@ ONE_PLACE = {
     "ipywidgets": {"dshistory/widgets/__init__.py", "dshistory/widgets/controls.py"},
     "anywidget": {"dshistory/widgets/__init__.py", "dshistory/widgets/resize.py"},
 }
+MODULES = {name: path for package in LAYERS for name, path in modules_of(package).items()}
+DOORS = {*LAYERS, "dshistory.__main__"}
+"""They offer names of the rooms, so they stand above all of them."""
+
+
+def imported_modules(name: str) -> Iterator[str]:
+    """The modules of ours that the module imports anywhere, each by the longest name that is a module."""
+    for target, _ in imports(MODULES[name], names=True):
+        parts = target.split(".")
+        found = next((".".join(parts[:n]) for n in range(len(parts), 0, -1) if ".".join(parts[:n]) in MODULES), None)
+        if found is not None and found != name:
+            yield found
 
 
 @pytest.mark.parametrize("package", LAYERS)
@@ -27,6 +43,55 @@ def test_a_layer_imports_only_itself_and_the_layers_below(package):
         if name.partition(".")[0] in above
     ]
     assert not upwards
+
+
+@pytest.mark.parametrize("package", LAYERS)
+def test_a_room_imports_only_itself_and_the_rooms_below(package):
+    wrong = []
+    for name in modules_of(package):
+        for other in imported_modules(name):
+            if name in DOORS or other in DOORS or other.partition(".")[0] != package or room_of(name) == room_of(other):
+                continue
+            if not may_import(room_of(name), room_of(other), package=package):
+                wrong.append(f"{name} imports {other}")
+    assert not wrong
+
+
+@pytest.mark.parametrize("package", LAYERS)
+def test_every_room_has_its_place_and_every_place_its_room(package):
+    there = {room_of(name) for name in modules_of(package)} - {"__init__", "__main__"}
+    assert there == {room for line in ROOMS[package] for room in line.split()}
+
+
+def test_no_files_import_each_other_in_a_circle():
+    graph = {name: set(imported_modules(name)) - DOORS for name in MODULES if name not in DOORS}
+    done: set[str] = set()
+
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        if name in path:
+            pytest.fail(" -> ".join([*path[path.index(name) :], name]))
+        if name not in done:
+            for other in graph.get(name, ()):
+                visit(other, (*path, name))
+            done.add(name)
+
+    for name in graph:
+        visit(name, ())
+
+
+def test_a_folder_says_what_is_in_it():
+    silent = [
+        relative(folder)
+        for package in LAYERS[:3]
+        for folder in sorted({path.parent for path in modules(package)})
+        if not (folder / "__init__.py").read_text().startswith('"""')
+    ]
+    assert not silent
+
+
+def test_contributing_shows_the_rooms_as_they_are():
+    page = PAGE.read_text()
+    assert page == page_with_tree(page), "stale: run `make rooms`"
 
 
 def test_imports_are_absolute():
@@ -49,7 +114,12 @@ def test_the_rule_sees_imports_inside_functions_but_not_those_for_type_checkers(
     source = tmp_path / "module.py"
     source.write_text(
         "from typing import TYPE_CHECKING\n"
-        "if TYPE_CHECKING:\n    import capture\nelse:\n    import catalog.index.database\n"
-        "def later():\n    from dshistory import table\n"
+        "if TYPE_CHECKING:\n    import capture\nelse:\n    import catalog.index\n"
+        "def later():\n    from dshistory.display import table\n"
     )
-    assert [name for name, _ in imports(source)] == ["typing", "catalog.index.database", "dshistory"]
+    assert [name for name, _ in imports(source)] == ["typing", "catalog.index", "dshistory.display"]
+    assert [name for name, _ in imports(source, names=True)][-1] == "dshistory.display.table"
+
+
+def test_every_top_of_the_tree_is_a_package():
+    assert all((ROOT / package / "__init__.py").is_file() for package in LAYERS)

@@ -4,7 +4,8 @@ import ast
 import importlib
 
 import pytest
-from project_helpers import LAYERS, all_modules, relative
+from architecture import LAYERS
+from project_helpers import all_modules, relative
 
 WITHOUT_NAMES = ("__main__.py",)
 

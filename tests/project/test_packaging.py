@@ -5,8 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from architecture import LAYERS
 from places import ROOT
-from project_helpers import LAYERS, run, run_python
+from project_helpers import run, run_python
 
 SCRIPT = """
 import torch

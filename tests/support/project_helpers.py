@@ -7,10 +7,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from architecture import LAYERS
 from places import ROOT
-
-LAYERS = ("dshistory", "capture", "catalog", "native")
-"""From the top down: each imports itself and what stands to its right."""
 
 
 def modules(package: str) -> list[Path]:
@@ -25,13 +23,19 @@ def relative(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-def imports(path: Path) -> Iterator[tuple[str, int]]:
-    """Every module that the file imports anywhere, also inside functions, with its line; type-checking blocks left out."""
+def imports(path: Path, *, names: bool = False) -> Iterator[tuple[str, int]]:
+    """Every module that the file imports anywhere, also inside functions, with its line; blocks for type checkers are left
+    out. `names`: `from a import b` gives `a.b`.
+    """
     for node in _runtime_nodes(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            yield "." * node.level + (node.module or ""), node.lineno
+            module = "." * node.level + (node.module or "")
+            yield from (
+                (f"{module}.{alias.name}" if names else module, node.lineno)
+                for alias in node.names[: None if names else 1]
+            )
 
 
 def _runtime_nodes(node: ast.AST) -> Iterator[ast.AST]:
