@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from catalog.format.extents import extent_table
 from catalog.format.statistics_file import SCHEMA, StatisticsFile, publish_statistics
+from catalog.index import index
 from catalog.paths import data_file
 from catalog.records import Extent, RunFacts
 from catalog.run_writer import RunWriter, create_history, create_run
@@ -38,7 +39,7 @@ class MadeUp:
     def __init__(self, root: Path, *, tensors: int, seed: int = 0) -> None:
         create_history(root)
         create_run(root, RunFacts(RUN, "2026-11-21T10:15:02+00:00", 1, None, None, LAYOUT, {}))
-        self._writer = RunWriter(root, run=RUN, rank=0, world_size=1, layout=LAYOUT)
+        self._writer = RunWriter(root, run=RUN, rank=0, world_size=1, layout_hash=LAYOUT)
         self._draw = np.random.default_rng(seed)
         self._names = names(tensors)
         self._extents = _extents(self._names)
@@ -62,13 +63,13 @@ class MadeUp:
         self._writer.try_commit(step)
         publish_statistics(self._writer.paths, RUN, StatisticsFile(step, 0, 1), self._statistics(checksums))
         if register:
-            self._writer.register(patience_s=60.0)
+            index.register(self._writer.paths, patience_s=60.0)
         self.published += 1
         return step
 
     def register(self) -> None:
         """Bring the index up to date."""
-        self._writer.register(patience_s=600.0)
+        index.register(self._writer.paths, patience_s=600.0)
 
     def close(self) -> None:
         self._writer.close()

@@ -28,7 +28,7 @@ from capture.snapshot.writer import ChosenWriter, choose_settings, make_writer
 from capture.state.interface import StateProvider
 from catalog.disk.json_file import canonical
 from catalog.errors import NotFoundError, SetupError
-from catalog.gc import collect
+from catalog.gc import collect_garbage
 from catalog.history import History
 from catalog.records import CheckpointRef, RunFacts
 from catalog.references import lineage
@@ -115,7 +115,7 @@ def enable(
     )
     run_writer = ranks.agree(
         "taking the run's lock",
-        lambda: RunWriter(root, run=run, rank=ranks.rank, world_size=ranks.world_size, layout=layout),
+        lambda: RunWriter(root, run=run, rank=ranks.rank, world_size=ranks.world_size, layout_hash=layout),
     )
     with contextlib.ExitStack() as undo:
         session = ranks.agree(
@@ -218,7 +218,7 @@ def _facts(loop: Loop, writer: ChosenWriter, every: int, on_full: str) -> dict[s
 def _make_run(root: Path, ranks: Ranks, layout: str, parent: CheckpointRef | None, facts: dict[str, Any]) -> str | None:
     if ranks.rank != 0:
         return None
-    collect(History.open(root))
+    collect_garbage(History.open(root).paths)
     run = new_run_id()
     created = datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds")
     create_run(
@@ -229,7 +229,7 @@ def _make_run(root: Path, ranks: Ranks, layout: str, parent: CheckpointRef | Non
             world_size=ranks.world_size,
             parent_run=None if parent is None else parent.run,
             parent_step=None if parent is None else parent.step,
-            layout=layout,
+            layout_hash=layout,
             facts=facts,
         ),
     )
@@ -251,7 +251,7 @@ def _newest(history: History) -> tuple[str, int] | None:
 
     try:
         run = history.current_run()
-        candidates = lineage(history, run)
+        candidates = lineage(history.paths, run)
     except NotFoundError:
         return None
     if history.held(run):

@@ -1,5 +1,10 @@
-"""What a history is and where its bytes lie: manifests, commit markers, journals, the index and queries. Knows no
-torch.
+"""The history on disk: its files, its index, and queries over both. Nothing here imports torch.
+
+    writing (run_writer, gc), reading (history, references, verify)
+      -> index -> statistics -> read -> format -> disk -> errors, records, paths
+
+Imports go only to the right. `import catalog`, `catalog.errors`, `catalog.records` and `catalog.paths` load neither
+pyarrow nor DuckDB.
 """
 
 try:

@@ -1,14 +1,15 @@
-"""The one tree of errors of the project; every message says what failed, on which object, both values, what to do.
+"""All errors of the project, as one tree. A message names what failed, the object, both values, and what to do.
 
 HistoryError
   ├─ FormatError       (ValueError)         a file is not what the format says: truncated, hostile, of a newer version
   │    └─ CorruptError                      the bytes differ from their checksum
   ├─ NotFoundError     (LookupError)        no such history, run, step, tensor or name
-  ├─ UnsupportedError  (TypeError)          state that can't be captured, refused at `enable`, by name
+  ├─ UnsupportedError  (TypeError)          state that can't be captured; `enable` refuses it by name
   ├─ MismatchError     (ValueError)         two things that must fit do not: names, shapes, ranks, layouts
   ├─ SnapshotError     (RuntimeError)       a snapshot failed; the training and earlier checkpoints are untouched
   ├─ RestoreError      (RuntimeError)       a restore stopped after it had begun to overwrite
-  └─ SetupError        (RuntimeError)       the machine or the call can't work as asked: backend, budget, folder, packages
+  └─ SetupError        (RuntimeError)       the machine or the call can't work as asked: backend, budget, folder,
+                                            packages
 """
 
 __all__ = [
@@ -25,7 +26,7 @@ __all__ = [
 
 
 class HistoryError(Exception):
-    """Anything DSHistory refuses or fails to do."""
+    """The base of every error that DSHistory raises on purpose."""
 
 
 class FormatError(HistoryError, ValueError):
@@ -37,11 +38,11 @@ class CorruptError(FormatError):
 
 
 class NotFoundError(HistoryError, LookupError):
-    """No such history, run, step or tensor; the message names the nearest that exist."""
+    """There is no such history, run, step or tensor; the message names the nearest that exist."""
 
 
 class UnsupportedError(HistoryError, TypeError):
-    """State that can't be captured as data."""
+    """Some state can't be captured as data."""
 
 
 class MismatchError(HistoryError, ValueError):

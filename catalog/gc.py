@@ -1,7 +1,7 @@
-"""What killed sessions leave behind: parts of checkpoints that never came to be.
+"""Garbage collection: removes the parts of checkpoints that killed sessions left unfinished.
 
-Only runs that nobody holds are touched; their locks are held meanwhile, so that nobody can begin to. Every
-checkpoint collected is recorded in the run's journal, so that it is known, and not looked at again.
+Only runs without a live process are touched. Their locks are held meanwhile, so no process can begin to write there.
+Each removed checkpoint is recorded in the run's journal first, so that queries still show it as incomplete.
 """
 
 import secrets
@@ -12,33 +12,34 @@ from pathlib import Path
 from catalog.disk.durable import is_temporary, sync_dir
 from catalog.disk.locks import free_lock, try_lock
 from catalog.format.journal import NO_RANK, Journal
-from catalog.history import History
 from catalog.paths import HistoryPaths
+from catalog.read.runs import runs, step_dirs
 from catalog.records import CheckpointRef
 
-__all__ = ["collect"]
+__all__ = ["collect_garbage"]
 
 
-def collect(history: History) -> list[CheckpointRef]:
-    """Delete the files of incomplete checkpoints, and temporary files, of all runs that nobody holds; the checkpoints collected.
-    Committed checkpoints and live runs are never touched."""
+def collect_garbage(paths: HistoryPaths) -> list[CheckpointRef]:
+    """Delete the files of incomplete checkpoints, and temporary files, of all runs that no process writes; return these
+    checkpoints. Committed checkpoints and live runs are never touched."""
     collected = []
-    for facts in history.runs():
-        with _alone(history.paths, facts.run) as alone:
-            if alone:
-                collected += _collect_run(history.paths, facts.run, history.step_dirs(facts.run))
+    for facts in runs(paths):
+        with _locked_run(paths, facts.run) as locked:
+            if locked:
+                collected += _collect_run(paths, facts.run)
     return collected
 
 
-def _collect_run(paths: HistoryPaths, run: str, steps: list[int]) -> list[CheckpointRef]:
-    loose = [step for step in steps if not paths.marker(run, step).exists()]
-    if loose:
-        # First the record, then the deed: killed in between, the next collection finds the folders again.
+def _collect_run(paths: HistoryPaths, run: str) -> list[CheckpointRef]:
+    steps = step_dirs(paths, run)
+    uncommitted = [step for step in steps if not paths.marker(run, step).exists()]
+    if uncommitted:
+        # The record comes before the removal: after a kill in between, the next collection finds the folders again.
         journal = Journal(paths.journal_dir(run), run=run, writer=f"collector-{secrets.token_hex(4)}", rank=NO_RANK)
-        for step in loose:
+        for step in uncommitted:
             journal.event("collected", step)
         journal.flush()
-    for step in loose:
+    for step in uncommitted:
         folder = paths.step_dir(run, step)
         for path in folder.iterdir():
             path.unlink()
@@ -52,19 +53,18 @@ def _collect_run(paths: HistoryPaths, run: str, steps: list[int]) -> list[Checkp
     ):
         if folder.is_dir():
             _remove_temporaries(folder)
-    return [CheckpointRef(run, step) for step in loose]
+    return [CheckpointRef(run, step) for step in uncommitted]
 
 
 def _remove_temporaries(folder: Path) -> None:
-    found = [path for path in folder.iterdir() if is_temporary(path.name)]
-    for path in found:
+    for path in [path for path in folder.iterdir() if is_temporary(path.name)]:
         path.unlink()
     sync_dir(folder)
 
 
 @contextmanager
-def _alone(paths: HistoryPaths, run: str) -> Iterator[bool]:
-    """Whether no rank of the run lives; until the end of the body none can begin to."""
+def _locked_run(paths: HistoryPaths, run: str) -> Iterator[bool]:
+    """Lock every rank of a run until the end of the body. Yields False when a rank is alive."""
     with ExitStack() as held:
         folder = paths.locks_dir(run)
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():

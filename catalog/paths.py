@@ -1,17 +1,12 @@
-"""Names and places: where each file of a history lies, and what a dtype's elements weigh."""
+"""The paths of a history: the names of its folders and files, built and parsed."""
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
 from catalog.errors import FormatError
 
 __all__ = [
-    "DTYPES",
-    "FORMAT",
-    "MAX_DIMENSIONS",
     "MAX_RANKS",
     "HistoryPaths",
     "check_run_id",
@@ -21,18 +16,8 @@ __all__ = [
     "parse_step_dir",
 ]
 
-FORMAT = 1
 MAX_RANKS = 100_000
-MAX_DIMENSIONS = 64
-
-DTYPES: Mapping[str, int] = MappingProxyType(
-    {
-        "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1,
-        "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
-        "U32": 4, "I32": 4, "F32": 4,
-        "U64": 8, "I64": 8, "F64": 8,
-    }
-)  # fmt: skip
+"""A rank has five digits in the names of files."""
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _STEP_DIR = re.compile(r"[0-9]{12}")
@@ -40,36 +25,36 @@ _DATA_FILE = re.compile(rf"runs/({_RUN_ID.pattern})/steps/([0-9]{{12}})/rank-([0
 
 
 def is_run_id(name: str) -> bool:
-    """Whether a run can have this name."""
+    """Return whether a run can have this name."""
     return _RUN_ID.fullmatch(name) is not None
 
 
 def check_run_id(run: str) -> str:
-    """The run id itself, or FormatError when it could not be a folder's name."""
+    """Return the run id itself; FormatError when it can't be the name of a folder."""
     if not is_run_id(run):
         raise FormatError(f"run id {run!r}: letters, digits, '.', '_' and '-' only, at most 128 of them")
     return run
 
 
 def parse_step_dir(name: str) -> int | None:
-    """The step a folder's name stands for, or None for any other name."""
+    """Return the step that a folder's name stands for, or None for any other name."""
     return int(name) if _STEP_DIR.fullmatch(name) else None
 
 
 def data_file(run: str, step: int, rank: int) -> str:
-    """The data file of one rank as manifests and markers name it: relative to the history's root."""
+    """Return the name of one rank's data file as manifests and markers write it: relative to the history's root."""
     return f"runs/{run}/steps/{step:012d}/rank-{rank:05d}.safetensors"
 
 
 def parse_data_file(file: str) -> tuple[str, int, int] | None:
-    """(run, step, rank) when `file` is exactly the name of a data file below the root, else None."""
+    """Return (run, step, rank) when `file` is exactly the name of a data file below the root, else None."""
     match = _DATA_FILE.fullmatch(file)
     return (match[1], int(match[2]), int(match[3])) if match else None
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryPaths:
-    """The places of one history, all below `root`."""
+    """The paths of one history, all below `root`. Nothing here touches the disk."""
 
     root: Path
 
@@ -81,12 +66,16 @@ class HistoryPaths:
     def catalog_db(self) -> Path:
         return self.root / "catalog.duckdb"
 
+    # The two files of the index's reader-writer lock (catalog/index/fair_lock.py). Their names on disk never change:
+    # processes of different releases may use one history at the same time, and they exclude each other only when they
+    # lock the same files.
+
     @property
-    def gate_lock(self) -> Path:
+    def index_queue_lock(self) -> Path:
         return self.root / "catalog.gate.lock"
 
     @property
-    def room_lock(self) -> Path:
+    def index_access_lock(self) -> Path:
         return self.root / "catalog.room.lock"
 
     @property
@@ -127,5 +116,5 @@ class HistoryPaths:
         return self.locks_dir(run) / f"rank-{rank:05d}.lock"
 
     def relative(self, path: Path) -> str:
-        """The name of a file as manifests and markers write it: relative to the root, with forward slashes."""
+        """Return a file's name as manifests and markers write it: relative to the root, with forward slashes."""
         return path.relative_to(self.root).as_posix()

@@ -1,4 +1,4 @@
-"""The plain records that pass between the layers: what stands in manifests, markers and run facts."""
+"""The plain records that the layers exchange: the contents of manifests, markers and run facts."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -25,8 +25,9 @@ class Extent:
 
     `shape` is the logical tensor's global shape; the fragment is `[start, start + numel)` of it, flattened. `file` is
     relative to the history's root, with forward slashes. `checksum` is the XXH3-128 of the stored bytes (16 bytes,
-    canonical). `dtype` is a safetensors dtype. Kinds `header`, `pad`, `object` and `object_tensor` are bytes that are
-    no tensor of the model; every byte of a data file belongs to one row.
+    canonical). `dtype` is a safetensors dtype, `start` and `numel` count elements, `offset` and `nbytes` count bytes.
+    Extents of the kinds `header`, `pad`, `object` and `object_tensor` are no tensors of the model. Every byte of a data
+    file belongs to exactly one extent.
     """
 
     name: str
@@ -47,7 +48,7 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class MarkerPart:
-    """What the commit marker says of one rank's part."""
+    """One rank's part of a checkpoint, as the commit marker describes it. Sizes are in bytes, checksums in hex."""
 
     rank: int
     manifest: str
@@ -58,23 +59,23 @@ class MarkerPart:
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """commit.json: a pure function of the manifests of all ranks."""
+    """The content of commit.json: a pure function of the manifests of all ranks."""
 
     run: str
     step: int
     world_size: int
-    layout: str
+    layout_hash: str
     parts: tuple[MarkerPart, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """run.json: the immutable facts of a run."""
+    """The content of run.json: the immutable facts of a run. `created` is in ISO 8601, with a time zone."""
 
     run: str
     created: str
     world_size: int
     parent_run: str | None
     parent_step: int | None
-    layout: str
+    layout_hash: str
     facts: dict[str, Any] = field(default_factory=dict)

@@ -1,72 +1,72 @@
-"""From what a person writes to the checkpoint meant: ints, "latest", -1, "best", each also of a run ("run:best"), tags."""
+"""References: from the words of a user to the one checkpoint that they name.
 
-from __future__ import annotations
+A reference is a step (an int), "latest", -1, "best" or a tag, all in the lineage of the current run; or "run:step",
+"run:latest", "run:-1" or "run:best", in that run alone.
+"""
 
 import difflib
 import operator
-from typing import TYPE_CHECKING
+
+import pyarrow as pa
 
 from catalog.errors import NotFoundError, SetupError
-from catalog.format.json_facts import run_names
+from catalog.paths import HistoryPaths
+from catalog.read.runs import current_run, run_facts, run_names, steps
 from catalog.records import CheckpointRef
-
-if TYPE_CHECKING:
-    from catalog.history import History
 
 __all__ = ["committed_lineage", "lineage", "resolve"]
 
 
-def lineage(history: History, run: str) -> list[CheckpointRef]:
-    """The committed checkpoints a run can go back to, ascending by step: its own, then its parent's up to the fork, and
-    so on.
-    """
+def lineage(paths: HistoryPaths, run: str) -> list[CheckpointRef]:
+    """Return the committed checkpoints that a run can go back to, ascending by step: its own, those of its parent up to
+    the fork, and so on. NotFoundError when there is no such run."""
     refs: dict[int, CheckpointRef] = {}
     limit: int | None = None
     name: str | None = run
+    # A damaged history may name a run as its own ancestor.
     seen: set[str] = set()
     while name is not None and name not in seen:
         seen.add(name)
-        for step in history.steps(name):
+        for step in steps(paths, name):
             if limit is None or step <= limit:
                 refs.setdefault(step, CheckpointRef(name, step))
-        facts = history.run_facts(name)
+        facts = run_facts(paths, name)
         if facts.parent_step is not None:
             limit = facts.parent_step if limit is None else min(limit, facts.parent_step)
         name = facts.parent_run
-        if name is not None and not history.paths.run_json(name).exists():
+        if name is not None and not paths.run_json(name).exists():
             name = None
     return [refs[step] for step in sorted(refs)]
 
 
-def committed_lineage(history: History, run: str | None = None) -> list[CheckpointRef]:
-    """The same of a run, by default the current one. NotFoundError when there is none yet."""
-    run = run or history.current_run()
-    refs = lineage(history, run)
+def committed_lineage(paths: HistoryPaths, run: str | None = None) -> list[CheckpointRef]:
+    """Return the `lineage` of a run, by default the current one. NotFoundError when it has no checkpoint yet."""
+    run = run or current_run(paths)
+    refs = lineage(paths, run)
     if not refs:
-        raise NotFoundError(f"run {run} of {history.root} has no committed checkpoint yet")
+        raise NotFoundError(f"run {run} of {paths.root} has no committed checkpoint yet")
     return refs
 
 
-def resolve(history: History, ref: int | str | CheckpointRef) -> CheckpointRef:
-    """The committed checkpoint that `ref` names; NotFoundError names the nearest that exist, SetupError what is no
-    reference at all.
-    """
+def resolve(paths: HistoryPaths, ref: int | str | CheckpointRef) -> CheckpointRef:
+    """Return the committed checkpoint that `ref` names. NotFoundError names the nearest that exist; SetupError says
+    that `ref` is not a reference."""
     if isinstance(ref, CheckpointRef):
-        return _in_run(history, ref.run, ref.step)
+        return _in_run(paths, ref.run, ref.step)
     if not isinstance(ref, str):
         ref = _number(ref)
     if isinstance(ref, str) and ":" in ref:
-        run, _, step = ref.rpartition(":")
-        return _of_run(history, run, step)
+        run, _, which = ref.rpartition(":")
+        return _in_run_by_name(paths, run, which)
     if isinstance(ref, str) and ref.lstrip("-").isdigit():
         ref = int(ref)
     if ref in ("latest", -1):
-        return committed_lineage(history)[-1]
+        return committed_lineage(paths)[-1]
     if isinstance(ref, int):
-        return _in_lineage(history, ref)
+        return _in_lineage(paths, ref)
     if ref == "best":
-        return _best(history, committed_lineage(history))
-    return _tagged(history, ref)
+        return _best(paths, committed_lineage(paths))
+    return _tagged(paths, ref)
 
 
 def _number(ref: object) -> int:
@@ -81,41 +81,39 @@ def _number(ref: object) -> int:
     )
 
 
-def _in_lineage(history: History, step: int) -> CheckpointRef:
-    refs = committed_lineage(history)
+def _in_lineage(paths: HistoryPaths, step: int) -> CheckpointRef:
+    refs = committed_lineage(paths)
     if step < 0:
         if -step > len(refs):
-            raise NotFoundError(
-                f"checkpoint {step} from the end: {history.root} has only {len(refs)} of the current run"
-            )
+            raise NotFoundError(f"checkpoint {step} from the end: {paths.root} has only {len(refs)} of the current run")
         return refs[step]
     found = next((ref for ref in refs if ref.step == step), None)
     if found is None:
-        raise NotFoundError(f"step {step} was not captured in {history.root}: {_nearest(refs, step)}")
+        raise NotFoundError(f"step {step} was not captured in {paths.root}: {_nearest(refs, step)}")
     return found
 
 
-def _of_run(history: History, run: str, which: str) -> CheckpointRef:
-    """Among a run's own checkpoints: a step, -1 and further back, "latest" or "best"."""
+def _in_run_by_name(paths: HistoryPaths, run: str, which: str) -> CheckpointRef:
+    """Return a run's own checkpoint by its step, by a negative count from the end, or as "latest" or "best"."""
     if which not in ("latest", "best"):
-        return _in_run(history, run, _whole(which, f"{run}:{which}"))
-    history.run_facts(run)
-    refs = [CheckpointRef(run, step) for step in history.steps(run)]
+        return _in_run(paths, run, _whole(which, f"{run}:{which}"))
+    run_facts(paths, run)
+    refs = [CheckpointRef(run, step) for step in steps(paths, run)]
     if not refs:
-        raise NotFoundError(f"run {run} of {history.root} has no committed checkpoint yet")
-    return refs[-1] if which == "latest" else _best(history, refs)
+        raise NotFoundError(f"run {run} of {paths.root} has no committed checkpoint yet")
+    return refs[-1] if which == "latest" else _best(paths, refs)
 
 
-def _in_run(history: History, run: str, step: int) -> CheckpointRef:
-    history.run_facts(run)
-    steps = history.steps(run)
-    if step < 0 and steps:
-        if -step > len(steps):
-            raise NotFoundError(f"checkpoint {step} from the end: run {run} of {history.root} has only {len(steps)}")
-        return CheckpointRef(run, steps[step])
-    if step not in steps:
-        refs = [CheckpointRef(run, other) for other in steps]
-        raise NotFoundError(f"step {step} was not captured in run {run} of {history.root}: {_nearest(refs, step)}")
+def _in_run(paths: HistoryPaths, run: str, step: int) -> CheckpointRef:
+    run_facts(paths, run)
+    captured = steps(paths, run)
+    if step < 0 and captured:
+        if -step > len(captured):
+            raise NotFoundError(f"checkpoint {step} from the end: run {run} of {paths.root} has only {len(captured)}")
+        return CheckpointRef(run, captured[step])
+    if step not in captured:
+        refs = [CheckpointRef(run, other) for other in captured]
+        raise NotFoundError(f"step {step} was not captured in run {run} of {paths.root}: {_nearest(refs, step)}")
     return CheckpointRef(run, step)
 
 
@@ -137,28 +135,36 @@ def _whole(text: str, ref: str) -> int:
         ) from error
 
 
-def _best(history: History, refs: list[CheckpointRef]) -> CheckpointRef:
-    """The one of these with the least loss, the earliest of equal ones."""
-    rows = history.query("SELECT run, step, value FROM metrics WHERE name = 'loss' AND NOT isnan(value)").to_pylist()
+def _best(paths: HistoryPaths, refs: list[CheckpointRef]) -> CheckpointRef:
+    """Return the checkpoint with the lowest loss, the earliest of equal ones."""
+    rows = _query(paths, "SELECT run, step, value FROM metrics WHERE name = 'loss' AND NOT isnan(value)").to_pylist()
     losses = {CheckpointRef(row["run"], row["step"]): row["value"] for row in rows}
     known = [ref for ref in refs if ref in losses]
     if not known:
         raise NotFoundError(
-            f"no captured step of run {refs[-1].run} of {history.root} has a recorded loss, so there is no 'best': name a step, or record one with session.log(loss=...)"
+            f"no captured step of run {refs[-1].run} of {paths.root} has a recorded loss, so there is no 'best': name "
+            "a step, or record one with session.log(loss=...)"
         )
     return min(known, key=lambda ref: (losses[ref], ref.step))
 
 
-def _tagged(history: History, tag: str) -> CheckpointRef:
-    rows = history.query("SELECT name, run, step FROM tags ORDER BY time").to_pylist()
+def _tagged(paths: HistoryPaths, tag: str) -> CheckpointRef:
+    rows = _query(paths, "SELECT name, run, step FROM tags ORDER BY time").to_pylist()
     tags = {row["name"]: CheckpointRef(row["run"], row["step"]) for row in rows}
     if tag not in tags:
-        if tag in run_names(history.paths):
-            raise NotFoundError(f"{tag!r} is a run of {history.root}: say which checkpoint, as {f'{tag}:latest'!r}")
+        if tag in run_names(paths):
+            raise NotFoundError(f"{tag!r} is a run of {paths.root}: say which checkpoint, as {f'{tag}:latest'!r}")
         close = difflib.get_close_matches(tag, [*tags, "latest", "best"], n=3) or sorted(tags)[:5]
         hint = f"the nearest are {', '.join(close)}" if close else "it has no tags"
         raise NotFoundError(
-            f"{tag!r} is neither a step, 'latest', 'best', 'run:step' nor a tag of {history.root}: {hint}"
+            f"{tag!r} is neither a step, 'latest', 'best', 'run:step' nor a tag of {paths.root}: {hint}"
         )
     found = tags[tag]
-    return _in_run(history, found.run, found.step)
+    return _in_run(paths, found.run, found.step)
+
+
+def _query(paths: HistoryPaths, sql: str) -> pa.Table:
+    # Imported here, since most references are resolved from the folders alone: they must not wait for DuckDB's import.
+    from catalog.index import index
+
+    return index.query(paths, sql)

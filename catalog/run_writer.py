@@ -1,12 +1,17 @@
-"""What a training writes: the history's and the run's folders, parts of checkpoints, markers.
+"""The writing side of a history: folders of histories and runs, parts of checkpoints, and commit markers.
 
-The commit protocol. Invariant: a checkpoint exists exactly when its marker does, and then all it names is durable.
-  1. `begin`: data goes to a temporary name in the step's folder.
-  2. `publish_part`: the folder's name is made durable, then the data file's, then the manifest's.
-  3. `try_commit`: when the manifests of all ranks are there, the marker (a pure function of them) is published with
-     link(2). Any rank may do it, several may try; it is written once.
-  4. `register`: the index ingests what is committed; the index is derived, so nothing depends on it.
-No run folder is ever written by two sessions: `create_run` makes it exclusively, and each rank holds a lock on its run
+The commit protocol. Invariant: a checkpoint exists exactly when its marker exists, and then every file that the marker
+names is durable.
+
+1. `begin`: data is written under a temporary name in the step's folder. Readers ignore such names.
+2. `publish_part`: the folder's name becomes durable, then the data file, then the manifest. The manifest comes last, so
+   that a manifest is never durable without its data.
+3. `try_commit`: once the manifests of all ranks exist, the marker, a pure function of them, is published with link(2).
+   Any rank may do this and several may try at once; the marker is written once.
+4. The index then ingests the checkpoint (`catalog.index.index.register`). The index is derived, so nothing depends on
+   this step, and no checkpoint waits for it.
+
+No two sessions ever write one run's folder: `create_run` creates it exclusively, and each rank holds a lock on its run
 while it lives.
 """
 
@@ -32,20 +37,24 @@ __all__ = ["RunWriter", "create_history", "create_run", "new_run_id"]
 
 
 def new_run_id() -> str:
-    """A run id that sorts by time and is unique by chance: date, time (UTC) and 24 random bits."""
+    """Return a new run id: date and time (UTC), so that ids sort by time, and 24 random bits."""
     now = datetime.datetime.now(datetime.UTC)
     return f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
 
 
 def create_history(root: Path) -> str:
-    """Make the history at `root` unless it exists; returns its uuid. FormatError when it is of a newer format."""
+    """Create the history at `root` unless it exists; return its uuid.
+
+    SetupError when the folder has other contents; FormatError when a newer release wrote the history. Several processes
+    may call this at once.
+    """
     root.mkdir(parents=True, exist_ok=True)
     paths = HistoryPaths(root)
     if not paths.history_json.exists():
-        strangers = [path.name for path in root.iterdir() if not path.name.startswith(".")]
-        if strangers and not paths.runs.is_dir():
+        others = [path.name for path in root.iterdir() if not path.name.startswith(".")]
+        if others and not paths.runs.is_dir():
             raise SetupError(
-                f"{root} is not a history and not empty ({', '.join(sorted(strangers)[:3])}): name another folder"
+                f"{root} is not a history and not empty ({', '.join(sorted(others)[:3])}): name another folder"
             )
         publish_bytes(encode_history(), paths.history_json, exclusive=True)
     make_dirs(paths.runs, root=root)
@@ -53,7 +62,7 @@ def create_history(root: Path) -> str:
 
 
 def create_run(root: Path, facts: RunFacts) -> None:
-    """Make a run's folder, exclusively, with its facts. MismatchError when the run exists."""
+    """Create a run's folder with its facts. MismatchError when the run exists already."""
     paths = HistoryPaths(root)
     folder = paths.run_dir(facts.run)
     try:
@@ -67,37 +76,43 @@ def create_run(root: Path, facts: RunFacts) -> None:
 
 
 class RunWriter:
-    """One rank's writing end of a run; holds the rank's lock until `close`. Its methods may be called from one
-    background thread.
+    """One rank's writer of a run. It holds the rank's lock from construction until `close`: SetupError when another
+    live process holds it. All methods must be called from one thread at a time; it may be a background thread.
     """
 
-    def __init__(self, root: Path, *, run: str, rank: int, world_size: int, layout: str) -> None:
+    def __init__(self, root: Path, *, run: str, rank: int, world_size: int, layout_hash: str) -> None:
         self.paths = HistoryPaths(root)
         self.run = run
         self.rank = rank
         self.world_size = world_size
-        self.layout = layout
+        self.layout_hash = layout_hash
         self._lock = take_lock(self.paths.lock(run, rank))
         self.journal = Journal(self.paths.journal_dir(run), run=run, writer=f"rank-{rank:05d}", rank=rank)
 
     def begin(self, step: int) -> Path:
-        """Make the step's folder; returns a temporary name for the data file in it. Waits for no disk: the folder is
-        made durable by `publish_part`. SnapshotError when this rank's part of the step is published already."""
+        """Create the step's folder and return a temporary name for the data file in it.
+
+        This waits for no disk: `publish_part` makes the folder durable. SnapshotError when this rank's part of the step
+        is already published.
+        """
         if self.paths.manifest(self.run, step, self.rank).exists():
             raise SnapshotError(f"step {step} of run {self.run} is captured already by rank {self.rank}")
         self.paths.step_dir(self.run, step).mkdir(exist_ok=True)
         return temporary_path(self.paths.data(self.run, step, self.rank))
 
     def publish_part(self, step: int, *, data_tmp: Path, extents: pa.Table) -> None:
-        """Publish this rank's data file, then the manifest of its extents (columns of `extents.SCHEMA`), which must say where every byte of it
-        belongs: FormatError otherwise, and nothing is published. What the journal has gathered goes out before."""
+        """Publish this rank's data file and then its manifest; both are durable when this returns.
+
+        `extents` has the columns of `catalog.format.extents.SCHEMA` and assigns every byte of the file to one extent:
+        FormatError otherwise, and nothing is published. The journal is flushed first.
+        """
         manifest = encode_manifest(
             extents,
             run=self.run,
             step=step,
             rank=self.rank,
             world_size=self.world_size,
-            layout=self.layout,
+            layout_hash=self.layout_hash,
             created=datetime.datetime.now(datetime.UTC),
         )
         self.journal.flush()
@@ -106,25 +121,21 @@ class RunWriter:
         publish_bytes(manifest, self.paths.manifest(self.run, step, self.rank))
 
     def try_commit(self, step: int) -> bool:
-        """True when the checkpoint is committed now, by whichever rank; False while a part is missing."""
+        """Commit the checkpoint once all parts are published. Return True when it is committed, by whichever rank;
+        False while a part is missing. MismatchError when the parts do not belong together."""
         marker = self.paths.marker(self.run, step)
         if marker.exists():
             return True
         if not all(self.paths.manifest(self.run, step, rank).exists() for rank in range(self.world_size)):
             return False
-        content = build_marker(self.paths, run=self.run, step=step, world_size=self.world_size, layout=self.layout)
+        content = build_marker(
+            self.paths, run=self.run, step=step, world_size=self.world_size, layout_hash=self.layout_hash
+        )
         publish_bytes(encode_marker(content), marker, exclusive=True)
         return True
 
-    def register(self, *, patience_s: float = 0.1) -> int:
-        """Ingest every committed checkpoint that the index does not have yet; how many. When others use the index for
-        longer than the patience, 0: the next one does it. FormatError when the index itself is unusable."""
-        from catalog.index import index
-
-        return index.register(self.paths, patience_s=patience_s)
-
     def discard(self, step: int, *, reason: str) -> None:
-        """Remove this rank's temporary files of a failed snapshot, and say so in the journal."""
+        """Remove this rank's temporary files of a failed snapshot and record the failure in the journal."""
         folder = self.paths.step_dir(self.run, step)
         if folder.is_dir():
             for path in folder.iterdir():
@@ -133,7 +144,7 @@ class RunWriter:
         self.journal.event("failed", step, reason=reason)
 
     def close(self) -> None:
-        """Flush the journal and let the lock go. Idempotent."""
+        """Flush the journal and free the lock. Idempotent."""
         if self._lock >= 0:
             try:
                 self.journal.flush()

@@ -1,11 +1,11 @@
-"""Reads a history again, every byte of it, and says what is not as its checksums and its format say.
+"""Verification: reads every byte of a history and reports whatever contradicts its checksums or its format.
 
-Every file has a guardian: JSON files and journal segments carry their own checksum, markers that of each manifest,
-manifests that of every extent, and each byte of a data file belongs to one extent. The index and the lock files are
-no part of the history: the index is derived, and is rebuilt when it is damaged.
+Every byte is covered by a checksum. JSON files, journal segments and statistics carry their own, a marker has the
+checksum of each manifest, a manifest that of each extent, and each byte of a data file belongs to one extent. The index
+and the lock files are not checked: the index is derived, and it is rebuilt when it is damaged.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,14 +15,15 @@ import pyarrow.compute as pc
 
 from catalog.errors import HistoryError
 from catalog.format.journal import read_segment, segments
-from catalog.format.json_facts import read_history_json, read_run_facts
+from catalog.format.json_facts import read_history_json
 from catalog.format.manifest import Manifest
 from catalog.format.marker import read_marker
 from catalog.format.statistics_file import parse_name, read_statistics
 from catalog.history import History
-from catalog.paths import HistoryPaths, is_run_id, parse_step_dir
+from catalog.paths import HistoryPaths, is_run_id
 from catalog.read.check_data import check_data_file, check_header
 from catalog.read.checkpoint import Checkpoint, read_part
+from catalog.read.runs import run_facts, steps
 from catalog.read.tensors import logical_tensors
 from catalog.records import CheckpointRef
 
@@ -33,8 +34,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, order=True)
 class Problem:
-    """One thing that is wrong. `file` is relative to the history's root; `field` is what does not fit: "checksum of" an
-    extent, as "kind/name", or the part of the file that is damaged."""
+    """One thing that is wrong. `file` is relative to the history's root. `field` is "checksum of kind/name" for a
+    damaged extent, otherwise the part of the file that is damaged."""
 
     file: str
     field: str
@@ -44,11 +45,11 @@ class Problem:
 def verify(
     history: History, refs: Sequence[CheckpointRef] | None = None, *, progress: Callable[[int], None] | None = None
 ) -> list[Problem]:
-    """Every problem of the history, or of `refs` alone; an empty list when all is well. Changes nothing.
+    """Return every problem of the history, or of `refs` alone; an empty list when there is none. Nothing is changed.
 
-    A flipped bit in any byte of any published file is found and named. Takes memory for the largest extent, or 64 MiB.
-    `progress` is called with the bytes of data files checked since the last call. Checkpoints that are not committed
-    do not exist and are passed over.
+    A flipped bit in any byte of any published file is found and named. This takes as much memory as the largest extent,
+    or 64 MiB if that is more. `progress` is called with the bytes of data files checked since its last call.
+    Checkpoints that are not committed do not exist and are skipped.
     """
     check = _Verification(history.paths, progress or (lambda nbytes: None))
     if refs is None:
@@ -56,14 +57,14 @@ def verify(
     else:
         check.attempt(history.paths.history_json, "content", lambda: read_history_json(history.paths))
         for run in sorted({ref.run for ref in refs}):
-            check.attempt(history.paths.run_json(run), "content", partial(read_run_facts, history.paths, run))
+            check.attempt(history.paths.run_json(run), "content", partial(run_facts, history.paths, run))
         for ref in refs:
             check.checkpoint(ref)
     return sorted(check.problems)
 
 
 class _Verification:
-    """One pass over a history; gathers problems instead of raising them."""
+    """One pass over a history, which gathers problems instead of raising them."""
 
     def __init__(self, paths: HistoryPaths, progress: Callable[[int], None]) -> None:
         self.paths = paths
@@ -79,11 +80,10 @@ class _Verification:
                 self.add(folder, "name", "no run can have this name")
 
     def run(self, run: str) -> None:
-        steps = [step for step in map(parse_step_dir, _names(self.paths.steps_dir(run))) if step is not None]
-        refs = [CheckpointRef(run, step) for step in sorted(steps) if self.paths.marker(run, step).exists()]
+        refs = [CheckpointRef(run, step) for step in steps(self.paths, run)]
         path = self.paths.run_json(run)
         if path.exists() or refs:
-            self.attempt(path, "content", lambda: read_run_facts(self.paths, run))
+            self.attempt(path, "content", lambda: run_facts(self.paths, run))
         self.journal(run)
         folder = self.paths.statistics_dir(run)
         for name in sorted(path.name for path in folder.iterdir()) if folder.is_dir() else ():
@@ -93,7 +93,8 @@ class _Verification:
             self.checkpoint(ref)
 
     def journal(self, run: str) -> None:
-        """Segments of a writer are numbered from 0 without gaps, so one that is missing is seen, unless it was the last."""
+        """Check all segments. Each writer numbers its own from 0 without gaps, so a missing one shows, unless it was
+        the last."""
         expected: dict[str, int] = {}
         for path in segments(self.paths.journal_dir(run)):
             self.attempt(path, "content", partial(read_segment, path, run=run))
@@ -104,7 +105,7 @@ class _Verification:
             expected[writer] = int(sequence) + 1
 
     def checkpoint(self, ref: CheckpointRef) -> None:
-        """Marker and manifests first; data is read only as far as these can be trusted."""
+        """Check the marker and the manifests, and then the data files whose manifest can be trusted."""
         path = self.paths.marker(ref.run, ref.step)
         marker = self.attempt(path, "content", lambda: read_marker(self.paths, ref.run, ref.step))
         if marker is None:
@@ -130,7 +131,7 @@ class _Verification:
             self.add(folder, f"{row['kind']}/{row['name']}", message)
 
     def data(self, manifest: Manifest) -> None:
-        """Nothing outside the history is read, whatever a link says."""
+        """Check one data file. A symbolic link out of the history is a problem, and nothing behind it is read."""
         root = self.paths.root.resolve()
         files = {manifest.file, *manifest.table["file"].unique().to_pylist()}
         outside = [path for path in (self.paths.root / file for file in sorted(files)) if not _within(path, root)]
@@ -144,7 +145,7 @@ class _Verification:
             self.add(self.paths.root / found.file, found.field, found.message)
 
     def attempt(self, path: Path, field: str, call: Callable[[], T]) -> T | None:
-        """The result of `call`, or None when it found a problem, which is noted down as one of the file at `path`."""
+        """Return the result of `call`, or None when it raises, which becomes a problem of the file at `path`."""
         try:
             return call()
         except (HistoryError, OSError) as error:
@@ -153,10 +154,6 @@ class _Verification:
 
     def add(self, path: Path, field: str, message: str) -> None:
         self.problems.append(Problem(self.paths.relative(path), field, message))
-
-
-def _names(folder: Path) -> Iterable[str]:
-    return (path.name for path in _folders(folder))
 
 
 def _folders(folder: Path) -> list[Path]:

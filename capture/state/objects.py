@@ -17,7 +17,7 @@ import torch
 
 from capture.state.dtypes import dtype_name, torch_dtype
 from catalog.errors import FormatError, UnsupportedError
-from catalog.paths import DTYPES
+from catalog.format.dtypes import DTYPES
 
 __all__ = ["Decoder", "EncodedObject", "Encoder", "decode_object", "encode_object", "inlined"]
 

@@ -1,6 +1,6 @@
-"""Files that survive a power cut: durable publication, file locks, and JSON and Parquet files that carry their checksums.
+"""Files that survive a power cut: durable publication, file locks, and JSON and Parquet files with their own checksums.
 
-What a file means is said in `catalog.format`: nothing here knows a manifest, a run or a step.
+Nothing here knows a manifest, a run or a step: `catalog.format` gives the files their meaning.
 """
 
 __all__: list[str] = []

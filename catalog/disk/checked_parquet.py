@@ -1,7 +1,12 @@
-"""Sealed Parquet: tables that prove themselves, and any Parquet reader opens.
+"""Checked Parquet: tables with a checksum of the whole file inside it, readable by any Parquet reader.
 
-A Parquet file is `PAR1`, the row groups, a footer, the footer's length (4 bytes, little endian) and `PAR1`. The 16 bytes right before the
-footer, which no reader looks at, are the XXH3-128 of all other bytes of the file. So a flipped bit anywhere is found without a second file.
+A Parquet file is `PAR1`, the row groups, a footer, the footer's length (4 bytes, little endian) and `PAR1`. A reader
+finds the footer from the end of the file and everything else through the footer, so bytes right before the footer that
+no row group claims are invisible to it. The 16 bytes there are the XXH3-128 of all other bytes of the file. A flipped
+bit anywhere is therefore found, without a second file that could get lost or be published apart from the first.
+
+A file is hostile until proven otherwise: sizes are limited before anything is decompressed, since a few bytes of
+compressed data can stand for gigabytes, and the schema must be exactly the expected one.
 """
 
 import io
@@ -14,29 +19,31 @@ import pyarrow.parquet as pq
 from catalog.errors import CorruptError, FormatError
 from native import checksum
 
-__all__ = ["MAX_ROWS", "MAX_TABLE_BYTES", "decode_sealed", "encode_sealed", "read_bounded"]
+__all__ = ["MAX_ROWS", "MAX_TABLE_BYTES", "decode_checked", "encode_checked", "read_bounded"]
 
 MAX_ROWS = 4_000_000
 MAX_FILE_BYTES = 256 << 20
 MAX_TABLE_BYTES = 1 << 30
-"""The most memory that a table may take once decompressed."""
+"""The largest size of a decompressed table."""
 
 _MAGIC = b"PAR1"
-_SEAL_BYTES = 16
+_CHECKSUM_BYTES = 16
 _BATCH_ROWS = 16_384
 
 
 def read_bounded(path: Path) -> bytes:
-    """The bytes of a sealed file; FormatError when it is larger than any may be."""
+    """Read a whole file; FormatError when it is larger than MAX_FILE_BYTES."""
     with path.open("rb") as stream:
+        # One byte more than allowed: the size from stat could change before the read.
         data = stream.read(MAX_FILE_BYTES + 1)
     if len(data) > MAX_FILE_BYTES:
         raise FormatError(f"{path}: larger than the {MAX_FILE_BYTES} bytes that are allowed")
     return data
 
 
-def encode_sealed(table: pa.Table, *, metadata: Mapping[str, str]) -> bytes:
-    """The file's bytes: one row group, zstd, `metadata` in the schema. Equal input gives equal bytes with one version of pyarrow."""
+def encode_checked(table: pa.Table, *, metadata: Mapping[str, str]) -> bytes:
+    """Return the file's bytes: one row group, compressed with zstd, `metadata` in the footer. Equal input gives equal
+    bytes with the same version of pyarrow."""
     sink = io.BytesIO()
     with pq.ParquetWriter(sink, table.schema, compression="zstd", version="2.6", store_schema=False) as writer:
         writer.write_table(table, row_group_size=max(1, table.num_rows))
@@ -46,16 +53,21 @@ def encode_sealed(table: pa.Table, *, metadata: Mapping[str, str]) -> bytes:
     return plain[:at] + checksum(plain) + plain[at:]
 
 
-def decode_sealed(data: bytes, *, schema: pa.Schema, file: str) -> tuple[pa.Table, dict[str, str]]:
-    """(rows, metadata) of a sealed file with exactly the columns of `schema`; bounded in rows and memory, whatever the file says."""
+def decode_checked(data: bytes, *, schema: pa.Schema, file: str) -> tuple[pa.Table, dict[str, str]]:
+    """Return the rows and the metadata of a checked file, which must have exactly the columns of `schema`.
+
+    CorruptError when the checksum differs; FormatError when the file is not of this form, has missing values, more than
+    MAX_ROWS rows, or takes more than MAX_TABLE_BYTES once decompressed. The errors name `file`.
+    """
     at = _footer_start(data, file=file)
-    if at - _SEAL_BYTES < len(_MAGIC):
-        raise FormatError(f"{file}: too short for a sealed table")
-    stored = data[at - _SEAL_BYTES : at]
-    expected = checksum(data[: at - _SEAL_BYTES] + data[at:])
+    if at - _CHECKSUM_BYTES < len(_MAGIC):
+        raise FormatError(f"{file}: too short for a table with a checksum")
+    stored = data[at - _CHECKSUM_BYTES : at]
+    expected = checksum(data[: at - _CHECKSUM_BYTES] + data[at:])
     if stored != expected:
         raise CorruptError(
-            f"{file}: field 'seal' is {stored.hex()} but the bytes have {expected.hex()}; the file was changed or damaged"
+            f"{file}: field checksum: the file says {stored.hex()}, its bytes give {expected.hex()}: the file was "
+            "changed or damaged"
         )
     try:
         return _decode(data, schema=schema, file=file)
@@ -67,16 +79,18 @@ def _decode(data: bytes, *, schema: pa.Schema, file: str) -> tuple[pa.Table, dic
     reader = pq.ParquetFile(
         pa.BufferReader(data), thrift_string_size_limit=16 << 20, thrift_container_size_limit=100_000
     )
-    facts = reader.metadata
-    if facts.num_row_groups > 1 or not 0 <= facts.num_rows <= MAX_ROWS:
+    footer = reader.metadata
+    if footer.num_row_groups > 1 or not 0 <= footer.num_rows <= MAX_ROWS:
         raise FormatError(
-            f"{file}: {facts.num_rows} rows in {facts.num_row_groups} row groups; at most {MAX_ROWS} in one are allowed"
+            f"{file}: {footer.num_rows} rows in {footer.num_row_groups} row groups; at most {MAX_ROWS} rows in one "
+            "group are allowed"
         )
     found = reader.schema_arrow
     if found.names != schema.names or found.types != schema.types:
         raise FormatError(
             f"{file}: field 'schema': the columns are {_columns(found)}, the format has {_columns(schema)}"
         )
+    # In small batches: the footer of a hostile file may understate what a page decompresses to.
     batches: list[pa.RecordBatch] = []
     taken = 0
     for batch in reader.iter_batches(batch_size=_BATCH_ROWS, use_threads=False):
@@ -89,7 +103,7 @@ def _decode(data: bytes, *, schema: pa.Schema, file: str) -> tuple[pa.Table, dic
     for field in schema:
         if not field.nullable and table[field.name].null_count:
             raise FormatError(f"{file}: column {field.name!r} has missing values")
-    metadata: Mapping[bytes, bytes] = facts.metadata or {}
+    metadata: Mapping[bytes, bytes] = footer.metadata or {}
     return table, {key.decode(): value.decode() for key, value in metadata.items()}
 
 

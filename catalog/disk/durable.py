@@ -1,7 +1,17 @@
-"""Durable publication: a file exists under its final name only whole, and survives a power cut once it does.
+"""Durable publication: a file has its final name only when it is whole, and then it survives a power cut.
 
-Invariant: data under a temporary name in the same folder, then fsync, then the final name, then fsync of the folder. A
-folder's creation is followed by fsync of its parent, up to the history's root.
+Invariant: whoever sees a final name, before or after a power cut, sees all bytes of the file. `publish` keeps it in
+this order, and no step can be left out or swapped:
+
+1. The data is written under a temporary name in the same folder. Readers ignore such names, and a rename within one
+   folder is atomic.
+2. fsync of the file. Without it the name could become durable before the bytes, and a power cut would leave a file of
+   zeros or of half the length under the final name.
+3. rename(2) to the final name; or link(2), which fails when the name exists, where several processes may publish the
+   same file (`publish_exclusive`).
+4. fsync of the folder. A name is data of its folder; until then a power cut may take the file away again.
+
+A new folder is a name too: `make_dirs` makes each one durable in its parent, up to the history's root.
 """
 
 import errno
@@ -32,28 +42,31 @@ def _sync(path: Path, flags: int) -> None:
 
 
 def temporary_path(final: Path) -> Path:
-    """A name that nobody uses yet, in the folder of `final`. Readers ignore such names."""
+    """Return a name in the folder of `final` that no other writer uses. Readers ignore such names."""
     return final.with_name(f".{final.name}.{secrets.token_hex(4)}{_TEMPORARY_SUFFIX}")
 
 
 def is_temporary(name: str) -> bool:
-    """Whether a file's name is one of `temporary_path`."""
+    """Return whether `temporary_path` makes names like this one."""
     return name.startswith(".") and name.endswith(_TEMPORARY_SUFFIX)
 
 
 def publish(tmp: Path, final: Path) -> None:
-    """Make the bytes of `tmp` durable, give them their final name, and make that durable. The caller is the only one
-    who writes `final`.
-    """
+    """Make the bytes of `tmp` durable, rename it to `final`, and make the name durable. An existing `final` is
+    replaced: the caller must be the only one who writes it."""
     _sync_file(tmp)
     tmp.rename(final)
     sync_dir(final.parent)
 
 
 def publish_exclusive(tmp: Path, final: Path) -> bool:
-    """As `publish`, unless `final` exists already: then False, and it is as it was. `tmp` is gone afterwards either way."""
+    """Publish like `publish` and return True, unless `final` exists: then leave it unchanged and return False.
+
+    In both cases `tmp` is gone afterwards and `final` is durable. Any number of processes may try at once.
+    """
     _sync_file(tmp)
-    # What is published before must not be lost when this name is kept.
+    # The marker of a checkpoint is published this way. All names published in the folder before it must be durable
+    # before it can be.
     sync_dir(final.parent)
     try:
         os.link(tmp, final)
@@ -62,12 +75,14 @@ def publish_exclusive(tmp: Path, final: Path) -> bool:
         made = False
     finally:
         tmp.unlink()
+    # Also when another process made the name: it may not have synced the folder yet, and the caller relies on the file.
     sync_dir(final.parent)
     return made
 
 
 def publish_bytes(data: bytes, final: Path, *, exclusive: bool = False) -> bool:
-    """`publish`, or `publish_exclusive`, of `data`; leaves nothing behind when it fails."""
+    """Write `data` to a temporary file and publish it: with `publish` (always True), or with `publish_exclusive` when
+    `exclusive`. An OSError leaves no temporary file behind."""
     tmp = temporary_path(final)
     try:
         with tmp.open("xb") as file:
@@ -82,9 +97,8 @@ def publish_bytes(data: bytes, final: Path, *, exclusive: bool = False) -> bool:
 
 
 def make_dirs(path: Path, *, root: Path) -> None:
-    """Make `path` and its missing parents below `root`, each made durable in its own parent. Folders that exist are
-    left alone.
-    """
+    """Create `path` and its missing parents below `root`, each durable in its parent. Existing folders are left
+    alone."""
     missing = []
     at = path
     while at != root and not at.is_dir():
@@ -94,6 +108,7 @@ def make_dirs(path: Path, *, root: Path) -> None:
         try:
             folder.mkdir()
         except OSError as error:
+            # Another process may create the same folder at the same time.
             if error.errno != errno.EEXIST or not folder.is_dir():
                 raise
         sync_dir(folder.parent)

@@ -1,7 +1,8 @@
-"""Canonical JSON files that carry their own checksum.
+"""Canonical JSON files that contain their own checksum.
 
 The bytes are a pure function of the content: sorted keys, no spaces, UTF-8, no NaN. The field `checksum` is the
-XXH3-128, in hex, of the canonical bytes without it; so a flipped bit anywhere in the file is found.
+XXH3-128, in hex, of the canonical bytes without this field. Since the reader accepts the canonical form alone, it finds
+a flipped bit anywhere in the file.
 """
 
 import json
@@ -18,18 +19,18 @@ MAX_JSON_BYTES = 64 << 20
 
 
 def canonical(value: Any) -> bytes:
-    """The one JSON form of `value`; ValueError for NaN and infinities."""
+    """Return the one JSON form of `value`; ValueError for NaN and infinities."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
 def encode(content: Mapping[str, Any]) -> bytes:
-    """The file's bytes for `content`, which must not have a field `checksum`."""
+    """Return the file's bytes for `content`, which must not have a field `checksum`."""
     return canonical({**content, "checksum": native.checksum(canonical(content)).hex()})
 
 
 def decode(data: bytes, *, path: Path) -> dict[str, Any]:
-    """The content of a file's bytes. FormatError when it is not the canonical form, CorruptError when the checksum
-    differs.
+    """Return the content of a file's bytes. FormatError when they are not a file of a history, CorruptError when they
+    are not JSON, not canonical, or differ from the checksum.
     """
     try:
         value = json.loads(data)
@@ -45,13 +46,15 @@ def decode(data: bytes, *, path: Path) -> dict[str, Any]:
         raise FormatError(f"{path}: not canonical JSON: {error}") from error
     if stored != actual or rewritten != data:
         raise CorruptError(
-            f"{path}: field checksum: the file says {stored}, its content gives {actual}: the file was changed or damaged"
+            f"{path}: field checksum: the file says {stored}, its content gives {actual}: the file was changed or "
+            "damaged"
         )
     return value
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Read and check one file; FileNotFoundError when it does not exist."""
+    """Read and check one file. FileNotFoundError when it does not exist; FormatError and CorruptError as in
+    `decode`."""
     size = path.stat().st_size
     if size > MAX_JSON_BYTES:
         raise FormatError(f"{path}: {size} bytes where at most {MAX_JSON_BYTES} are allowed")

@@ -1,6 +1,7 @@
-"""The files of a history, one module for each kind: how it is encoded, and how it is parsed strictly. docs/format.md says it in words.
+"""The file formats of a history, one module for each kind of file: its encoding and its strict parser.
 
-A module here reads and writes one file at a time. What several files say together is put together in `catalog.read`.
+docs/format.md describes the formats in words. A module here handles one file at a time; `catalog.read` combines several
+files.
 """
 
 __all__: list[str] = []

@@ -1,18 +1,19 @@
-"""Extents as a table and as records, and what their shapes come to."""
+"""The table of extents: its columns, its conversion to records and back, and the element counts of its shapes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from catalog.paths import MAX_DIMENSIONS
+from catalog.format.dtypes import MAX_DIMENSIONS
 from catalog.records import Extent
 
 __all__ = ["MAX_FIGURE", "SCHEMA", "element_counts", "extent_records", "extent_table"]
 
 MAX_FIGURE = 1 << 56
-"""No offset, size or count is as large; with 8 bytes an element the products still fit 64 bits."""
+"""Every offset, size and count is smaller than this, so that its product with an element's 8 bytes fits 64 bits."""
 
 SCHEMA = pa.schema(
     [
@@ -35,7 +36,7 @@ SCHEMA = pa.schema(
 
 
 def extent_table(extents: Sequence[Extent]) -> pa.Table:
-    """A row for each extent, in order, with the columns of SCHEMA."""
+    """Return a table with the columns of SCHEMA and one row for each extent, in their order."""
     columns = {
         name: pa.array([getattr(extent, name) for extent in extents], SCHEMA.field(name).type) for name in SCHEMA.names
     }
@@ -43,48 +44,29 @@ def extent_table(extents: Sequence[Extent]) -> pa.Table:
 
 
 def extent_records(table: pa.Table) -> list[Extent]:
-    """The rows of a table with the columns of SCHEMA."""
-    columns = [table[name].to_pylist() for name in SCHEMA.names]
-    return [
-        Extent(
-            name,
-            kind,
-            dtype,
-            tuple(shape),
-            start,
-            numel,
-            file,
-            offset,
-            nbytes,
-            checksum,
-            placement,
-            tuple(aliases),
-            codec,
-            base,
-        )
-        for name, kind, dtype, shape, start, numel, file, offset, nbytes, checksum, placement, aliases, codec, base in zip(
-            *columns, strict=True
-        )
-    ]
+    """Return the rows of a table with the columns of SCHEMA as records."""
+    columns: dict[str, Iterable[Any]] = {name: table[name].to_pylist() for name in SCHEMA.names}
+    columns |= {name: map(tuple, columns[name]) for name in ("shape", "aliases")}
+    # The fields of Extent are the columns of SCHEMA, in the same order.
+    return [Extent(*row) for row in zip(*columns.values(), strict=True)]
 
 
 def element_counts(shapes: pa.ChunkedArray) -> npt.NDArray[np.int64]:
-    """The number of elements of each shape; -1 for a shape that no tensor can have: too many dimensions, a size out of
-    range, or more than MAX_FIGURE elements.
-    """
+    """Return the number of elements of each shape (int64), or -1 for a shape that no tensor can have: with too many
+    dimensions, a size out of range, or MAX_FIGURE elements or more."""
     lists = shapes.combine_chunks() if isinstance(shapes, pa.ChunkedArray) else shapes
     lengths = lists.value_lengths().to_numpy(zero_copy_only=False)
     values = lists.flatten().to_numpy(zero_copy_only=False)
     begins = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64)
     counts = np.ones(len(lengths), np.int64)
-    # Beside the product in integers one that can't overflow: it tells where the first one did.
+    # The product in int64 may overflow silently. The same product in float64 can't, and shows where it did.
     sizes = np.ones(len(lengths), np.float64)
-    lawful = lengths <= MAX_DIMENSIONS
+    valid = lengths <= MAX_DIMENSIONS
     for dimension in range(int(min(lengths.max(initial=0), MAX_DIMENSIONS))):
         rows = np.flatnonzero(lengths > dimension)
         size = values[begins[rows] + dimension]
-        lawful[rows] &= (size >= 0) & (size < MAX_FIGURE)
+        valid[rows] &= (size >= 0) & (size < MAX_FIGURE)
         with np.errstate(over="ignore"):
             counts[rows] *= size
             sizes[rows] *= size
-    return np.where(lawful & (sizes < MAX_FIGURE), counts, -1)
+    return np.where(valid & (sizes < MAX_FIGURE), counts, -1)

@@ -1,7 +1,7 @@
-"""The safetensors header of a data file: encoded into a reserved length, parsed strictly.
+"""The safetensors header of a data file: encoded into a reserved length, and parsed strictly.
 
-Stricter than the format's other readers: duplicate keys, holes, overlaps, unsorted or trailing bytes and absurd lengths
-are refused.
+The parser is stricter than other readers of the format: it refuses duplicate keys, gaps, overlaps, trailing bytes and
+absurd lengths.
 """
 
 import json
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from catalog.errors import FormatError
-from catalog.paths import DTYPES, MAX_DIMENSIONS
+from catalog.format.dtypes import DTYPES, MAX_DIMENSIONS
 
 __all__ = ["Entry", "Header", "encode_header", "entries_json", "header_bytes_needed", "parse_header", "read_header"]
 
@@ -22,7 +22,7 @@ _LENGTH_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry; `begin` and `end` are byte offsets relative to the end of the header."""
+    """One tensor in the header. `begin` and `end` are byte offsets relative to the end of the header."""
 
     key: str
     dtype: str
@@ -33,7 +33,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A parsed header; `data_start` is the byte of the file where data begins."""
+    """A parsed header. `data_start` is the offset in the file of the first byte of data."""
 
     entries: tuple[Entry, ...]
     metadata: Mapping[str, str]
@@ -41,7 +41,7 @@ class Header:
 
 
 def entries_json(entries: Iterable[Entry]) -> bytes:
-    """The inside of a header's JSON object for these entries; fragments of one header are joined by commas."""
+    """Return these entries as JSON without the outer braces: a fragment that `encode_header` joins with others."""
     tree = {
         entry.key: {"dtype": entry.dtype, "shape": list(entry.shape), "data_offsets": [entry.begin, entry.end]}
         for entry in entries
@@ -50,19 +50,20 @@ def entries_json(entries: Iterable[Entry]) -> bytes:
 
 
 def header_bytes_needed(entries: Iterable[Entry], *, metadata: Mapping[str, str]) -> int:
-    """The least `data_start` for these entries."""
+    """Return the smallest `data_start` that these entries fit in."""
     return _LENGTH_BYTES + len(_text([entries_json(entries)], metadata))
 
 
 def encode_header(fragments: Iterable[bytes], *, metadata: Mapping[str, str], data_start: int) -> bytes:
-    """Exactly `data_start` bytes: the length, the JSON of the fragments (`entries_json`) in their order, and spaces.
-    FormatError when they do not fit.
+    """Return exactly `data_start` bytes: the length, the JSON of the fragments (`entries_json`) in order, and spaces.
+
+    FormatError when the fragments do not fit.
     """
     text = _text(fragments, metadata)
-    room = data_start - _LENGTH_BYTES
-    if len(text) > room:
-        raise FormatError(f"the header needs {len(text)} bytes where {room} were reserved")
-    return room.to_bytes(_LENGTH_BYTES, "little") + text.ljust(room, b" ")
+    reserved = data_start - _LENGTH_BYTES
+    if len(text) > reserved:
+        raise FormatError(f"the header needs {len(text)} bytes where {reserved} were reserved")
+    return reserved.to_bytes(_LENGTH_BYTES, "little") + text.ljust(reserved, b" ")
 
 
 def _text(fragments: Iterable[bytes], metadata: Mapping[str, str]) -> bytes:
@@ -75,7 +76,8 @@ def _dumps(tree: Mapping[str, Any]) -> bytes:
 
 
 def read_header(path: Path) -> Header:
-    """Parse and check the header of a data file against the file's size."""
+    """Parse the header of a data file and check it against the file's size. FormatError names the field that is
+    wrong."""
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
@@ -86,7 +88,8 @@ def read_header(path: Path) -> Header:
 
 
 def parse_header(text: bytes, *, file_bytes: int, path: Path) -> Header:
-    """Parse the JSON part of a header; `path` is for the errors' sake."""
+    """Parse the JSON part of a header; the errors name `path`. FormatError when the entries do not cover exactly the
+    bytes of the file after the header, or break another rule of the format."""
     try:
         tree = json.loads(text, object_pairs_hook=lambda pairs: _unique(pairs, path))
     except (ValueError, RecursionError) as error:
@@ -109,7 +112,7 @@ def _unique(pairs: list[tuple[str, Any]], path: Path) -> dict[str, Any]:
     if len(tree) != len(pairs):
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise FormatError(f"{path}: field header: the key {twice!r} stands twice")
+        raise FormatError(f"{path}: field header: the key {twice!r} appears twice")
     return tree
 
 
@@ -122,8 +125,8 @@ def _entry(key: str, value: Any, path: Path) -> Entry:
         raise FormatError(f"{where}: dtype {str(dtype)[:100]!r} is not one of {', '.join(DTYPES)}")
     if not _naturals(shape) or not _naturals(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise FormatError(
-            f"{where}: shape {str(shape)[:200]} and data_offsets {str(offsets)[:200]} must be lists of natural numbers, "
-            f"in order, a shape of at most {MAX_DIMENSIONS}"
+            f"{where}: shape {str(shape)[:200]} and data_offsets {str(offsets)[:200]} must be lists of natural "
+            f"numbers, in order, a shape of at most {MAX_DIMENSIONS}"
         )
     if prod(shape) * DTYPES[dtype] != offsets[1] - offsets[0]:
         raise FormatError(
@@ -134,7 +137,8 @@ def _entry(key: str, value: Any, path: Path) -> Entry:
 
 
 def _naturals(value: Any) -> bool:
-    """A bounded list of bounded numbers: nothing that follows, a product for one, can be made expensive."""
+    """Return whether `value` is a short list of natural numbers below 2^62, so that a hostile file can't make the
+    product of a shape expensive."""
     return (
         isinstance(value, list)
         and len(value) <= MAX_DIMENSIONS
@@ -146,7 +150,7 @@ def _check_cover(entries: list[Entry], data_bytes: int, path: Path) -> None:
     at = 0
     for entry in entries:
         if entry.begin != at:
-            what = "overlaps what is before it" if entry.begin < at else "leaves a hole before it"
+            what = "overlaps the one before" if entry.begin < at else "leaves a gap before it"
             raise FormatError(f"{path}: header entry {entry.key!r}: begins at {entry.begin}, {what} (byte {at})")
         at = entry.end
     if at != data_bytes:

@@ -1,7 +1,8 @@
-"""The journal of a run: metrics of every step, events and tags, as immutable Parquet segments `<writer>-<seq>.parquet`.
+"""The journal of a run: metrics, events and tags in immutable Parquet segments `<writer>-<sequence>.parquet`.
 
-A row is one metric value, one event or one tag. Rows gather in memory and go out with `flush`, which the session calls
-every few seconds and at each commit; a row is durable once its segment is published. A segment is never changed.
+A row is one metric value, one event or one tag. Rows gather in memory until `flush`, which the session calls every few
+seconds and at each commit, publishes them as one segment. A row is durable once its segment is published, and a segment
+never changes.
 """
 
 import datetime
@@ -15,7 +16,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from catalog.disk.checked_parquet import decode_sealed, encode_sealed, read_bounded
+from catalog.disk.checked_parquet import decode_checked, encode_checked, read_bounded
 from catalog.disk.durable import publish_bytes
 from catalog.errors import FormatError
 
@@ -34,7 +35,7 @@ JOURNAL_SCHEMA = pa.schema(
 )
 _VERSION = "1"
 NO_RANK = -1
-"""The rank of rows that no rank of the run wrote."""
+"""The rank in rows that no rank of the run wrote."""
 _SEGMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}-[0-9]{8}\.parquet")
 
 
@@ -50,7 +51,7 @@ class _Row:
 
 
 class Journal:
-    """The writing end, one per rank of a run. Thread-safe; nothing is written before `flush`."""
+    """The writer of a journal, one per rank of a run. Thread-safe; nothing reaches the disk before `flush`."""
 
     def __init__(self, folder: Path, *, run: str, writer: str, rank: int) -> None:
         self._folder = folder
@@ -64,19 +65,19 @@ class Journal:
         self._flushing = threading.Lock()
 
     def metric(self, step: int, name: str, value: float) -> None:
-        """The value of a metric at a step; NaN and infinities are kept as they are."""
+        """Record the value of a metric at a step; NaN and infinities are kept as they are."""
         self._append("metric", step, name, float(value), None)
 
     def event(self, name: str, step: int | None, **detail: Any) -> None:
-        """Something that happened: `detail` must be expressible as JSON."""
+        """Record an event. TypeError when `detail` can't be expressed as JSON."""
         self._append("event", step, name, None, json.dumps(detail, sort_keys=True))
 
     def tag(self, name: str, step: int) -> None:
-        """Give a step a name; the newest tag of a name counts."""
+        """Give a step a name; the newest tag with this name counts."""
         self._append("tag", step, name, None, None)
 
     def flush(self) -> None:
-        """Publish what has gathered as one segment; when that fails, the rows stay for the next attempt."""
+        """Publish the gathered rows as one segment. When this raises, the rows stay for the next attempt."""
         with self._flushing:
             with self._lock:
                 rows = list(self._rows)
@@ -97,37 +98,41 @@ class Journal:
         detail: str | None,
     ) -> None:
         with self._lock:
-            # Strictly later than the row before, so that of two values of one step the later one is known.
+            # Strictly later than the row before: of two values of one step, the later one counts.
             self._last = max(datetime.datetime.now(datetime.UTC), self._last + datetime.timedelta(microseconds=1))
             self._rows.append(_Row(kind, step, self._rank, name, value, detail, self._last))
 
 
 def _encode(rows: list[_Row], *, run: str) -> bytes:
     columns = {field.name: pa.array([getattr(row, field.name) for row in rows], field.type) for field in JOURNAL_SCHEMA}
-    return encode_sealed(pa.table(columns, schema=JOURNAL_SCHEMA), metadata={"dshistory.journal": _VERSION, "run": run})
+    return encode_checked(
+        pa.table(columns, schema=JOURNAL_SCHEMA), metadata={"dshistory.journal": _VERSION, "run": run}
+    )
 
 
 def _next_sequence(folder: Path, writer: str) -> int:
-    """A writer that is opened again goes on where it stopped: published segments are never replaced."""
+    """Return the number of the writer's next segment. A writer that is opened again continues where it stopped, so that
+    it never replaces a published segment."""
     numbers = [path.stem.rpartition("-") for path in segments(folder)]
     return max((int(number) + 1 for name, _, number in numbers if name == writer), default=0)
 
 
 def segments(folder: Path) -> Iterator[Path]:
-    """The published segments of a run's journal, by name; none when the folder does not exist."""
+    """Yield the published segments of a journal, sorted by name; none when the folder does not exist."""
     if folder.is_dir():
         yield from sorted(path for path in folder.iterdir() if is_segment(path.name))
 
 
 def is_segment(name: str) -> bool:
-    """Whether a file of that name in a journal's folder is a published segment."""
+    """Return whether a file with this name in a journal's folder is a published segment."""
     return _SEGMENT.fullmatch(name) is not None
 
 
 def read_segment(path: Path, *, run: str) -> pa.Table:
-    """One segment as a table of JOURNAL_SCHEMA. CorruptError when damaged, FormatError when of another version or run."""
-    table, facts = decode_sealed(read_bounded(path), schema=JOURNAL_SCHEMA, file=str(path))
+    """Read one segment as a table with the columns of JOURNAL_SCHEMA. CorruptError when it is damaged, FormatError when
+    it has another version or belongs to another run."""
+    table, metadata = decode_checked(read_bounded(path), schema=JOURNAL_SCHEMA, file=str(path))
     for field, expected in (("dshistory.journal", _VERSION), ("run", run)):
-        if facts.get(field) != expected:
-            raise FormatError(f"{path}: field {field}: {facts.get(field)!r} where {expected!r} belongs")
+        if metadata.get(field) != expected:
+            raise FormatError(f"{path}: field {field}: {metadata.get(field)!r} where {expected!r} belongs")
     return table

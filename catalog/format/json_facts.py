@@ -1,27 +1,32 @@
-"""The two files of immutable facts: history.json says what the folder is, run.json what a run was."""
+"""The two JSON files of immutable facts: history.json identifies a history, run.json describes a run."""
 
 import datetime
-import os
 import uuid
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 from catalog.disk import json_file
-from catalog.errors import FormatError, NotFoundError
-from catalog.paths import FORMAT, MAX_RANKS, HistoryPaths, is_run_id
+from catalog.errors import FormatError
+from catalog.paths import MAX_RANKS, HistoryPaths
 from catalog.records import RunFacts
 
-__all__ = ["encode_history", "encode_run_facts", "read_history_json", "read_run_facts", "run_names"]
+__all__ = ["FORMAT", "encode_history", "encode_run_facts", "read_history_json", "read_run_facts"]
+
+FORMAT = 1
+"""The version of the format, in the field `format` of every JSON file of a history."""
+
+_LAYOUT = "layout"
+"""The name in run.json of the field `layout_hash` of RunFacts."""
 
 
 def encode_history() -> bytes:
-    """The bytes of history.json for a new history, with a new uuid."""
+    """Return the bytes of history.json for a new history, with a new uuid."""
     now = datetime.datetime.now(datetime.UTC)
     return json_file.encode({"format": FORMAT, "uuid": str(uuid.uuid4()), "created": now.isoformat(timespec="seconds")})
 
 
 def read_history_json(paths: HistoryPaths) -> dict[str, Any]:
-    """The checked content of history.json; FormatError when a newer release wrote it."""
+    """Return the checked content of history.json; FormatError when a newer release wrote it."""
     path = paths.history_json
     content = json_file.load(path)
     version = content.get("format")
@@ -37,40 +42,31 @@ def read_history_json(paths: HistoryPaths) -> dict[str, Any]:
 
 
 def encode_run_facts(facts: RunFacts) -> bytes:
-    """The bytes of run.json."""
-    return json_file.encode({"format": FORMAT, **asdict(facts)})
-
-
-def run_names(paths: HistoryPaths) -> list[str]:
-    """The runs that were born, by name: folders whose name is lawful and whose run.json is there."""
-    try:
-        names = os.listdir(paths.runs)
-    except FileNotFoundError:
-        return []
-    return sorted(name for name in names if is_run_id(name) and paths.run_json(name).is_file())
+    """Return the bytes of run.json."""
+    content = asdict(facts)
+    content[_LAYOUT] = content.pop("layout_hash")
+    return json_file.encode({"format": FORMAT, **content})
 
 
 def read_run_facts(paths: HistoryPaths, run: str) -> RunFacts:
-    """The checked facts of one run. NotFoundError names the runs that exist."""
+    """Return the facts of one run, every field checked. FileNotFoundError when there is no such run; FormatError names
+    the field that is not as the format says."""
     path = paths.run_json(run)
-    try:
-        content = json_file.load(path)
-    except FileNotFoundError as error:
-        names = ", ".join(run_names(paths)[-10:]) or "none"
-        raise NotFoundError(f"no run {run!r} in {paths.root}: there are {names}") from error
+    content = json_file.load(path)
     version = content.pop("format", None)
     if version != FORMAT:
         raise FormatError(f"{path}: field format: {version!r}, this release reads {FORMAT}")
-    if content.keys() != set(RunFacts.__dataclass_fields__):
-        raise FormatError(f"{path}: the fields are {sorted(content)}, must be {sorted(RunFacts.__dataclass_fields__)}")
-    facts = RunFacts(**content)
+    expected = {field.name for field in fields(RunFacts)} - {"layout_hash"} | {_LAYOUT}
+    if content.keys() != expected:
+        raise FormatError(f"{path}: the fields are {sorted(content)}, must be {sorted(expected)}")
+    for field, kind in (("created", str), (_LAYOUT, str), ("facts", dict)):
+        if not isinstance(content[field], kind):
+            raise FormatError(f"{path}: field {field}: {str(content[field])[:200]!r} is not of type {kind.__name__}")
+    facts = RunFacts(layout_hash=content.pop(_LAYOUT), **content)
     if facts.run != run:
         raise FormatError(f"{path}: field run: {facts.run!r} in the folder of {run!r}")
     if type(facts.world_size) is not int or not 1 <= facts.world_size <= MAX_RANKS:
         raise FormatError(f"{path}: field world_size: {facts.world_size!r} is no number of ranks")
-    for field, kind in (("created", str), ("layout", str), ("facts", dict)):
-        if not isinstance(content[field], kind):
-            raise FormatError(f"{path}: field {field}: {str(content[field])[:200]!r} is not of type {kind.__name__}")
     parent = (facts.parent_run, facts.parent_step)
     if parent != (None, None) and not (isinstance(parent[0], str) and type(parent[1]) is int and parent[1] >= 0):
         raise FormatError(f"{path}: field parent_run: {parent} is neither empty nor a run and a step")

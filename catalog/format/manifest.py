@@ -1,7 +1,7 @@
-"""A rank's manifest: a sealed Parquet table with one row per extent, header and padding included.
+"""A rank's manifest: a checksummed Parquet file with one row per extent, the header and padding included.
 
-The schema is declared and versioned; nothing is inferred. Reading treats the file as hostile: every figure is checked
-before anything is opened because of it. Each byte of the rank's data file belongs to exactly one row.
+The schema is declared and versioned; nothing is inferred. The reader treats the file as hostile: it checks every value
+before it opens any file that the manifest names. Each byte of the rank's data file belongs to exactly one row.
 """
 
 from dataclasses import dataclass
@@ -12,50 +12,54 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from catalog.disk.checked_parquet import decode_sealed, encode_sealed
+from catalog.disk.checked_parquet import decode_checked, encode_checked
 from catalog.errors import FormatError
+from catalog.format.dtypes import DTYPES
 from catalog.format.extents import MAX_FIGURE, SCHEMA, element_counts, extent_records
-from catalog.paths import DTYPES, data_file, parse_data_file
+from catalog.paths import data_file, parse_data_file
 from catalog.records import Extent
 
 __all__ = ["NOT_STATE", "Manifest", "decode_manifest", "encode_manifest"]
 
 NOT_STATE = frozenset({"header", "pad", "object", "object_tensor"})
-"""Kinds of extents that are no tensor of the model."""
+"""The kinds of extents that are not tensors of the model."""
 
 VERSION = "1"
 _PLACEMENTS = ("partitioned", "rank_local", "replicated")
-_FACTS = frozenset({"dshistory.manifest", "run", "step", "rank", "world_size", "layout", "created", "data_bytes"})
+_FIELDS = frozenset({"dshistory.manifest", "run", "step", "rank", "world_size", "layout", "created", "data_bytes"})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Manifest:
-    """A manifest whose rows have been checked; `table` has the columns of SCHEMA."""
+    """A manifest with checked rows. `table` has the columns of `catalog.format.extents.SCHEMA`; `data_bytes` is the
+    size of the rank's own data file."""
 
     run: str
     step: int
     rank: int
     world_size: int
-    layout: str
+    layout_hash: str
     created: datetime
     data_bytes: int
     table: pa.Table
 
     @property
     def file(self) -> str:
-        """The rank's own data file, relative to the history's root."""
+        """Name of the rank's own data file, relative to the history's root."""
         return data_file(self.run, self.step, self.rank)
 
     def extents(self) -> list[Extent]:
-        """The rows as records."""
+        """Return the rows as records."""
         return extent_records(self.table)
 
 
 def encode_manifest(
-    table: pa.Table, *, run: str, step: int, rank: int, world_size: int, layout: str, created: datetime
+    table: pa.Table, *, run: str, step: int, rank: int, world_size: int, layout_hash: str, created: datetime
 ) -> bytes:
-    """The file's bytes, of extents with the columns of SCHEMA. FormatError when a reader would refuse them: nothing is
-    published that can't be read.
+    """Return the file's bytes for extents with the columns of `catalog.format.extents.SCHEMA`.
+
+    The rows pass the same checks as in `decode_manifest`, so that no manifest is published that a reader would refuse:
+    FormatError names row and field.
     """
     file = data_file(run, step, rank)
     own = table.filter(pc.equal(table["file"], file))
@@ -67,37 +71,39 @@ def encode_manifest(
         "step": str(step),
         "rank": str(rank),
         "world_size": str(world_size),
-        "layout": layout,
+        "layout": layout_hash,
         "created": created.isoformat(timespec="microseconds"),
         "data_bytes": str(data_bytes),
     }
-    return encode_sealed(table, metadata=metadata)
+    return encode_checked(table, metadata=metadata)
 
 
 def decode_manifest(data: bytes, *, path: Path) -> Manifest:
-    """The manifest of a file's bytes, checked except against other files. FormatError names row and field, CorruptError
-    a seal that does not fit."""
-    table, facts = decode_sealed(data, schema=SCHEMA, file=str(path))
-    version = facts.get("dshistory.manifest")
+    """Return the manifest in a file's bytes, with every check that needs no other file.
+
+    FormatError names row and field; CorruptError says that the checksum differs.
+    """
+    table, metadata = decode_checked(data, schema=SCHEMA, file=str(path))
+    version = metadata.get("dshistory.manifest")
     if version != VERSION:
         raise FormatError(f"{path}: field dshistory.manifest: version {version}, this release reads {VERSION}")
-    if facts.keys() != _FACTS:
-        raise FormatError(f"{path}: the fields are {sorted(facts)}, a manifest has {sorted(_FACTS)}")
+    if metadata.keys() != _FIELDS:
+        raise FormatError(f"{path}: the fields are {sorted(metadata)}, a manifest has {sorted(_FIELDS)}")
     try:
         manifest = Manifest(
-            run=facts["run"],
-            step=_natural(facts["step"]),
-            rank=_natural(facts["rank"]),
-            world_size=_natural(facts["world_size"]),
-            layout=facts["layout"],
-            created=datetime.fromisoformat(facts["created"]),
-            data_bytes=_natural(facts["data_bytes"]),
+            run=metadata["run"],
+            step=_natural(metadata["step"]),
+            rank=_natural(metadata["rank"]),
+            world_size=_natural(metadata["world_size"]),
+            layout_hash=metadata["layout"],
+            created=datetime.fromisoformat(metadata["created"]),
+            data_bytes=_natural(metadata["data_bytes"]),
             table=table,
         )
     except ValueError as error:
         raise FormatError(f"{path}: a field is not what it must be: {error}") from error
     if manifest.created.tzinfo is None:
-        raise FormatError(f"{path}: field created: {facts['created']!r} has no time zone")
+        raise FormatError(f"{path}: field created: {metadata['created']!r} has no time zone")
     _check_rows(table, file=manifest.file, data_bytes=manifest.data_bytes, where=str(path))
     return manifest
 
@@ -112,25 +118,25 @@ def _natural(text: str) -> int:
 def _check_rows(table: pa.Table, *, file: str, data_bytes: int, where: str) -> None:
     for field in ("start", "numel", "offset", "nbytes"):
         column = table[field]
-        _demand(
-            table, pc.and_(pc.greater_equal(column, 0), pc.less(column, MAX_FIGURE)), field, where, "is out of range"
-        )
-    for field, lawful in (("dtype", tuple(DTYPES)), ("placement", _PLACEMENTS), ("codec", ("raw",))):
-        _demand(table, pc.is_in(table[field], pa.array(lawful)), field, where, f"is not one of {', '.join(lawful)}")
+        in_range = pc.and_(pc.greater_equal(column, 0), pc.less(column, MAX_FIGURE))
+        _demand(table, in_range, field, where, "is out of range")
+    for field, allowed in (("dtype", tuple(DTYPES)), ("placement", _PLACEMENTS), ("codec", ("raw",))):
+        _demand(table, pc.is_in(table[field], pa.array(allowed)), field, where, f"is not one of {', '.join(allowed)}")
     sizes = pc.take(pa.array(DTYPES.values(), pa.int64()), pc.index_in(table["dtype"], pa.array(DTYPES.keys())))
     exact = pc.equal(table["nbytes"], pc.multiply(table["numel"], sizes))
     _demand(table, exact, "nbytes", where, "is not numel times the dtype's size")
-    _demand(table, pc.is_null(table["base"]), "base", where, "stands beside the codec raw")
-    known = pa.array([name for name in pc.unique(table["file"]).to_pylist() if parse_data_file(name)], pa.string())
-    _demand(table, pc.is_in(table["file"], known), "file", where, "is no data file inside the history")
-    room = pa.array(element_counts(table["shape"]))
-    fits = pc.less_equal(pc.add(table["start"], table["numel"]), room)
+    _demand(table, pc.is_null(table["base"]), "base", where, "is set, which the codec raw does not allow")
+    data_files = pa.array([name for name in pc.unique(table["file"]).to_pylist() if parse_data_file(name)], pa.string())
+    _demand(table, pc.is_in(table["file"], data_files), "file", where, "is no data file inside the history")
+    capacity = pa.array(element_counts(table["shape"]))
+    fits = pc.less_equal(pc.add(table["start"], table["numel"]), capacity)
     _demand(table, fits, "shape", where, "does not hold [start, start + numel)")
     _check_cover(table.filter(pc.equal(table["file"], file)), data_bytes=data_bytes, where=where)
 
 
 def _check_cover(own: pa.Table, *, data_bytes: int, where: str) -> None:
-    """The rows of the rank's own file lie one behind the other, from its first byte, the header, to its last."""
+    """Check that the rows of the rank's own file follow each other without gap or overlap, from the header at byte 0 to
+    the last byte. FormatError names the first row that does not."""
     if not own.num_rows:
         raise FormatError(f"{where}: has no extent of its own file, at least its header")
     order = own.sort_by([("offset", "ascending"), ("nbytes", "ascending")])
@@ -154,6 +160,7 @@ def _check_cover(own: pa.Table, *, data_bytes: int, where: str) -> None:
 
 
 def _demand(table: pa.Table, good: pa.ChunkedArray | pa.Array, field: str, where: str, what: str) -> None:
+    """Raise FormatError for the first row that is not `good`, naming the row, the field and its value."""
     if pc.all(good, min_count=0).as_py():
         return
     index = pc.index(good, False).as_py()

@@ -1,7 +1,8 @@
-"""The commit marker: with it a checkpoint exists, without it there is none.
+"""The commit marker: a checkpoint exists exactly when its marker exists.
 
-The marker is a pure function of the manifests of all ranks, so any rank may write it, and it is published with link(2),
-which fails when it exists already. It names each manifest's checksum and each data file's size.
+The marker is a pure function of the manifests of all ranks, so any rank may write it. It is published with link(2),
+which fails when the marker exists already, so several ranks may try. It contains the checksum of each manifest and the
+size of each data file.
 """
 
 from pathlib import Path
@@ -11,43 +12,53 @@ import native
 from catalog.disk import json_file
 from catalog.disk.checked_parquet import read_bounded
 from catalog.errors import FormatError, MismatchError, NotFoundError
+from catalog.format.json_facts import FORMAT
 from catalog.format.manifest import Manifest, decode_manifest
-from catalog.paths import FORMAT, MAX_RANKS, HistoryPaths
+from catalog.paths import MAX_RANKS, HistoryPaths
 from catalog.records import Marker, MarkerPart
 
 __all__ = ["build_marker", "check_manifest", "encode_marker", "read_marker"]
 
 
-def build_marker(paths: HistoryPaths, *, run: str, step: int, world_size: int, layout: str) -> Marker:
-    """The marker of a checkpoint whose manifests all exist; MismatchError when one belongs to another run, step, world
-    size or layout, or when a data file is not as large as its manifest says.
+def build_marker(paths: HistoryPaths, *, run: str, step: int, world_size: int, layout_hash: str) -> Marker:
+    """Build the marker of a checkpoint whose manifests all exist.
+
+    MismatchError when a manifest belongs to another run, step, world size or layout, or when a data file does not have
+    the size that its manifest gives; FormatError or CorruptError when a manifest can't be trusted.
     """
     parts = []
     for rank in range(world_size):
         path = paths.manifest(run, step, rank)
         data = read_bounded(path)
         manifest = decode_manifest(data, path=path)
-        check_manifest(manifest, run=run, step=step, rank=rank, world_size=world_size, layout=layout, path=path)
+        check_manifest(
+            manifest, run=run, step=step, rank=rank, world_size=world_size, layout_hash=layout_hash, path=path
+        )
         size = (paths.root / manifest.file).stat().st_size
         if size != manifest.data_bytes:
             raise MismatchError(f"{paths.root / manifest.file}: {size} bytes, its manifest says {manifest.data_bytes}")
         checksum = native.checksum(data).hex()
         parts.append(MarkerPart(rank, paths.relative(path), checksum, manifest.file, manifest.data_bytes))
-    return Marker(run, step, world_size, layout, tuple(parts))
+    return Marker(run, step, world_size, layout_hash, tuple(parts))
 
 
 def check_manifest(
-    manifest: Manifest, *, run: str, step: int, rank: int, world_size: int, layout: str, path: Path
+    manifest: Manifest, *, run: str, step: int, rank: int, world_size: int, layout_hash: str, path: Path
 ) -> None:
-    """MismatchError, naming the field, when a manifest is not that rank's part of that checkpoint."""
-    for field, value in (("run", run), ("step", step), ("rank", rank), ("world_size", world_size), ("layout", layout)):
-        actual = getattr(manifest, field)
-        if actual != value:
-            raise MismatchError(f"{path}: field {field}: {actual} where this checkpoint has {value}")
+    """Check that a manifest is this rank's part of this checkpoint; MismatchError names the field that differs."""
+    for field, actual, expected in (
+        ("run", manifest.run, run),
+        ("step", manifest.step, step),
+        ("rank", manifest.rank, rank),
+        ("world_size", manifest.world_size, world_size),
+        ("layout", manifest.layout_hash, layout_hash),
+    ):
+        if actual != expected:
+            raise MismatchError(f"{path}: field {field}: {actual} where this checkpoint has {expected}")
 
 
 def encode_marker(marker: Marker) -> bytes:
-    """The bytes of commit.json."""
+    """Return the bytes of commit.json."""
     parts = [
         {
             "rank": part.rank,
@@ -64,15 +75,16 @@ def encode_marker(marker: Marker) -> bytes:
             "run": marker.run,
             "step": marker.step,
             "world_size": marker.world_size,
-            "layout": marker.layout,
+            "layout": marker.layout_hash,
             "parts": parts,
         }
     )
 
 
 def read_marker(paths: HistoryPaths, run: str, step: int) -> Marker:
-    """Read and check commit.json: it must speak of this run and step, and of files in its own folder. NotFoundError
-    when not committed.
+    """Read commit.json and check that it is about this run and step and names only files in its own folder.
+
+    NotFoundError when the checkpoint is not committed; FormatError or CorruptError names file and field.
     """
     path = paths.marker(run, step)
     try:
@@ -83,13 +95,13 @@ def read_marker(paths: HistoryPaths, run: str, step: int) -> Marker:
     _same(path, "format", content["format"], FORMAT)
     _same(path, "run", content["run"], run)
     _same(path, "step", content["step"], step)
-    world_size, layout, parts = content["world_size"], content["layout"], content["parts"]
-    if type(world_size) is not int or not 1 <= world_size <= MAX_RANKS or not isinstance(layout, str):
-        raise FormatError(f"{path}: field world_size: {world_size!r}, or field layout: {layout!r}")
+    world_size, layout_hash, parts = content["world_size"], content["layout"], content["parts"]
+    if type(world_size) is not int or not 1 <= world_size <= MAX_RANKS or not isinstance(layout_hash, str):
+        raise FormatError(f"{path}: field world_size: {world_size!r}, or field layout: {layout_hash!r}")
     if not isinstance(parts, list) or len(parts) != world_size:
         raise FormatError(f"{path}: field parts: must be a list of world_size ({world_size}) parts")
     checked = tuple(_part(part, rank, paths, run, step, path) for rank, part in enumerate(parts))
-    return Marker(run, step, world_size, layout, checked)
+    return Marker(run, step, world_size, layout_hash, checked)
 
 
 def _part(part: Any, rank: int, paths: HistoryPaths, run: str, step: int, path: Path) -> MarkerPart:

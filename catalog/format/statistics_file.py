@@ -1,7 +1,8 @@
-"""Statistics files: what was once computed from the bytes of a checkpoint's fragments, so that nobody has to read them again.
+"""Statistics files: statistics of a checkpoint's fragments, stored so that the data need not be read again.
 
-One sealed Parquet file for each rank and step, in a folder of its own in the run, so that one listing tells what there is. They
-are derived from the data files: a checkpoint is whole without them, and they can be made at any time.
+Each rank and step has one checksummed Parquet file. All files of a run are in one folder, so that one listing shows
+which steps have statistics. The files are derived from the data files: a checkpoint is complete without them, and they
+can be computed at any time.
 """
 
 import re
@@ -14,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from catalog.disk.checked_parquet import decode_sealed, encode_sealed, read_bounded
+from catalog.disk.checked_parquet import decode_checked, encode_checked, read_bounded
 from catalog.disk.durable import make_dirs, publish_bytes
 from catalog.errors import FormatError
 from catalog.paths import HistoryPaths
@@ -52,15 +53,16 @@ SCHEMA = pa.schema(
         pa.field("sketch", pa.list_(pa.field("element", pa.float64(), nullable=False)), nullable=False),
     ]
 )
-"""A row for each fragment; `checksum` is that of the bytes it is about. `min` and `max` leave NaN out (null where nothing is
-left), `sum` and what follows all that is not finite. `sketch` is empty where there is none."""
+"""One row for each fragment; `checksum` is that of the fragment's bytes. `min` and `max` leave out NaN and are null
+when no other value is left. `sum`, `sum_of_squares`, `exponents` and `sketch` leave out everything that is not finite.
+`sketch` is empty for a tensor without one."""
 
 _NAME = re.compile(r"([0-9]{12})-([0-9]{5})-of-([0-9]{5})\.parquet")
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class StatisticsFile:
-    """Which part of which checkpoint a file is about."""
+    """The part of a checkpoint that one statistics file describes."""
 
     step: int
     rank: int
@@ -68,40 +70,45 @@ class StatisticsFile:
 
     @property
     def name(self) -> str:
-        """Its name in the run's folder of statistics."""
+        """Name of the file in the run's folder of statistics."""
         return f"{self.step:012d}-{self.rank:05d}-of-{self.world_size:05d}.parquet"
 
 
 def parse_name(name: str) -> StatisticsFile | None:
-    """What a file of that name is about, or None for any other name."""
+    """Return the part that a file with this name describes, or None when it is not the name of a statistics file."""
     match = _NAME.fullmatch(name)
     return StatisticsFile(int(match[1]), int(match[2]), int(match[3])) if match else None
 
 
 def publish_statistics(paths: HistoryPaths, run: str, about: StatisticsFile, rows: pa.Table) -> Path:
-    """Write the statistics of one rank's part of a checkpoint, durably; whoever comes second changes nothing."""
+    """Write the statistics of one rank's part of a checkpoint durably, unless they exist already; return the path.
+
+    `rows` has the columns of SCHEMA.
+    """
     folder = paths.statistics_dir(run)
     make_dirs(folder, root=paths.root)
     path = folder / about.name
     if not path.exists():
-        publish_bytes(encode_sealed(rows.cast(SCHEMA), metadata=_facts(run, about)), path)
+        publish_bytes(encode_checked(rows.cast(SCHEMA), metadata=_metadata(run, about)), path)
     return path
 
 
 def read_statistics(path: Path, *, run: str) -> pa.Table:
-    """The rows of a file, with the columns of SCHEMA. CorruptError when damaged, FormatError when of another version, run or part."""
+    """Read the rows of a file, with the columns of SCHEMA. CorruptError when the file is damaged, FormatError when it
+    has another version or belongs to another run or part."""
     about = parse_name(path.name)
     if about is None:
-        raise FormatError(f"{path}: no file of statistics has this name")
-    table, facts = decode_sealed(read_bounded(path), schema=SCHEMA, file=str(path))
-    for field, expected in _facts(run, about).items():
-        if facts.get(field) != expected:
-            raise FormatError(f"{path}: field {field}: {facts.get(field)!r} where {expected!r} belongs")
+        raise FormatError(f"{path}: no statistics file has this name")
+    table, metadata = decode_checked(read_bounded(path), schema=SCHEMA, file=str(path))
+    for field, expected in _metadata(run, about).items():
+        if metadata.get(field) != expected:
+            raise FormatError(f"{path}: field {field}: {metadata.get(field)!r} where {expected!r} belongs")
     return table
 
 
 def read_merged(paths: HistoryPaths, run: str, step: int, world_size: int) -> pa.Table:
-    """`merged_statistics` of all parts of a checkpoint. CorruptError or FormatError when a file can't be trusted."""
+    """Read all parts of a checkpoint and merge them (`merged_statistics`). CorruptError or FormatError when a file
+    can't be trusted."""
     folder = paths.statistics_dir(run)
     return merged_statistics(
         [read_statistics(folder / StatisticsFile(step, rank, world_size).name, run=run) for rank in range(world_size)]
@@ -109,8 +116,10 @@ def read_merged(paths: HistoryPaths, run: str, step: int, world_size: int) -> pa
 
 
 def merged_statistics(parts: Sequence[pa.Table]) -> pa.Table:
-    """The statistics of logical tensors, from those of their fragments: `parts` are the tables of all ranks, in order. Of what
-    is local to a rank, rank 0's. Sums are exact but for float64 rounding, counts are exact.
+    """Merge the statistics of fragments into those of logical tensors, one row for each.
+
+    `parts` are the tables of all ranks, in order. For rank-local tensors, the rows of rank 0 are taken. Counts are
+    exact; sums are exact up to float64 rounding.
     """
     local = pc.field("placement") == "rank_local"
     rows = pa.concat_tables([parts[0], *(part.filter(~local) for part in parts[1:])])
@@ -140,7 +149,7 @@ def _sum(members: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _facts(run: str, about: StatisticsFile) -> Mapping[str, str]:
+def _metadata(run: str, about: StatisticsFile) -> Mapping[str, str]:
     return {
         "dshistory.statistics": VERSION,
         "run": run,

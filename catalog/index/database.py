@@ -1,9 +1,17 @@
-"""The one place that opens DuckDB: an in-memory database for each history and process, to which the index file is
-attached for one transaction at a time.
+"""The one module that opens DuckDB: an in-memory database for each history and process, with the index file attached
+for one transaction at a time.
 
-DuckDB lets one process write a file and then nobody else may open it, not even to read; so nobody may hold the index.
-The database is closed off before it sees any SQL: of all files it may touch only the index and its log, its
-configuration is locked, and nothing is downloaded.
+DuckDB lets either one process write a database file or several read it, never both, and a process holds the file for as
+long as its connection is open. A connection that stayed open would lock everybody else out: a notebook would stop the
+training's registration, and the training every notebook. So nobody holds the index. Each session is
+
+    ATTACH the index file -> one transaction -> DETACH
+
+under the fair lock of `catalog.index.fair_lock`. The in-memory database stays open between sessions, because starting
+DuckDB costs far more than the ATTACH (about 3 ms).
+
+The database is closed off before it sees any SQL. It may touch no file but the index and DuckDB's own log of it, it
+loads no extension, and its configuration is locked.
 """
 
 import ctypes
@@ -19,19 +27,19 @@ import duckdb
 import pyarrow as pa
 
 from catalog.errors import FormatError, SetupError
-from catalog.index.fair_lock import IndexBusyError, Turnstile
-from catalog.index.sql_errors import explained
-from catalog.index.sql_guard import refuse_reach
+from catalog.index.fair_lock import FairLock, IndexBusyError
+from catalog.index.sql_errors import explain_sql_error
+from catalog.index.sql_guard import check_select
 from catalog.paths import HistoryPaths
 
 __all__ = ["Connection", "Database", "IndexMissingError", "database", "select", "tables_read"]
 
 Connection: TypeAlias = duckdb.DuckDBPyConnection
 
-
 _LOG_SUFFIXES = ("", ".wal", ".wal.checkpoint", ".wal.recovery")
 _WRITING = "READ_WRITE, ROW_GROUP_SIZE 16384"
-"""DuckDB writes the last row group of a table anew whenever rows are added: small ones, so that this is little."""
+"""DuckDB rewrites the last row group of a table whenever rows are added, so small row groups keep registration
+cheap."""
 
 _LOCKED_DOWN = (
     "SET temp_directory = ''",
@@ -44,37 +52,46 @@ _LOCKED_DOWN = (
 
 
 class IndexMissingError(IndexBusyError):
-    """There is no index file yet; never leaves this package."""
+    """There is no index file yet. It never leaves this package."""
 
 
 class Database:
-    """The in-memory database of one history in this process. Its sessions exclude each other, in this process and, by
-    the turnstile, in all others."""
+    """The in-memory database of one history in this process.
+
+    Its sessions run one at a time in this process. Across processes the fair lock admits many readers or one writer.
+    """
 
     def __init__(self, paths: HistoryPaths) -> None:
         self.path = paths.catalog_db
-        self._turnstile = Turnstile(gate=paths.gate_lock, room=paths.room_lock)
+        self._lock = FairLock(queue=paths.index_queue_lock, access=paths.index_access_lock)
         self._mutex = threading.Lock()
         self._connection: Connection | None = None
 
     @contextmanager
     def reading(self, *, patience_s: float) -> Iterator[Connection]:
-        """A connection inside one transaction, rolled back at the end, with the index attached for reading. IndexBusyError
-        when a writer, or a foreign client, has it for longer than the patience; IndexMissingError when there is none."""
+        """Yield a connection inside one transaction, rolled back at the end, with the index attached read-only as
+        `idx`.
+
+        IndexBusyError when a writer holds the index for longer than the patience, or a foreign client holds it at all;
+        IndexMissingError when there is none; FormatError when DuckDB can't read it.
+        """
         with (
-            self._turn(patience_s) as left_s,
-            self._turnstile.reading(patience_s=left_s),
+            self._own_turn(patience_s) as left_s,
+            self._lock.reading(patience_s=left_s),
             self._attached("READ_ONLY") as connection,
         ):
             yield connection
 
     @contextmanager
     def writing(self, *, patience_s: float) -> Iterator[Connection]:
-        """A connection inside one transaction with the index attached for writing, made when there is none; committed
-        at the end of the body. IndexBusyError when others have it for longer than the patience."""
+        """Yield a connection inside one transaction with the index attached as `idx`, created when there is none. The
+        transaction is committed when the body ends without an error.
+
+        IndexBusyError when others hold the index for longer than the patience; FormatError when DuckDB can't use it.
+        """
         with (
-            self._turn(patience_s) as left_s,
-            self._turnstile.writing(patience_s=left_s),
+            self._own_turn(patience_s) as left_s,
+            self._lock.writing(patience_s=left_s),
             self._attached(_WRITING) as connection,
         ):
             yield connection
@@ -82,12 +99,13 @@ class Database:
 
     @contextmanager
     def detached(self) -> Iterator[Connection]:
-        """A connection inside one transaction, rolled back at the end, without the index."""
+        """Yield a connection inside one transaction, rolled back at the end, without the index."""
         with self._mutex, self._transaction() as connection:
             yield connection
 
-    def rest(self) -> None:
-        """Let DuckDB's threads and memory go, unless a session is under way; the next one opens it anew."""
+    def close_if_idle(self) -> None:
+        """Free DuckDB's threads and memory, unless a session is under way. The next session opens the database
+        again."""
         if self._mutex.acquire(blocking=False):
             try:
                 if self._connection is not None:
@@ -96,17 +114,16 @@ class Database:
             finally:
                 self._mutex.release()
 
-    @contextmanager
-    def removing(self, *, patience_s: float) -> Iterator[None]:
-        """The body runs while nobody of ours reads or writes the index, which has been deleted."""
-        with self._turn(patience_s) as left_s, self._turnstile.writing(patience_s=left_s):
+    def remove(self, *, patience_s: float) -> None:
+        """Delete the index file and DuckDB's log of it, while no process of this project reads or writes them.
+        IndexBusyError when others hold the index for longer than the patience."""
+        with self._own_turn(patience_s) as left_s, self._lock.writing(patience_s=left_s):
             for suffix in _LOG_SUFFIXES:
                 self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
-            yield
 
     @contextmanager
-    def _turn(self, patience_s: float) -> Iterator[float]:
-        """This process' own queue, within the same patience; gives what is left of it."""
+    def _own_turn(self, patience_s: float) -> Iterator[float]:
+        """Wait for the other threads of this process; yields the rest of the patience."""
         begun = time.monotonic()
         if not self._mutex.acquire(timeout=patience_s):
             raise IndexBusyError("another thread of this process uses the index")
@@ -128,11 +145,12 @@ class Database:
             finally:
                 base.execute("DETACH idx")
         except duckdb.Error as error:
-            raise self._explained(error) from error
+            raise self._translated(error) from error
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:
-        """A cursor of its own, so that temporary tables and views vanish with it."""
+        """Yield a new cursor. Temporary tables and views vanish with it, and without a commit the transaction is rolled
+        back."""
         cursor = self._base().cursor()
         try:
             cursor.begin()
@@ -150,66 +168,70 @@ class Database:
             self._connection = connection
         return self._connection
 
-    def _explained(self, error: duckdb.Error) -> Exception:
-        """A lock held by a stranger is ordinary; anything else is a broken index, which can be rebuilt."""
+    def _translated(self, error: duckdb.Error) -> Exception:
+        """Return the error to raise instead of DuckDB's. A foreign client that holds the file is an ordinary case; any
+        other error means that the index is broken and can be rebuilt."""
         if isinstance(error, duckdb.IOException) and "Could not set lock" in str(error):
             return IndexBusyError(f"{self.path}: a foreign client holds the file")
         if isinstance(error, duckdb.IOException) and not self.path.exists():
             return IndexMissingError(f"{self.path}: no index yet")
         return FormatError(
-            f"{self.path}: DuckDB can't use the index: {str(error).splitlines()[0]}: it is derived, so delete it or run "
-            f"`dshistory reindex {self.path.parent}`"
+            f"{self.path}: DuckDB can't use the index: {str(error).splitlines()[0]}: it is derived, so delete it or "
+            f"run `dshistory reindex {self.path.parent}`"
         )
 
 
 def tables_read(connection: Connection, sql: str) -> frozenset[str] | None:
-    """See `refuse_reach`: SetupError unless `sql` is one SELECT that reads the catalog alone."""
+    """Return the tables that `sql` reads, or None for all. SetupError unless it is one SELECT that reads only the
+    catalog (see `check_select`)."""
     try:
         serialized = connection.execute("SELECT json_serialize_sql(?)", [sql]).fetchall()[0][0]
     except duckdb.Error as error:
         raise SetupError(f"the query failed: {error}") from error
-    return refuse_reach(serialized, sql=sql)
+    return check_select(serialized, sql=sql)
 
 
 def select(connection: Connection, sql: str, params: Sequence[object] | Mapping[str, object]) -> pa.Table:
-    """The result of one SELECT of a user's, which `tables_read` did not refuse. SetupError says how it failed.
-
-    A damaged index shows only here, when DuckDB reads the pages in question: its error passes through.
-    """
+    """Return the result of one SELECT that `tables_read` has accepted. SetupError explains why it failed."""
     bound = dict(params) if isinstance(params, Mapping) else list(params)
     names = list(params) if isinstance(params, Mapping) else [repr(value) for value in params]
     try:
         return connection.sql(sql, params=bound).to_arrow_table()
     except duckdb.Error as error:
+        # DuckDB finds a damaged index only when it reads the pages in question. The session translates that error.
         if type(error) is duckdb.Error or isinstance(error, (duckdb.IOException, duckdb.FatalException)):
             raise
-        raise SetupError(f"the query failed: {explained(str(error), names)}") from error
+        raise SetupError(f"the query failed: {explain_sql_error(str(error), names)}") from error
 
 
-_MOST_AWAKE = 4
-"""Each has some ten threads of its own."""
+_MAX_OPEN = 4
+"""Each open database has some ten threads."""
 
 _databases: dict[Path, Database] = {}
 _databases_lock = threading.Lock()
 
 
 def database(paths: HistoryPaths) -> Database:
-    """This process' database for the history at `paths`, however its root is written. Those of histories that were not
-    asked for lately rest.
+    """Return this process's database for the history at `paths`; different spellings of one root give the same
+    database.
+
+    Only the few most recently used databases stay open.
     """
     root = paths.root.resolve()
     with _databases_lock:
-        asked = _databases.pop(root, None) or Database(HistoryPaths(root))
-        _databases[root] = asked
-        for other in list(_databases.values())[:-_MOST_AWAKE]:
-            other.rest()
-        return asked
+        wanted = _databases.pop(root, None) or Database(HistoryPaths(root))
+        # Last in the dictionary: the order is that of the latest use.
+        _databases[root] = wanted
+        for other in list(_databases.values())[:-_MAX_OPEN]:
+            other.close_if_idle()
+        return wanted
 
 
 def _forget_after_fork() -> None:
-    """DuckDB's threads and locks do not survive a fork: the child begins anew, and never frees what it inherited, not at
-    its end either: that would wait for threads that it does not have, and abort."""
+    """Start with no database in a forked child, because DuckDB's threads and locks do not survive a fork."""
     global _databases, _databases_lock
+    # The inherited databases are never freed, not even at the end of the child: their destructors would wait for
+    # threads that the child does not have, and abort.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(_databases))
     _databases = {}
     _databases_lock = threading.Lock()

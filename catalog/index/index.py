@@ -1,38 +1,43 @@
-"""The catalog's index: what is registered is found fast, what is not is found all the same.
+"""Queries over a history and registration in its index.
 
-The index is derived from run facts, markers, manifests and journals; nothing depends on it. A query sees the index and the tail,
-which is what the folders have beyond it; when nobody may look into the index, because a foreign client holds the file, the
-tail is everything.
+The index is derived from run facts, markers, manifests, statistics and journals; nothing depends on it. A query sees
+the index and the unindexed rest, whatever the folders have beyond it. When a foreign client holds the index file, the
+query takes everything from the folders.
 """
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Protocol
 
 import pyarrow as pa
 
-from catalog.errors import FormatError, SetupError
-from catalog.format.json_facts import read_history_json
+from catalog.errors import SetupError
 from catalog.index.database import Connection, database, select, tables_read
 from catalog.index.fair_lock import IndexBusyError
+from catalog.index.index_file import ingested_in, insert, is_current, migrate
 from catalog.index.ingest import RowCache
-from catalog.index.schema import MIGRATIONS, TABLES, VERSION, VIEWS, changed_statement, view_statements
-from catalog.index.unindexed import Ingested, Tail, scan
+from catalog.index.schema import TABLES, VIEWS, view_statements
+from catalog.index.unindexed import Ingested, Unindexed, find_unindexed
 from catalog.paths import HistoryPaths
 
 __all__ = ["Asking", "asking", "query", "register", "reindex"]
 
 READER_PATIENCE_S = 2.0
-"""More than any writer keeps a reader waiting, if it lives."""
+"""Longer than any live writer keeps a reader waiting."""
+
+REGISTER_PATIENCE_S = 0.1
+"""Short, since nothing is lost when a registration is left to the next one."""
 
 REINDEX_PATIENCE_S = 60.0
 _MAX_UNPARSED = 16
-"""So many files are parsed while the index is attached; more are parsed while it is free for others."""
+"""At most so many files are parsed while the index is attached; others would wait for longer. More files are parsed
+while the index is free."""
 
 _MAX_BATCH = 128
 _MAX_BATCH_BYTES = 256 << 20
-"""Of files and rows that one transaction ingests; half of what the cache of rows keeps."""
+"""Limits of one transaction, in files and in bytes of rows. The bytes are half of the row cache, so that the rows
+parsed before the transaction are still there inside it."""
 
 _SHOW_TABLES = re.compile(r"\s*show\s+tables\s*;?\s*", re.IGNORECASE)
 
@@ -40,23 +45,25 @@ _cache = RowCache()
 
 
 class Asking(Protocol):
-    """One SELECT over the catalog's views. SetupError when it is not that, or fails."""
+    """A callable that answers one SELECT over the catalog's views. SetupError when it is not one SELECT, or fails."""
 
     def __call__(self, sql: str, params: Sequence[object] | Mapping[str, object] = ()) -> pa.Table: ...
 
 
 @contextmanager
 def asking(paths: HistoryPaths) -> Iterator[Asking]:
-    """For several SELECTs about the same moment. Writers wait meanwhile, so nothing long may go on in between."""
-    with _session(paths) as (connection, indexed, tail):
-        new = tail.new() if indexed else frozenset(TABLES)
-        for name, table in tail.tables(new).items():
+    """Yield a callable for several SELECTs about the same moment. Writers wait until the body ends, so it must be
+    short."""
+    with _session(paths) as (connection, indexed, unindexed):
+        new = unindexed.new() if indexed else frozenset(TABLES)
+        for name, table in unindexed.tables(new).items():
             connection.register(name, table)
-        hiding = bool(tail.hidden or tail.gone or tail.hidden_runs)
+        hiding = bool(unindexed.stale_steps or unindexed.stale_statistics or unindexed.stale_runs)
+        before = unindexed.before()
 
         def ask(sql: str, params: Sequence[object] | Mapping[str, object] = ()) -> pa.Table:
             names = tables_read(connection, sql)
-            for statement in view_statements(names, indexed=indexed, hiding=hiding, new=new, before=tail.before()):
+            for statement in view_statements(names, indexed=indexed, hiding=hiding, new=new, before=before):
                 connection.execute(statement)
             return select(connection, sql, params)
 
@@ -64,18 +71,23 @@ def asking(paths: HistoryPaths) -> Iterator[Asking]:
 
 
 def query(paths: HistoryPaths, sql: str, params: Sequence[object] | Mapping[str, object] = ()) -> pa.Table:
-    """The result of one SELECT over the catalog's views, or their names for SHOW TABLES. SetupError when `sql` is not that,
-    or fails."""
+    """Return the result of one SELECT over the catalog's views, or their names for SHOW TABLES. SetupError when `sql`
+    is neither, or fails."""
     if _SHOW_TABLES.fullmatch(sql):
-        # DuckDB's own answer would list what the views are made from too.
+        # DuckDB's own answer would also list the tables behind the views.
         return pa.table({"name": sorted(VIEWS)})
     with asking(paths) as ask:
         return ask(sql, params)
 
 
-def register(paths: HistoryPaths, *, patience_s: float) -> int:
-    """Ingest every committed checkpoint and journal segment that the index does not have, much of it in several transactions; the number
-    of checkpoints ingested. When the index is busy for longer than the patience, whoever comes next does the rest."""
+def register(paths: HistoryPaths, *, patience_s: float = REGISTER_PATIENCE_S) -> int:
+    """Ingest every committed checkpoint, statistics file and journal segment that the index does not have; return the
+    number of checkpoints ingested.
+
+    This is the only way into the index, for a training, an import and the analysis alike. Many files take several
+    transactions. When the index stays busy for longer than the patience, the rest is left to the next call. FormatError
+    when the index itself is unusable.
+    """
     checkpoints = 0
     try:
         for count in _batches(paths, patience_s=patience_s):
@@ -86,10 +98,10 @@ def register(paths: HistoryPaths, *, patience_s: float) -> int:
 
 
 def reindex(paths: HistoryPaths) -> int:
-    """Delete the index and build it anew; the number of checkpoints in it. SetupError when others hold it all the time."""
+    """Delete the index and build it again; return the number of checkpoints in it. SetupError when others hold it for
+    longer than REINDEX_PATIENCE_S."""
     try:
-        with database(paths).removing(patience_s=REINDEX_PATIENCE_S):
-            pass
+        database(paths).remove(patience_s=REINDEX_PATIENCE_S)
         return sum(_batches(paths, patience_s=REINDEX_PATIENCE_S))
     except IndexBusyError as error:
         raise SetupError(
@@ -98,112 +110,47 @@ def reindex(paths: HistoryPaths) -> int:
 
 
 def _batches(paths: HistoryPaths, *, patience_s: float) -> Iterator[int]:
-    """Ingest what is missing, a transaction at a time: the checkpoints of each. Files are parsed before it, but for a few, so
-    that readers wait for no more than the insertion of a batch, and memory is that of a batch."""
+    """Ingest the unindexed files, one transaction at a time; yield the number of checkpoints of each.
+
+    All but a few files are parsed between the transactions, while the index is free, so that readers wait only for the
+    insertion of one batch, and memory is that of one batch.
+    """
     db = database(paths)
     while True:
         with db.writing(patience_s=patience_s) as connection:
-            _migrate(connection, paths)
-            tail = scan(
-                paths, _ingested(connection), cache=_cache, max_unparsed=_MAX_UNPARSED, max_bytes=_MAX_BATCH_BYTES
+            migrate(connection, paths)
+            unindexed = find_unindexed(
+                paths, ingested_in(connection), cache=_cache, max_unparsed=_MAX_UNPARSED, max_bytes=_MAX_BATCH_BYTES
             )
-            _insert(connection, tail)
-            ingested = _ingested(connection)
-        yield tail.checkpoints
-        if tail.complete:
+            insert(connection, unindexed)
+            ingested = ingested_in(connection)
+        yield unindexed.checkpoints
+        if unindexed.complete:
             return
-        scan(paths, ingested, cache=_cache, max_unparsed=_MAX_BATCH, max_bytes=_MAX_BATCH_BYTES)
+        # Only to fill the cache with the next batch.
+        find_unindexed(paths, ingested, cache=_cache, max_unparsed=_MAX_BATCH, max_bytes=_MAX_BATCH_BYTES)
 
 
 @contextmanager
-def _session(paths: HistoryPaths) -> Iterator[tuple[Connection, bool, Tail]]:
-    """A connection, whether the index is attached to it, and the tail beyond it."""
+def _session(paths: HistoryPaths) -> Iterator[tuple[Connection, bool, Unindexed]]:
+    """Yield a connection, whether a usable index is attached to it, and the unindexed rest."""
     db = database(paths)
     limit: int | None = _MAX_UNPARSED
     while True:
         try:
             with db.reading(patience_s=READER_PATIENCE_S) as connection:
-                indexed = _is_current(connection, paths)
-                ingested = _ingested(connection) if indexed else Ingested()
-                tail = scan(paths, ingested, cache=_cache, max_unparsed=limit)
-                if tail.complete:
-                    yield connection, indexed, tail
+                indexed = is_current(connection, paths)
+                ingested = ingested_in(connection) if indexed else Ingested()
+                unindexed = find_unindexed(paths, ingested, cache=_cache, max_unparsed=limit)
+                if unindexed.complete:
+                    yield connection, indexed, unindexed
                     return
         except IndexBusyError:
             break
-        scan(paths, ingested, cache=_cache)
+        # Too many files for the time that a reader may hold the index: parse them now, while it is free, and try again.
+        # The second time most are in the cache, and a few new ones must not send this reader round for ever.
+        find_unindexed(paths, ingested, cache=_cache)
         limit = None
-    tail = scan(paths, Ingested(), cache=_cache)
+    unindexed = find_unindexed(paths, Ingested(), cache=_cache)
     with db.detached() as connection:
-        yield connection, False, tail
-
-
-def _ingested(connection: Connection) -> Ingested:
-    def by_run(table: str, column: str) -> dict[str, frozenset[Any]]:
-        rows = connection.execute(f"SELECT run, list({column}) FROM idx.{table} GROUP BY run").fetchall()
-        return {run: frozenset(values) for run, values in rows}
-
-    return Ingested(
-        steps=by_run("checkpoints", "step"),
-        analyses=by_run("analyses", "step"),
-        segments=by_run("segments", "segment"),
-        runs=frozenset(run for (run,) in connection.execute("SELECT run FROM idx.runs").fetchall()),
-    )
-
-
-def _version(connection: Connection, paths: HistoryPaths) -> int:
-    """The schema's version of the index attached, 0 for an empty one. FormatError for a newer one, or another history's."""
-    tables = connection.execute("SELECT table_name FROM duckdb_tables() WHERE database_name = 'idx'").fetchall()
-    if not tables:
-        return 0
-    if ("meta",) not in tables:
-        raise FormatError(f"{paths.catalog_db}: has tables but no table meta: not an index of this project; delete it")
-    rows = connection.execute("SELECT version, uuid FROM idx.meta").fetchall()
-    if len(rows) != 1:
-        raise FormatError(f"{paths.catalog_db}: table meta has {len(rows)} rows, must have one: delete the file")
-    version, uuid = rows[0]
-    if version > VERSION:
-        raise FormatError(
-            f"{paths.catalog_db}: table meta: version {version}, this release knows {VERSION}: use a newer release, or "
-            f"rebuild the index with `dshistory reindex {paths.root}`"
-        )
-    if uuid != read_history_json(paths)["uuid"]:
-        raise FormatError(
-            f"{paths.catalog_db}: table meta: uuid {uuid} is that of another history; rebuild the index with `dshistory reindex {paths.root}`"
-        )
-    return int(version)
-
-
-def _is_current(connection: Connection, paths: HistoryPaths) -> bool:
-    """An index of an older version is as good as none to a reader: the next writer brings it up to date."""
-    return _version(connection, paths) == VERSION
-
-
-def _migrate(connection: Connection, paths: HistoryPaths) -> None:
-    version = _version(connection, paths)
-    if version == VERSION:
-        return
-    for statements in MIGRATIONS[version:]:
-        for statement in statements:
-            connection.execute(statement)
-    connection.execute("DELETE FROM idx.meta")
-    connection.execute("INSERT INTO idx.meta VALUES (?, ?)", [VERSION, read_history_json(paths)["uuid"]])
-
-
-def _insert(connection: Connection, tail: Tail) -> None:
-    for name, table in tail.tables(TABLES).items():
-        connection.register(name, table)
-    if tail.hidden_runs:
-        for table in TABLES:
-            connection.execute(f"DELETE FROM idx.{table} WHERE run IN (SELECT run FROM tail_hidden_runs)")
-    if tail.hidden:
-        for table in ("checkpoints", "tensors", "fragments"):
-            connection.execute(f"DELETE FROM idx.{table} WHERE (run, step) IN (SELECT (run, step) FROM tail_hidden)")
-    if tail.gone:
-        for table in ("statistics", "sketches", "analyses"):
-            connection.execute(f"DELETE FROM idx.{table} WHERE (run, step) IN (SELECT (run, step) FROM tail_gone)")
-    connection.execute(changed_statement(indexed=True, hiding=False, before=tail.before()))
-    for name in TABLES:
-        connection.execute(
-            f"INSERT INTO idx.{name} SELECT * FROM {'tail_changed' if name == 'tensors' else f'tail_{name}'}"
-        )
+        yield connection, False, unindexed

@@ -1,6 +1,10 @@
-"""The rows that a checkpoint, a run or a journal segment brings to the catalog's tables, kept in memory once parsed.
+"""The rows that each file of a history adds to the catalog's tables, kept in memory once parsed.
 
-Published files never change, so what was parsed stays true; a file is known by its name, inode, size and time.
+Published files never change, so parsed rows stay right; a file is identified by its path, inode, size and time. The
+rows of a checkpoint are remembered by its marker, which is published after all files that it names.
+
+The rows are the same whether a query adds them to the index or registration inserts them, so an answer never depends on
+what is registered. Rows of statistics also depend on the step before them: that step, `since`, is part of the key.
 """
 
 import json
@@ -22,18 +26,19 @@ from catalog.paths import HistoryPaths
 from catalog.read.checkpoint import Checkpoint, read_checkpoint
 from catalog.read.tensors import logical_tensors
 from catalog.records import RunFacts
-from catalog.statistics.updates import with_moves, without_moves
+from catalog.statistics.updates import with_updates, without_updates
 
 __all__ = ["RowCache", "Rows", "checkpoint_rows", "run_rows", "segment_rows", "statistics_rows"]
 
 CACHE_BYTES = 512 << 20
 
 Rows = Mapping[str, pa.Table]
-"""Table -> its new rows."""
+"""Tables of the catalog with their new rows."""
 
 
 class RowCache:
-    """Parsed rows by file, the longest unused dropped first when they take more than `limit_bytes`. Thread-safe."""
+    """Parsed rows by file. When they take more than `limit_bytes`, the least recently used ones are dropped.
+    Thread-safe."""
 
     def __init__(self, *, limit_bytes: int = CACHE_BYTES) -> None:
         self._limit_bytes = limit_bytes
@@ -42,16 +47,20 @@ class RowCache:
         self._lock = threading.Lock()
 
     def get(self, path: Path, parse: Callable[[], Rows], *, since: int | None = None) -> Rows:
-        """The rows of the file at `path`, parsed when not yet known; `since` is the step that they are compared with, if any.
-        FileNotFoundError when there is no such file."""
+        """Return the rows of the file at `path`, and call `parse` when they are not in the cache. `since` is the step
+        that the rows are compared with, if any. FileNotFoundError when there is no such file."""
         key = self._key(path, since)
         with self._lock:
             if key in self._rows:
                 self._rows.move_to_end(key)
                 return self._rows[key][0]
+        # Outside the lock: two threads may parse the same file, but none waits for the other's disk.
         rows = parse()
         nbytes = sum(table.nbytes for table in rows.values())
         with self._lock:
+            if key in self._rows:
+                # Another thread was faster. Adding the rows again would count their bytes twice.
+                return self._rows[key][0]
             self._rows[key] = (rows, nbytes)
             self._bytes += nbytes
             while self._bytes > self._limit_bytes and len(self._rows) > 1:
@@ -59,7 +68,7 @@ class RowCache:
         return rows
 
     def has(self, path: Path, *, since: int | None = None) -> bool:
-        """Whether `get` would not have to parse."""
+        """Return whether `get` finds the rows without parsing."""
         with self._lock:
             return self._key(path, since) in self._rows
 
@@ -69,7 +78,8 @@ class RowCache:
 
 
 def checkpoint_rows(paths: HistoryPaths, run: str, step: int) -> Rows:
-    """The rows of a committed checkpoint. FormatError when a file of it can't be trusted."""
+    """Return the rows of a committed checkpoint. FormatError or MismatchError when one of its files can't be
+    trusted."""
     checkpoint = read_checkpoint(paths, run, step)
     logical = logical_tensors(checkpoint, where=str(paths.step_dir(run, step)))
     state = logical.filter(pc.invert(pc.is_in(logical["kind"], pa.array(sorted(NOT_STATE)))))
@@ -84,33 +94,34 @@ def checkpoint_rows(paths: HistoryPaths, run: str, step: int) -> Rows:
 
 
 def statistics_rows(run: str, step: int, merged: pa.Table, *, before: tuple[int, pa.Table] | None) -> Rows:
-    """The rows of the merged statistics of a checkpoint; `before` is the step before it that has some, with its own."""
-    moved = without_moves(merged) if before is None else with_moves(merged, before[1], since=before[0])
+    """Return the rows of a checkpoint's merged statistics. `before` is the closest earlier step with statistics, and
+    its own merged statistics."""
+    updated = without_updates(merged) if before is None else with_updates(merged, before[1], since=before[0])
     constant = {"run": run, "step": step}
     sketched = merged.filter(pc.greater(pc.list_value_length(merged["sketch"]), 0))
     return {
-        "statistics": _with_constants("statistics", constant, moved),
+        "statistics": _with_constants("statistics", constant, updated),
         "sketches": _with_constants("sketches", constant, sketched),
         "analyses": _table("analyses", [constant]),
     }
 
 
 def run_rows(facts: RunFacts) -> Rows:
-    """The row of a run."""
+    """Return the row of a run. FormatError when its time can't be parsed."""
     row = {
         "run": facts.run,
         "created": _instant(facts.created, where=f"run {facts.run}"),
         "world_size": facts.world_size,
         "parent_run": facts.parent_run,
         "parent_step": facts.parent_step,
-        "layout": facts.layout,
+        "layout": facts.layout_hash,
         "facts": json.dumps(facts.facts, sort_keys=True),
     }
     return {"runs": _table("runs", [row])}
 
 
 def segment_rows(path: Path, *, run: str) -> Rows:
-    """The rows of one journal segment."""
+    """Return the rows of one journal segment. FormatError when it can't be trusted."""
     table = read_segment(path, run=run)
     columns = {name: table[name] for name in table.schema.names}
     columns["run"] = pa.array([run]).take(pa.nulls(table.num_rows, pa.int64()).fill_null(0))
@@ -129,7 +140,7 @@ def _checkpoint(checkpoint: Checkpoint, *, tensors: int, nbytes: int) -> pa.Tabl
         "step": marker.step,
         "created": max(manifest.created for manifest in checkpoint.manifests),
         "world_size": marker.world_size,
-        "layout": marker.layout,
+        "layout": marker.layout_hash,
         "tensors": tensors,
         "bytes": nbytes,
         "new_bytes": sum(part.data_bytes for part in marker.parts),
@@ -138,7 +149,7 @@ def _checkpoint(checkpoint: Checkpoint, *, tensors: int, nbytes: int) -> pa.Tabl
 
 
 def _with_constants(name: str, constant: Mapping[str, Any], rows: pa.Table) -> pa.Table:
-    """The columns of a table of the catalog: the same value in every row, or those of `rows`."""
+    """Return `rows` with the columns of a table of the catalog; each value of `constant` fills its column."""
     columns = {
         field.name: pa.repeat(pa.scalar(constant[field.name], field.type), rows.num_rows)
         if field.name in constant

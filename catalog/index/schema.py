@@ -1,7 +1,7 @@
 """The tables of the index and the views that users see.
 
-The index holds tables `idx.*`. Every query sees views made for it alone: the rows of the index and the tail, which is
-what the index does not have yet. Both come from the same Arrow schemas, so the two halves have the same types.
+The index has the tables `idx.*`. Every query gets temporary views of its own, which combine the rows of the index with
+the unindexed ones (`catalog.index.unindexed`). Both halves come from the same Arrow schemas, so their types agree.
 """
 
 from collections.abc import Collection, Mapping
@@ -92,7 +92,7 @@ TABLES: Mapping[str, pa.Schema] = MappingProxyType(
         "analyses": pa.schema(_KEY),
     }
 )
-"""Table -> its columns, as the tail brings them."""
+"""Each table with the columns that unindexed rows have."""
 
 _TYPES = {
     pa.string(): "VARCHAR",
@@ -105,7 +105,7 @@ _TYPES = {
     pa.list_(pa.int64()): "BIGINT[]",
 }
 _COMPUTED = {"tensors": {"changed": "BOOLEAN"}}
-"""Columns worked out at registration, from the rows themselves."""
+"""Columns that registration computes from the rows themselves."""
 
 
 def _column_type(kind: pa.DataType) -> str:
@@ -115,25 +115,25 @@ def _column_type(kind: pa.DataType) -> str:
 
 
 def create_statement(table: str) -> str:
-    """The CREATE TABLE of an index table: every type declared, nothing inferred from rows."""
+    """Return the CREATE TABLE statement of an index table. Every type is declared; none is inferred from rows."""
     columns = {field.name: _column_type(field.type) for field in TABLES[table]} | _COMPUTED.get(table, {})
     definitions = ", ".join(f'"{name}" {kind}' for name, kind in columns.items())
     return f"CREATE TABLE idx.{table} ({definitions})"
 
 
-_OF_STATISTICS = ("statistics", "sketches", "analyses")
+_STATISTICS_TABLES = ("statistics", "sketches", "analyses")
 
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
         "CREATE TABLE idx.meta (version BIGINT NOT NULL, uuid VARCHAR NOT NULL)",
-        *(create_statement(table) for table in TABLES if table not in _OF_STATISTICS),
+        *(create_statement(table) for table in TABLES if table not in _STATISTICS_TABLES),
     ),
-    tuple(create_statement(table) for table in _OF_STATISTICS),
-    # With what moved since the analyzed checkpoint before: the next registration takes it from the files of statistics.
-    (*(f"DROP TABLE idx.{table}" for table in _OF_STATISTICS),)
-    + tuple(create_statement(table) for table in _OF_STATISTICS),
+    tuple(create_statement(table) for table in _STATISTICS_TABLES),
+    # Adds the updates since the analyzed checkpoint before; the next registration fills them from the statistics files.
+    (*(f"DROP TABLE idx.{table}" for table in _STATISTICS_TABLES),)
+    + tuple(create_statement(table) for table in _STATISTICS_TABLES),
 )
-"""What brings an index from version n to n + 1, in order. Published entries never change."""
+"""Entry n holds the statements that migrate an index from version n to n + 1. Released entries never change."""
 
 VERSION = len(MIGRATIONS)
 
@@ -169,7 +169,7 @@ VIEWS: Mapping[str, tuple[tuple[str, ...], str]] = MappingProxyType(
             ("journal",),
             """
             SELECT run, step, time, rank, name, detail FROM all_journal WHERE kind = 'event'
-            UNION ALL SELECT run, step, NULL, NULL, 'damaged', detail FROM tail_damage
+            UNION ALL SELECT run, step, NULL, NULL, 'damaged', detail FROM damaged_files
             """,
         ),
         "tags": (
@@ -184,9 +184,9 @@ VIEWS: Mapping[str, tuple[tuple[str, ...], str]] = MappingProxyType(
             """
             WITH applied AS (SELECT run, step, bool_or(value > 0) AS applied FROM all_journal
                              WHERE kind = 'metric' AND name = 'applied' GROUP BY run, step),
-            begun AS (SELECT run, step, state FROM tail_loose
-                      UNION ALL SELECT run, step, CASE name WHEN 'failed' THEN 'failed' ELSE 'incomplete' END FROM all_journal
-                      WHERE kind = 'event' AND name IN ('failed', 'collected') AND step IS NOT NULL)
+            begun AS (SELECT run, step, state FROM uncommitted_steps
+                      UNION ALL SELECT run, step, CASE name WHEN 'failed' THEN 'failed' ELSE 'incomplete' END
+                      FROM all_journal WHERE kind = 'event' AND name IN ('failed', 'collected') AND step IS NOT NULL)
             SELECT run, step, 'committed' AS state, created, world_size, layout, tensors, bytes, new_bytes, applied
             FROM all_checkpoints LEFT JOIN applied USING (run, step)
             UNION ALL
@@ -197,55 +197,63 @@ VIEWS: Mapping[str, tuple[tuple[str, ...], str]] = MappingProxyType(
         ),
     }
 )
-"""View -> the tables it is made from, and how."""
+"""Each view with the tables that it reads and its SELECT, in which `all_<table>` is the index and the unindexed
+rows."""
 
 
 def view_statements(
     names: frozenset[str] | None, *, indexed: bool, hiding: bool, new: Collection[str], before: Collection[int]
 ) -> list[str]:
-    """The statements that make the views of one query. `names`: those that it reads, or None for all, since each costs
-    time; `indexed`: the index is attached; `hiding`: some of its rows are not to be seen (tables tail_hidden and
-    tail_hidden_runs); `new`: the tables to take the tail's rows of, all of them without an index; `before`: see
-    `changed_statement`."""
+    """Return the statements that create the views of one query.
+
+    - `names`: the views that the query reads, since each one costs time; None for all of them.
+    - `indexed`: whether the index is attached.
+    - `hiding`: whether some indexed rows are stale (tables stale_runs, stale_steps and stale_statistics), so that they
+      must be hidden.
+    - `new`: the tables with unindexed rows; without an index this must be all of them.
+    - `before`: see `changed_statement`.
+    """
     wanted = [name for name in VIEWS if names is None or not names <= VIEWS.keys() or name in names]
     needed = {table for name in wanted for table in VIEWS[name][0]}
     statements = []
     for table in (table for table in TABLES if table in needed):
         halves = [f"SELECT * FROM idx.{table}{_visible(table) if hiding else ''}"] if indexed else []
         if table in new:
-            tail = f"tail_{table}"
+            unindexed = f"unindexed_{table}"
             if table == "tensors":
-                tail = "tail_changed"
+                unindexed = "unindexed_changed"
                 statements.append(changed_statement(indexed=indexed, hiding=hiding, before=before))
-            halves.append(f"SELECT * FROM {tail}")
+            halves.append(f"SELECT * FROM {unindexed}")
         statements.append(f"CREATE OR REPLACE TEMP VIEW all_{table} AS {' UNION ALL '.join(halves)}")
     return statements + [f"CREATE OR REPLACE TEMP VIEW {name} AS {VIEWS[name][1]}" for name in wanted]
 
 
 def changed_statement(*, indexed: bool, hiding: bool, before: Collection[int]) -> str:
-    """The view tail_changed: the tail's tensors with what is worked out at registration. `before` are the steps that stand in
-    tail_previous as those before: named one by one, DuckDB reads no more of the index than their rows.
+    """Return the statement that creates the view unindexed_changed: the unindexed tensors with the column `changed`.
 
-    Whether a tensor's bytes differ from those in the checkpoint before, of the same run. A tensor that was not there
-    before has changed; without a checkpoint before, nobody knows."""
-    rows = "SELECT run, step, kind, name, hash FROM tail_tensors"
+    `changed` says whether a tensor's bytes differ from those in the checkpoint before it in the run. It is true for a
+    tensor that the checkpoint before does not have, and null without a checkpoint before. `before` are the steps in the
+    column `previous` of previous_steps: since the statement lists them one by one, DuckDB reads only their rows of the
+    index.
+    """
+    rows = "SELECT run, step, kind, name, hash FROM unindexed_tensors"
     if indexed and before:
         visible = _visible("tensors") if hiding else " WHERE true"
         steps = ", ".join(str(int(step)) for step in sorted(before))
         rows += f" UNION ALL SELECT run, step, kind, name, hash FROM idx.tensors{visible} AND step IN ({steps})"
     return f"""
-    CREATE OR REPLACE TEMP VIEW tail_changed AS
+    CREATE OR REPLACE TEMP VIEW unindexed_changed AS
     SELECT t.*, CASE WHEN p.previous IS NULL THEN NULL ELSE q.hash IS DISTINCT FROM t.hash END AS changed
-    FROM tail_tensors t
-    LEFT JOIN tail_previous p ON p.run = t.run AND p.step = t.step
+    FROM unindexed_tensors t
+    LEFT JOIN previous_steps p ON p.run = t.run AND p.step = t.step
     LEFT JOIN ({rows}) q ON q.run = p.run AND q.step = p.previous AND q.kind = t.kind AND q.name = t.name
     """
 
 
 def _visible(table: str) -> str:
-    condition = " WHERE run NOT IN (SELECT run FROM tail_hidden_runs)"
+    condition = " WHERE run NOT IN (SELECT run FROM stale_runs)"
     if table in ("checkpoints", "tensors", "fragments"):
-        condition += " AND (run, step) NOT IN (SELECT (run, step) FROM tail_hidden)"
-    if table in _OF_STATISTICS:
-        condition += " AND (run, step) NOT IN (SELECT (run, step) FROM tail_gone)"
+        condition += " AND (run, step) NOT IN (SELECT (run, step) FROM stale_steps)"
+    if table in _STATISTICS_TABLES:
+        condition += " AND (run, step) NOT IN (SELECT (run, step) FROM stale_statistics)"
     return condition

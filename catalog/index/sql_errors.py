@@ -1,4 +1,4 @@
-"""What DuckDB says of a query that failed, in one line that names the nearest table or column."""
+"""DuckDB's message about a failed query, turned into one line that names the nearest table or column."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -7,11 +7,11 @@ from types import MappingProxyType
 
 from catalog.index.schema import TABLES, VIEWS
 
-__all__ = ["explained"]
+__all__ = ["explain_sql_error"]
 
 
-def explained(message: str, given: Iterable[str] = ()) -> str:
-    """One line for a person who wrote the query. `given`: the names of the values that came with it."""
+def explain_sql_error(message: str, given: Iterable[str] = ()) -> str:
+    """Return one line for the person who wrote the query. `given` are the names of the values passed with it."""
     for pattern, explain in _KNOWN.items():
         found = re.search(pattern, message)
         if found:
@@ -29,7 +29,7 @@ def _no_table(found: re.Match[str]) -> str:
 
 def _no_column(found: re.Match[str]) -> str:
     near = get_close_matches(found[1], _quoted(found[2] or ""), n=3)
-    hint = f"the nearest is {' or '.join(near)}" if near else f"text stands in single quotes: '{found[1]}'"
+    hint = f"the nearest is {' or '.join(near)}" if near else f"text goes in single quotes: '{found[1]}'"
     return f"its tables have no column {found[1]!r}; {hint}"
 
 

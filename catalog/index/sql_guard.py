@@ -1,7 +1,8 @@
-"""What SQL of a user may name: tables and views of the catalog, and table functions that only compute.
+"""The guard of users' SQL: it may name the tables and views of the catalog, and table functions that only compute.
 
-The database refuses all files but the index, and all changes to its configuration; this refuses what would be left: to open the
-index a second time, which drops DuckDB's own lock on it, and functions that take addresses in memory.
+The database itself already refuses all files but the index, and all changes to its configuration. The guard refuses the
+rest: opening the index a second time, which would drop DuckDB's own lock on it, and functions that take addresses in
+memory.
 """
 
 import json
@@ -10,7 +11,7 @@ from typing import Any
 
 from catalog.errors import SetupError
 
-__all__ = ["refuse_reach"]
+__all__ = ["check_select"]
 
 _TABLE_FUNCTIONS = frozenset(
     {
@@ -32,13 +33,15 @@ _TABLE_FUNCTIONS = frozenset(
     }
 )
 _FILE_MARKS = frozenset("./\\:")
-"""A table's name with one of these could be that of a file."""
+"""A table name with one of these characters could be the name of a file."""
 
 
-def refuse_reach(serialized: str, *, sql: str) -> frozenset[str] | None:
-    """SetupError when a query does more than to read tables and to compute. `serialized` is what DuckDB's
-    `json_serialize_sql` makes of `sql`: it takes SELECT alone. Returns the names of the tables that the query reads, or
-    None when it also asks which tables there are."""
+def check_select(serialized: str, *, sql: str) -> frozenset[str] | None:
+    """Return the names of the tables that a query reads, or None when it also asks which tables exist.
+
+    SetupError when `sql` is not exactly one SELECT, or does anything but read tables of the catalog and compute.
+    `serialized` is the result of DuckDB's `json_serialize_sql` for `sql`; that function accepts nothing but SELECT.
+    """
     tree = json.loads(serialized)
     if tree.get("error"):
         message = tree.get("error_message")
@@ -50,11 +53,11 @@ def refuse_reach(serialized: str, *, sql: str) -> frozenset[str] | None:
     if len(tree["statements"]) != 1:
         raise SetupError(f"a query is one SELECT, this has {len(tree['statements'])} statements: {sql[:200]!r}")
     tables: set[str] = set()
-    asks = False
+    lists_tables = False
     for node in _nodes(tree):
         if node.get("type") == "BASE_TABLE":
             tables.add(node["table_name"].lower())
-        asks |= node.get("type") in ("SHOW_REF", "TABLE_FUNCTION")
+        lists_tables |= node.get("type") in ("SHOW_REF", "TABLE_FUNCTION")
         if node.get("type") == "TABLE_FUNCTION":
             name = (node.get("function") or {}).get("function_name")
             if name not in _TABLE_FUNCTIONS:
@@ -62,7 +65,7 @@ def refuse_reach(serialized: str, *, sql: str) -> frozenset[str] | None:
         names = (node.get(key) for key in ("table_name", "schema_name", "catalog_name"))
         if any(isinstance(name, str) and _FILE_MARKS & set(name) for name in names):
             raise SetupError(f"a query can't read files, only tables of the catalog: {sql[:200]!r}")
-    return None if asks else frozenset(tables)
+    return None if lists_tables else frozenset(tables)
 
 
 def _nodes(value: Any) -> Iterator[dict[str, Any]]:

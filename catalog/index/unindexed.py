@@ -1,7 +1,17 @@
-"""What stands in the folders of a history and not in its index: the tail.
+"""The contents of a history's folders that its index does not have yet.
 
-The order matters: first the index is read, then the folders are listed. What is committed in between is in the tail, and what is
-in the set as read is not: nothing is lost and nothing counts twice.
+A query sees the index and the unindexed rest together, so it needs no lock on the folders and misses nothing. Two rules
+make that right:
+
+1. First the set of ingested steps, segments and statistics is read from the index, and then the folders are listed.
+   A checkpoint that is committed in between is not in the set, and it is in the listing: it counts as unindexed. In the
+   other order it could be missing from both. Nothing counts twice, because the caller holds one transaction: the rows
+   it sees in the index are exactly those of the set.
+2. Some rows depend on the checkpoint before theirs (`changed` of a tensor, the update of a statistic). When a
+   checkpoint arrives between two that are indexed, the rows of the second are stale. They are read again from the files
+   as unindexed, and those in the index are hidden from the query, and replaced at the next registration.
+
+Files are parsed through the `RowCache`, so a checkpoint that stays unindexed is parsed once in each process.
 """
 
 import json
@@ -14,21 +24,20 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from catalog.disk.locks import run_is_held
 from catalog.errors import FormatError, MismatchError
 from catalog.format.journal import is_segment
-from catalog.format.json_facts import read_run_facts, run_names
 from catalog.format.statistics_file import StatisticsFile, parse_name, read_merged
 from catalog.index.ingest import RowCache, Rows, checkpoint_rows, run_rows, segment_rows, statistics_rows
 from catalog.index.schema import TABLES
-from catalog.paths import HistoryPaths, parse_step_dir
+from catalog.paths import HistoryPaths
+from catalog.read.runs import run_facts, run_is_held, run_names, step_dirs
 
-__all__ = ["Ingested", "Tail", "scan"]
+__all__ = ["Ingested", "Unindexed", "find_unindexed"]
 
 
 @dataclass(frozen=True, slots=True)
 class Ingested:
-    """What the index has: the steps, the steps with statistics, and the journal segments of each run."""
+    """The contents of the index: the steps, the steps with statistics, and the journal segments of each run."""
 
     steps: Mapping[str, frozenset[int]] = field(default_factory=dict)
     analyses: Mapping[str, frozenset[int]] = field(default_factory=dict)
@@ -37,20 +46,32 @@ class Ingested:
 
 
 @dataclass(slots=True)
-class Tail:
-    """What the index does not have; when it is not `complete`, the first part of that, which can be registered as it is."""
+class Unindexed:
+    """The rows that the index does not have, and the rows in it that are no longer right.
+
+    When it is not `complete`, it is the first part of the rest: whole checkpoints, segments and statistics, which can
+    be registered as they are.
+    """
 
     complete: bool = True
     unparsed: int = 0
+    """The number of files that were not in the cache."""
     nbytes: int = 0
     rows: dict[str, list[pa.Table]] = field(default_factory=lambda: {name: [] for name in TABLES})
     checkpoints: int = 0
-    loose: list[tuple[str, int, str]] = field(default_factory=list)
+    """The number of checkpoints that the index does not have at all."""
+    uncommitted: list[tuple[str, int, str]] = field(default_factory=list)
+    """(run, step, state) of each step without a readable checkpoint."""
     previous: list[tuple[str, int, int]] = field(default_factory=list)
-    damage: list[tuple[str, int | None, str]] = field(default_factory=list)
-    hidden: list[tuple[str, int]] = field(default_factory=list)
-    gone: list[tuple[str, int]] = field(default_factory=list)
-    hidden_runs: list[str] = field(default_factory=list)
+    """(run, step, step before it) of each checkpoint in `rows` that has one before it."""
+    damaged: list[tuple[str, int | None, str]] = field(default_factory=list)
+    """(run, step, JSON of file and problem) of each file that can't be trusted."""
+    stale_steps: list[tuple[str, int]] = field(default_factory=list)
+    """Indexed checkpoints that are gone, or that `rows` has again."""
+    stale_statistics: list[tuple[str, int]] = field(default_factory=list)
+    """Indexed statistics whose checkpoint is gone, or that `rows` has again."""
+    stale_runs: list[str] = field(default_factory=list)
+    """Indexed runs that are gone."""
 
     def add(self, rows: Rows) -> None:
         for name, table in rows.items():
@@ -58,48 +79,55 @@ class Tail:
             self.nbytes += table.nbytes
 
     def new(self) -> frozenset[str]:
-        """The tables that there are rows of."""
+        """Return the tables that have unindexed rows."""
         return frozenset(name for name, parts in self.rows.items() if any(part.num_rows for part in parts))
 
     def before(self) -> frozenset[int]:
-        """The steps that new checkpoints are compared with."""
+        """Return the steps that the unindexed checkpoints are compared with."""
         return frozenset(previous for _, _, previous in self.previous)
 
     def tables(self, names: Collection[str]) -> dict[str, pa.Table]:
-        """The rows of those tables, and what else the views need, by its name there."""
-        tables = {f"tail_{name}": pa.concat_tables([TABLES[name].empty_table(), *self.rows[name]]) for name in names}
+        """Return what the views read beside the index, by table name: the rows of the tables `names`, and all lists."""
+        tables = {
+            f"unindexed_{name}": pa.concat_tables([TABLES[name].empty_table(), *self.rows[name]]) for name in names
+        }
         run, step, text = pa.string(), pa.int64(), pa.string()
-        tables["tail_loose"] = _columns(self.loose, [("run", run), ("step", step), ("state", text)])
-        tables["tail_previous"] = _columns(self.previous, [("run", run), ("step", step), ("previous", step)])
-        tables["tail_damage"] = _columns(self.damage, [("run", run), ("step", step), ("detail", text)])
-        tables["tail_hidden"] = _columns(self.hidden, [("run", run), ("step", step)])
-        tables["tail_gone"] = _columns(self.gone, [("run", run), ("step", step)])
-        tables["tail_hidden_runs"] = _columns([(name,) for name in self.hidden_runs], [("run", run)])
+        tables["uncommitted_steps"] = _columns(self.uncommitted, [("run", run), ("step", step), ("state", text)])
+        tables["previous_steps"] = _columns(self.previous, [("run", run), ("step", step), ("previous", step)])
+        tables["damaged_files"] = _columns(self.damaged, [("run", run), ("step", step), ("detail", text)])
+        tables["stale_steps"] = _columns(self.stale_steps, [("run", run), ("step", step)])
+        tables["stale_statistics"] = _columns(self.stale_statistics, [("run", run), ("step", step)])
+        tables["stale_runs"] = _columns([(name,) for name in self.stale_runs], [("run", run)])
         return tables
 
 
-def scan(
+def find_unindexed(
     paths: HistoryPaths,
     ingested: Ingested,
     *,
     cache: RowCache,
     max_unparsed: int | None = None,
     max_bytes: int | None = None,
-) -> Tail:
-    """List the folders and parse what is not ingested, up to so many files that are not in memory, and so many bytes of rows."""
-    tail = Tail()
+) -> Unindexed:
+    """List the folders and parse the files that are not ingested.
+
+    `ingested` must have been read from the index before this call (rule 1 above). At most `max_unparsed` files that are
+    not in the cache are parsed, and the search stops at about `max_bytes` of rows; the result is then not `complete`.
+    Damaged files raise nothing: they are listed as `damaged`.
+    """
+    found = Unindexed()
     runs = run_names(paths)
-    tail.hidden_runs = sorted(ingested.runs - set(runs))
+    found.stale_runs = sorted(ingested.runs - set(runs))
     for run in runs:
-        scanner = _RunScan(paths, run, ingested, cache, tail, max_unparsed, max_bytes)
-        if not (scanner.facts() and scanner.steps() and scanner.statistics() and scanner.journal()):
-            tail.complete = False
+        search = _RunSearch(paths, run, ingested, cache, found, max_unparsed, max_bytes)
+        if not (search.facts() and search.steps() and search.statistics() and search.journal()):
+            found.complete = False
             break
-    return tail
+    return found
 
 
-class _RunScan:
-    """One run's share of a scan; each method returns False once that is as much as was asked for."""
+class _RunSearch:
+    """The search in one run's folders. Each method returns False as soon as a limit is reached."""
 
     def __init__(
         self,
@@ -107,7 +135,7 @@ class _RunScan:
         run: str,
         ingested: Ingested,
         cache: RowCache,
-        tail: Tail,
+        found: Unindexed,
         max_unparsed: int | None,
         max_bytes: int | None,
     ) -> None:
@@ -118,24 +146,25 @@ class _RunScan:
         self.analyzed_steps = ingested.analyses.get(run, frozenset())
         self.ingested_segments = ingested.segments.get(run, frozenset())
         self.cache = cache
-        self.tail = tail
+        self.found = found
         self.max_unparsed = max_unparsed
         self.max_bytes = max_bytes
         self.present: frozenset[int] = frozenset()
         self.last_merged: tuple[int, pa.Table] | None = None
 
     def facts(self) -> bool:
-        path = self.paths.run_json(self.run)
+        """Add the run itself."""
         if self.known:
             return True
-        return self._parse(path, None, lambda: run_rows(read_run_facts(self.paths, self.run))) is not None
+        path = self.paths.run_json(self.run)
+        return self._parse(path, None, lambda: run_rows(run_facts(self.paths, self.run))) is not None
 
     def steps(self) -> bool:
-        names = _names(self.paths.steps_dir(self.run))
-        listed = sorted(step for step in map(parse_step_dir, names) if step is not None)
+        """Add the checkpoints, and note the steps without one."""
+        listed = step_dirs(self.paths, self.run)
         present = self.present = frozenset(listed)
-        self.tail.hidden += [(self.run, step) for step in sorted(self.ingested_steps - present)]
-        self.tail.gone += [(self.run, step) for step in sorted(self.analyzed_steps - present)]
+        self.found.stale_steps += [(self.run, step) for step in sorted(self.ingested_steps - present)]
+        self.found.stale_statistics += [(self.run, step) for step in sorted(self.analyzed_steps - present)]
         held: bool | None = None
         previous: int | None = None
         follows_new = False
@@ -148,27 +177,28 @@ class _RunScan:
             if not marker.exists():
                 if held is None:
                     held = run_is_held(self.paths, self.run)
-                self.tail.loose.append((self.run, step, "pending" if held else "incomplete"))
+                self.found.uncommitted.append((self.run, step, "pending" if held else "incomplete"))
                 continue
-            added = self._parse(marker, step, partial(checkpoint_rows, self.paths, self.run, step), sure=known)
+            parse = partial(checkpoint_rows, self.paths, self.run, step)
+            added = self._parse(marker, step, parse, ignore_limits=known)
             if added is None:
                 return False
             if added:
-                # `changed` of an indexed checkpoint was worked out before the one now in front of it arrived.
+                # Rule 2: `changed` of an indexed checkpoint was computed before the one now in front of it arrived.
                 if known:
-                    self.tail.hidden.append((self.run, step))
+                    self.found.stale_steps.append((self.run, step))
                 if previous is not None:
-                    self.tail.previous.append((self.run, step, previous))
-                self.tail.checkpoints += 0 if known else 1
+                    self.found.previous.append((self.run, step, previous))
+                self.found.checkpoints += 0 if known else 1
                 previous = step
                 follows_new = not known
         return True
 
     def statistics(self) -> bool:
-        """Of steps all of whose parts have some."""
+        """Add the statistics of the steps whose every rank has a statistics file."""
         folder = self.paths.statistics_dir(self.run)
         names = _names(folder)
-        # Most names are of steps that are known, and to look at no more than their beginning is fast.
+        # Most names belong to known steps. Comparing only the step that they begin with is faster than parsing them.
         if not any(name[:12].isdigit() and int(name[:12]) not in self.analyzed_steps for name in names):
             return True
         parts = [part for part in map(parse_name, names) if part is not None]
@@ -176,7 +206,7 @@ class _RunScan:
         previous: tuple[int, int] | None = None
         follows_new = False
         for (step, world_size), count in sorted(counts.items()):
-            # A checkpoint that is gone leaves its statistics.
+            # When a checkpoint is deleted, its statistics files remain.
             if count < world_size or step not in self.present:
                 continue
             known = step in self.analyzed_steps
@@ -187,13 +217,13 @@ class _RunScan:
                 continue
             first = folder / StatisticsFile(step, 0, world_size).name
             parse = partial(self._statistics_rows, step, world_size, previous)
-            added = self._parse(first, None, parse, since=previous[0] if previous else None, sure=known)
+            added = self._parse(first, None, parse, since=previous[0] if previous else None, ignore_limits=known)
             if added is None:
                 return False
             if added:
-                # What an indexed one says of its moves is since the one before the one that has now come between.
+                # Rule 2: the update in the index was computed from an earlier checkpoint than the one now before it.
                 if known:
-                    self.tail.gone.append((self.run, step))
+                    self.found.stale_statistics.append((self.run, step))
                 previous = step, world_size
                 follows_new = not known
         return True
@@ -210,10 +240,11 @@ class _RunScan:
         try:
             return step, read_merged(self.paths, self.run, step, world_size)
         except (FormatError, MismatchError):
-            # It was whole when it was registered: what is damaged now is no reason to do without this one.
+            # The file was readable when it was registered. Damage since then must not hide the step that follows.
             return None
 
     def journal(self) -> bool:
+        """Add the segments of the journal."""
         folder = self.paths.journal_dir(self.run)
         for name in sorted(set(_names(folder)) - self.ingested_segments):
             if is_segment(name):
@@ -223,27 +254,37 @@ class _RunScan:
         return True
 
     def _parse(
-        self, path: Path, step: int | None, parse: Callable[[], Rows], *, since: int | None = None, sure: bool = False
+        self,
+        path: Path,
+        step: int | None,
+        parse: Callable[[], Rows],
+        *,
+        since: int | None = None,
+        ignore_limits: bool = False,
     ) -> bool | None:
-        """True when the rows are in the tail, False when the file is damaged, None when there are enough already, unless it
-        is `sure` to be read: what the index has wrong because of a row of this tail."""
-        unparsed = self.tail.unparsed + (not self.cache.has(path, since=since))
-        if not sure and (_over(unparsed, self.max_unparsed) or _over(self.tail.nbytes, self.max_bytes)):
+        """Add the rows of one file. Return True when they are added, False when the file is damaged, and None when a
+        limit is reached.
+
+        `ignore_limits` is for a file whose indexed rows have become stale because of a row already found: both must be
+        registered in the same transaction.
+        """
+        unparsed = self.found.unparsed + (not self.cache.has(path, since=since))
+        if not ignore_limits and (_exceeds(unparsed, self.max_unparsed) or _exceeds(self.found.nbytes, self.max_bytes)):
             return None
-        self.tail.unparsed = unparsed
+        self.found.unparsed = unparsed
         try:
-            self.tail.add(self.cache.get(path, parse, since=since))
+            self.found.add(self.cache.get(path, parse, since=since))
         except (FormatError, MismatchError) as error:
             detail = json.dumps({"file": self.paths.relative(path), "problem": str(error)}, sort_keys=True)
-            self.tail.damage.append((self.run, step, detail))
+            self.found.damaged.append((self.run, step, detail))
             if step is not None:
-                self.tail.loose.append((self.run, step, "failed"))
+                self.found.uncommitted.append((self.run, step, "failed"))
             return False
         return True
 
 
-def _over(value: int, most: int | None) -> bool:
-    return most is not None and value > most
+def _exceeds(value: int, limit: int | None) -> bool:
+    return limit is not None and value > limit
 
 
 def _names(folder: Path) -> list[str]:

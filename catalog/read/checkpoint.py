@@ -51,7 +51,7 @@ def read_part(paths: HistoryPaths, marker: Marker, part: MarkerPart) -> Manifest
         step=marker.step,
         rank=part.rank,
         world_size=marker.world_size,
-        layout=marker.layout,
+        layout_hash=marker.layout_hash,
         path=path,
     )
     if manifest.data_bytes != part.data_bytes:

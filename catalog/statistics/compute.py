@@ -1,7 +1,7 @@
-"""Computing the statistics of a committed checkpoint from its data files, one rank's part at a time.
+"""Computes the statistics of a committed checkpoint from its data files, one rank's part at a time.
 
-extents of the part -> read in batches, verified -> the native kernel -> rows of `statistics.SCHEMA`
-                    -> bytes of an earlier checkpoint that has statistics: its row, nothing read
+extents of the part -> read in batches, verified -> the native kernel -> rows of `statistics_file.SCHEMA`
+                    -> extents whose bytes are those of an earlier, analyzed checkpoint: its row, without reading
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,10 +15,11 @@ import pyarrow as pa
 
 import native
 from catalog.errors import CorruptError, HistoryError
+from catalog.format.dtypes import DTYPES
 from catalog.format.manifest import NOT_STATE
 from catalog.format.marker import read_marker
 from catalog.format.statistics_file import SCHEMA, StatisticsFile, publish_statistics, read_statistics
-from catalog.paths import DTYPES, HistoryPaths, parse_data_file
+from catalog.paths import HistoryPaths, parse_data_file
 from catalog.read.batched_read import Buffer, Piece, batches, read_pieces
 from catalog.read.checkpoint import read_part
 from catalog.records import CheckpointRef, Extent
@@ -30,11 +31,12 @@ BUCKETS = 256
 _LEAST_BUCKETS = 16
 
 SKETCHED_KINDS = frozenset({"model", "master", "exp_avg", "exp_avg_sq", "momentum_buffer"})
-"""Kinds whose tensors get a sketch: what a training moves."""
+"""Kinds whose tensors get a sketch: those that training updates."""
 
 
 def missing_parts(paths: HistoryPaths, ref: CheckpointRef) -> list[StatisticsFile]:
-    """The parts of a committed checkpoint that have no statistics yet."""
+    """Return the parts of a committed checkpoint that have no statistics yet. NotFoundError when it is not
+    committed."""
     world_size = read_marker(paths, ref.run, ref.step).world_size
     parts = [StatisticsFile(ref.step, rank, world_size) for rank in range(world_size)]
     folder = paths.statistics_dir(ref.run)
@@ -49,20 +51,21 @@ def analyze_part(
     progress: Callable[[int], None] = lambda nbytes: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> bool:
-    """Compute and publish the statistics of one rank's part of a committed checkpoint; False when `stopped`, which is asked
-    before each batch, said so.
+    """Compute and publish the statistics of one rank's part of a committed checkpoint.
 
-    Takes memory for BATCH_BYTES. CorruptError for an extent up to that size whose bytes are not those that were written;
-    larger ones are read in pieces, which have no checksum of their own. `progress` gets the bytes of each batch.
+    Return False, with nothing published, when `stopped` returns True; it is called before each batch. `progress` is
+    called with the bytes of each batch. The buffer takes BATCH_BYTES. CorruptError when the bytes of an extent differ
+    from its checksum; an extent larger than BATCH_BYTES is read in pieces and is not verified, since its pieces have no
+    checksums of their own.
     """
     marker = read_marker(paths, run, about.step)
     manifest = read_part(paths, marker, marker.parts[about.rank])
     state = [extent for extent in manifest.extents() if extent.kind not in NOT_STATE]
-    known = _Known(paths)
+    earlier = _EarlierStatistics(paths)
     rows: list[dict[str, Any]] = []
     to_read = []
     for extent in state:
-        row = known.row(extent) if extent.file != manifest.file else None
+        row = earlier.row(extent) if extent.file != manifest.file else None
         if row is None:
             to_read.append(extent)
         else:
@@ -78,21 +81,21 @@ def analyze_part(
 
 
 def sketch_key(kind: str, name: str) -> int:
-    """What the hashes of a tensor's sketch begin from: the first 8 bytes, little endian, of the XXH3-128 of `kind/name`."""
+    """Return the key of a tensor's sketch, from which its hashes are derived: the first 8 bytes, little endian, of the
+    XXH3-128 of `kind/name`."""
     return int.from_bytes(native.checksum(f"{kind}/{name}".encode())[:8], "little")
 
 
 def buckets_of(kind: str, numel: int) -> int:
-    """How many buckets the sketch of a logical tensor of `numel` elements has: 256, fewer where the tensor is shorter, 0 for
-    none.
-    """
+    """Return the number of buckets in the sketch of a logical tensor with `numel` elements: 256, fewer for a shorter
+    tensor, and 0 when it gets no sketch."""
     if kind not in SKETCHED_KINDS or numel < _LEAST_BUCKETS:
         return 0
     return min(BUCKETS, 1 << (numel.bit_length() - 1))
 
 
-class _Known:
-    """Statistics of earlier checkpoints, for extents that refer to their bytes."""
+class _EarlierStatistics:
+    """The statistics of earlier checkpoints, for extents that refer to bytes in their files."""
 
     def __init__(self, paths: HistoryPaths) -> None:
         self._paths = paths
@@ -104,16 +107,16 @@ class _Known:
 
     @lru_cache(maxsize=64)  # noqa: B019 - lives as long as one analysis
     def _rows(self, file: str) -> Mapping[tuple[str, str, int, int], dict[str, Any]]:
-        place = parse_data_file(file)
-        if place is None:
+        parsed = parse_data_file(file)
+        if parsed is None:
             return {}
-        run, step, rank = place
+        run, step, rank = parsed
         try:
             world_size = read_marker(self._paths, run, step).world_size
             path = self._paths.statistics_dir(run) / StatisticsFile(step, rank, world_size).name
             table = read_statistics(path, run=run)
         except (OSError, HistoryError):
-            # Without them the bytes are read, which is what is done anyhow where nothing is known.
+            # Statistics that can't be read count as missing: then the bytes are read.
             return {}
         return {(row["kind"], row["name"], row["start"], row["numel"]): row for row in table.to_pylist()}
 
@@ -127,10 +130,10 @@ def _computed(root: Path, batch: list[Extent], buffer: Buffer) -> list[dict[str,
     for i, extent in enumerate(batch):
         if digests[16 * i : 16 * i + 16] != extent.checksum:
             raise CorruptError(
-                f"{root / extent.file}: {extent.kind} {extent.name!r} at offset {extent.offset}: the bytes are not those that were "
-                "written: the file is damaged"
+                f"{root / extent.file}: {extent.kind} {extent.name!r} at offset {extent.offset}: the bytes are not "
+                "those that were written: the file is damaged"
             )
-        rows.append(_row(extent, [_of(extent, buffer[starts[i] : starts[i + 1]], 0)]))
+        rows.append(_row(extent, [_statistics(extent, buffer[starts[i] : starts[i + 1]], 0)]))
     return rows
 
 
@@ -140,7 +143,7 @@ def _in_pieces(root: Path, extent: Extent, buffer: Buffer) -> dict[str, Any]:
     for at in range(0, extent.nbytes, BATCH_BYTES):
         nbytes = min(BATCH_BYTES, extent.nbytes - at)
         _read(root, [(extent.file, extent.offset + at, nbytes)], buffer)
-        found.append(_of(extent, buffer[:nbytes], at // itemsize))
+        found.append(_statistics(extent, buffer[:nbytes], at // itemsize))
     return _row(extent, found)
 
 
@@ -151,7 +154,7 @@ def _read(root: Path, pieces: Sequence[Piece], buffer: Buffer) -> bytes:
         raise CorruptError(f"{error.filename}: {error.strerror}: the file is damaged, truncated or missing") from error
 
 
-def _of(extent: Extent, data: Buffer, skipped: int) -> native.Statistics:
+def _statistics(extent: Extent, data: Buffer, skipped: int) -> native.Statistics:
     return native.statistics(
         data,
         extent.dtype,

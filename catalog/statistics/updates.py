@@ -1,20 +1,22 @@
-"""How far each tensor moved from one analyzed checkpoint to the next, from their merged statistics: nothing is read."""
+"""The update of each tensor from one analyzed checkpoint to the next, computed from merged statistics without reading
+data."""
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["with_moves", "without_moves"]
+__all__ = ["with_updates", "without_updates"]
 
 Floats = npt.NDArray[np.float64]
 
 
-def with_moves(after: pa.Table, before: pa.Table, *, since: int) -> pa.Table:
-    """`after` with the columns since, norm_before, update_norm and cosine; `before` are the merged statistics of step `since`.
+def with_updates(after: pa.Table, before: pa.Table, *, since: int) -> pa.Table:
+    """Return `after` with the columns since, norm_before, update_norm and cosine.
 
-    Norms are exact, update_norm and cosine are estimates (docs/sketches.md). Unknown (null) is what either side has no figures of:
-    a tensor that was not there, sketches of different lengths, values that are not finite.
+    `after` and `before` are merged statistics with one row for each tensor; `before` is that of step `since`. Norms are
+    exact, update_norm and cosine are estimates (docs/sketches.md). A value is null where one side lacks the data for
+    it: the tensor is missing, the sketches have different lengths, or values are not finite.
     """
     at = _places(after, before)
     known = at >= 0
@@ -37,15 +39,15 @@ def with_moves(after: pa.Table, before: pa.Table, *, since: int) -> pa.Table:
     )
 
 
-def without_moves(after: pa.Table) -> pa.Table:
-    """The same columns, all unknown: of the first checkpoint analyzed."""
+def without_updates(after: pa.Table) -> pa.Table:
+    """Return `after` with the same columns, all null: the first analyzed checkpoint has no update."""
     floats = pa.nulls(after.num_rows, pa.float64())
     since = pa.nulls(after.num_rows, pa.int64())
     return _with(after, since=since, norm_before=floats, update_norm=floats, cosine=floats)
 
 
 class _Sketches:
-    """The column of sketches: all values one after the other, and where each row's begin."""
+    """The column of sketches as one flat array, with the start of each row in it."""
 
     def __init__(self, table: pa.Table) -> None:
         column = table["sketch"].combine_chunks()
@@ -56,12 +58,12 @@ class _Sketches:
         self.usable = (self.lengths > 0) & (odd == 0) & np.isfinite(table["sum_of_squares"].to_numpy())
 
     def rows(self, rows: npt.NDArray[np.int64], length: int) -> Floats:
-        """(len(rows), length): the sketches of rows that all have this length."""
+        """Return the sketches of `rows`, which all have this length, with shape (len(rows), length)."""
         return self._values[self._starts[rows][:, None] + np.arange(length)]
 
 
 def _places(after: pa.Table, before: pa.Table) -> npt.NDArray[np.int64]:
-    """For each row of `after` the row of `before` about the same tensor, or -1."""
+    """Return, for each row of `after`, the index of the row of `before` for the same tensor, or -1."""
     new, old = (
         pc.binary_join_element_wise(table["kind"], table["name"], "/").combine_chunks() for table in (after, before)
     )

@@ -113,7 +113,7 @@ def _refs(explorer: Explorer, start: str) -> list[str]:
     if colon:
         return [f"{run}:{which}" for which in ("latest", "best", *reversed(history.steps(run)))]
     current_run = history.current_run()
-    steps = [str(ref.step) for ref in reversed(lineage(history, current_run))]
+    steps = [str(ref.step) for ref in reversed(lineage(history.paths, current_run))]
     others = [f"{run}:" for run in _runs(explorer, start) if run != current_run]
     return ["latest", "best", *explorer.tags()["tag"].to_pylist(), *others, *steps]
 

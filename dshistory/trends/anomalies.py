@@ -50,7 +50,7 @@ Finding = tuple[Mask, Floats, Floats]
 
 def anomalies(history: History, *, run: str | None) -> Table:
     """See `Explorer.anomalies`."""
-    refs = committed_lineage(history, run)
+    refs = committed_lineage(history.paths, run)
     known = figures(history, refs, lambda keys: _PARTS if any(kind in _MOMENTS for kind, _ in keys) else _PARTS[:-1])
     rows = _found(known.refs, known.keys, _all_of(history, known)) if known.refs else []
     return Table(pa.Table.from_pylist(rows, schema=_SCHEMA), note=_note(len(rows), len(known.refs), len(refs)))

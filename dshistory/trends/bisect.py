@@ -98,7 +98,7 @@ def bisect(
 ) -> Bisection:
     """See `Explorer.bisect`."""
     run = run or history.current_run()
-    path = committed_lineage(history, run)
+    path = committed_lineage(history.paths, run)
     if isinstance(predicate, str):
         values, holds = _of_metric(history, path, predicate)
         path = [ref for ref in path if ref in values]

@@ -70,7 +70,7 @@ class DistanceTable(Table):
 def step_distances(history: History, *, run: str | None, names: Patterns, kinds: Patterns) -> DistanceTable:
     """See `Explorer.distances`."""
     run = run or history.current_run()
-    path = committed_lineage(history, run)
+    path = committed_lineage(history.paths, run)
     place = {ref: i for i, ref in enumerate(path)}
     runs = sorted({ref.run for ref in path})
     keys = history.query(

@@ -61,7 +61,7 @@ class HistogramTable(Table):
 def histogram(history: History, *, name: str, kind: str, run: str | None) -> HistogramTable:
     """See `Explorer.histogram`."""
     run = run or history.current_run()
-    path = committed_lineage(history, run)
+    path = committed_lineage(history.paths, run)
     runs, steps = [ref.run for ref in path], [ref.step for ref in path]
     rows = history.query(_SQL, {"runs": runs, "steps": steps, "kind": kind, "name": name})
     if not rows.num_rows:

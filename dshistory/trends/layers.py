@@ -121,7 +121,7 @@ def layers(
     """See `Explorer.layers`."""
     number = metric_named(metric)
     run = run or history.current_run()
-    path = committed_lineage(history, run)
+    path = committed_lineage(history.paths, run)
     shown = [ref for ref in path if (first is None or ref.step >= first) and (last is None or ref.step <= last)]
     if not shown:
         steps = f"{path[0].step} to {path[-1].step}"

@@ -71,7 +71,7 @@ def trajectory(
     """See `Explorer.trajectory`."""
     chosen = metric_named(metric)
     require_grouping(by)
-    refs = committed_lineage(history, run)
+    refs = committed_lineage(history.paths, run)
     find = _moves if chosen.is_move else _steps
     found = find(_Question(history, refs, kinds, names, metric, chosen, by, exact, quiet))
     return _table(found, refs, metric, chosen, by=by)

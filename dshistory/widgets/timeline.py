@@ -28,7 +28,7 @@ def overview(history: History, run: str | None) -> Overview:
             return Overview(None, [], [], [])
         run = history.current_run()
     history.run_facts(run)
-    refs = lineage(history, run)
+    refs = lineage(history.paths, run)
     runs = {"runs": sorted({run, *(ref.run for ref in refs)})}
     metrics = history.query("SELECT DISTINCT name FROM metrics WHERE list_contains($runs, run) ORDER BY name", runs)
     return Overview(run, refs, metrics["name"].to_pylist(), _kinds(history, refs[-1]) if refs else [])

@@ -34,9 +34,9 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> History:
 
 
 def test_the_lineage_goes_through_the_parents_before_each_fork(tree: History) -> None:
-    assert [str(ref) for ref in lineage(tree, "c")] == ["a:0", "a:10", "b:20", "c:25", "c:40"]
-    assert [str(ref) for ref in lineage(tree, "b")] == ["a:0", "a:10", "b:20", "b:25"]
-    assert [str(ref) for ref in lineage(tree, "a")] == ["a:0", "a:10", "a:20", "a:30"]
+    assert [str(ref) for ref in lineage(tree.paths, "c")] == ["a:0", "a:10", "b:20", "c:25", "c:40"]
+    assert [str(ref) for ref in lineage(tree.paths, "b")] == ["a:0", "a:10", "b:20", "b:25"]
+    assert [str(ref) for ref in lineage(tree.paths, "a")] == ["a:0", "a:10", "a:20", "a:30"]
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_no_history_says_how_to_make_one(tmp_path: Path) -> None:
 def test_parents_in_a_circle_end(history: Path) -> None:
     _run(history, "a", [0], day=1, parent=("b", 5))
     _run(history, "b", [5], day=2, parent=("a", 0))
-    assert [str(ref) for ref in lineage(History.open(history), "b")] == ["a:0", "b:5"]
+    assert [str(ref) for ref in lineage(History.open(history).paths, "b")] == ["a:0", "b:5"]
 
 
 @pytest.mark.parametrize("ref", [1.5, None, True, b"1", [1]])

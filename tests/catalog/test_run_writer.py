@@ -111,7 +111,7 @@ def test_two_processes_never_write_one_rank(history: Path) -> None:
     with Run(history):
         program = (
             "import sys\nfrom pathlib import Path\nfrom catalog.run_writer import RunWriter\n"
-            "RunWriter(Path(sys.argv[1]), run='run-a', rank=0, world_size=1, layout='layout-1')\n"
+            "RunWriter(Path(sys.argv[1]), run='run-a', rank=0, world_size=1, layout_hash='layout-1')\n"
         )
         second = subprocess.run([sys.executable, "-c", program, str(history)], capture_output=True, text=True)
     assert second.returncode != 0
@@ -186,14 +186,14 @@ def test_register_is_never_held_up_by_a_busy_index(history: Path) -> None:
         assert stranger.stdout is not None
         assert stranger.stdout.readline() == "holding\n"
         run.checkpoint(1, PIECES, register=False)
-        assert run.writers[0].register() == 0
+        assert run.register() == 0
         assert History.open(history).query("SELECT count(*) AS n FROM checkpoints").to_pylist() == [{"n": 2}]
         stranger.communicate("go on\n")
         run.checkpoint(2, PIECES, register=False)
-        assert run.writers[0].register(patience_s=10.0) == 2
+        assert run.register(patience_s=10.0) == 2
 
 
 def test_a_writer_of_a_run_that_was_never_made_is_refused(history: Path) -> None:
     create_history(history)
     with pytest.raises((SetupError, FileNotFoundError)):
-        RunWriter(history, run="run-z", rank=0, world_size=1, layout=LAYOUT)
+        RunWriter(history, run="run-z", rank=0, world_size=1, layout_hash=LAYOUT)

@@ -9,7 +9,7 @@ from catalog_helpers import Run, pieces_of
 from places import SUPPORT
 
 from catalog.disk.durable import is_temporary
-from catalog.gc import collect
+from catalog.gc import collect_garbage
 from catalog.history import History
 from catalog.records import CheckpointRef
 from catalog.verify import verify
@@ -57,7 +57,7 @@ def test_a_training_killed_at_any_moment(tmp_path):
     history.reindex()
     assert [history.query(f"SELECT * FROM {table} ORDER BY ALL").to_pylist() for table in tables] == before
     assert verify(history) == []
-    for ref in collect(history):
+    for ref in collect_garbage(history.paths):
         assert history.state(ref.run, ref.step) == "incomplete"
     assert verify(history) == []
     assert not [path for path in root.rglob("*") if is_temporary(path.name) and path.parent != root]
@@ -78,7 +78,7 @@ def test_a_training_killed_before_each_of_its_calls_to_the_file_system(tmp_path)
     rows = history.query("SELECT run, step, count(*) AS n FROM tensors GROUP BY run, step ORDER BY ALL").to_pylist()
     assert [CheckpointRef(row["run"], row["step"]) for row in rows] == refs
     assert {row["n"] for row in rows} == {2}
-    collect(history)
+    collect_garbage(history.paths)
     assert history.checkpoints() == refs
     assert verify(history) == []
     assert not [
@@ -97,12 +97,12 @@ def test_collecting_takes_what_is_dead_and_leaves_what_lives(tmp_path, world_siz
             run.part(1, rank, ranks[rank])
         run.writers[0].begin(2).write_bytes(b"half")
     history = History.open(tmp_path / "h")
-    assert collect(history) == []
+    assert collect_garbage(history.paths) == []
     for writer in dead.writers:
-        assert collect(history) == []
+        assert collect_garbage(history.paths) == []
         writer.close()
-    assert collect(history) == [CheckpointRef("dead", 1), CheckpointRef("dead", 2)]
-    assert collect(history) == []
+    assert collect_garbage(history.paths) == [CheckpointRef("dead", 1), CheckpointRef("dead", 2)]
+    assert collect_garbage(history.paths) == []
     assert {step: history.state("dead", step) for step in (0, 1, 2)} == {
         0: "committed",
         1: "incomplete",

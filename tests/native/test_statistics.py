@@ -22,7 +22,7 @@ from statistics_helpers import (
 )
 
 import native
-from catalog.paths import DTYPES as FORMAT_DTYPES
+from catalog.format.dtypes import DTYPES as FORMAT_DTYPES
 
 each_kernel = pytest.mark.parametrize("kernel", KERNELS)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES)

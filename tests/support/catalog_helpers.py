@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import native
+from catalog.format.dtypes import DTYPES
 from catalog.format.extents import extent_table
 from catalog.format.header import Entry, encode_header, entries_json, header_bytes_needed
-from catalog.paths import DTYPES, data_file
+from catalog.paths import data_file
 from catalog.records import Extent, Placement, RunFacts
 from catalog.run_writer import RunWriter, create_history, create_run
 
@@ -107,7 +108,7 @@ class Run:
         run, step = self.parent or (None, None)
         create_run(self.root, RunFacts(self.run, self.created, self.world_size, run, step, LAYOUT, dict(self.facts)))
         self.writers = [
-            RunWriter(self.root, run=self.run, rank=rank, world_size=self.world_size, layout=LAYOUT)
+            RunWriter(self.root, run=self.run, rank=rank, world_size=self.world_size, layout_hash=LAYOUT)
             for rank in range(self.world_size)
         ]
 
@@ -128,7 +129,14 @@ class Run:
         assert self.writers[0].try_commit(step)
         self.writers[0].journal.flush()
         if register:
-            self.writers[0].register(patience_s=10.0)
+            self.register(patience_s=10.0)
+
+    def register(self, *, patience_s: float = 0.1) -> int:
+        """Bring the index up to date; the number of checkpoints that were missing in it."""
+        # DuckDB is imported only where it is needed: some processes of the tests only write.
+        from catalog.index import index
+
+        return index.register(self.writers[0].paths, patience_s=patience_s)
 
     def close(self) -> None:
         for writer in self.writers:

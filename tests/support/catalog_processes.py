@@ -21,11 +21,10 @@ def train(root: Path, run: str, steps: int) -> None:
     """Commit and register at every step; says the longest register and what the index took in."""
     ingested = 0
     with Run(root, run) as training:
-        writer = training.writers[0]
         for step in range(steps):
             pieces = [Piece(f"layer.{index}", bytes([step % 251, index]) * 64) for index in range(TENSORS)]
             training.checkpoint(step, pieces, register=False, loss=float(step))
-            ingested += writer.register(patience_s=0.1)
+            ingested += training.register(patience_s=0.1)
     print(f"ingested {ingested}")
 
 
@@ -72,7 +71,7 @@ def train_until_killed(root: Path, run: str) -> None:
             pieces = [Piece(f"layer.{index}", bytes([step % 251, index]) * 4096) for index in range(TENSORS)]
             training.checkpoint(step, pieces, register=False, loss=float(step))
             print(step, flush=True)
-            training.writers[0].register()
+            training.register()
             step += 1
 
 

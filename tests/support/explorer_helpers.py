@@ -18,6 +18,7 @@ import native
 from capture.state.dtypes import dtype_name
 from catalog.format.extents import extent_table
 from catalog.format.header import Entry, encode_header, entries_json
+from catalog.index import index
 from catalog.records import Extent, Placement, RunFacts
 from catalog.run_writer import RunWriter, create_history, create_run
 from dshistory.explorer import Explorer
@@ -71,7 +72,7 @@ class Run:
         run, step = self.parent or (None, None)
         create_run(self.root, RunFacts(self.run, self.created, self.world_size, run, step, "layout", dict(self.facts)))
         self.writers = [
-            RunWriter(self.root, run=self.run, rank=rank, world_size=self.world_size, layout="layout")
+            RunWriter(self.root, run=self.run, rank=rank, world_size=self.world_size, layout_hash="layout")
             for rank in range(self.world_size)
         ]
 
@@ -84,7 +85,7 @@ class Run:
             writer.publish_part(step, data_tmp=data_tmp, extents=extent_table(extents))
         self.metrics(step, **metrics)
         assert self.writers[0].try_commit(step)
-        self.writers[0].register()
+        index.register(self.writers[0].paths)
 
     def metrics(self, step: int, **metrics: float) -> None:
         for name, value in metrics.items():

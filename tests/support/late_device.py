@@ -129,7 +129,7 @@ def session_on(
     create_run(root, facts)
     loop = loop_for(model, optimizer=optimizer)
     source = Source([*loop.providers(), RandomState()], rank=0, world_size=1, align=4096, copies=device)
-    run = RunWriter(root, run=facts.run, rank=0, world_size=1, layout="layout")
+    run = RunWriter(root, run=facts.run, rank=0, world_size=1, layout_hash="layout")
     return Session(loop, source, run=run, writer=writer, every=1, on_full="wait")
 
 

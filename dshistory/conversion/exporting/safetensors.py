@@ -7,8 +7,8 @@ from typing import Final
 
 import torch
 
+from catalog.format.dtypes import DTYPES
 from catalog.format.header import Entry, encode_header, entries_json, header_bytes_needed
-from catalog.paths import DTYPES
 from dshistory.conversion.exporting.options import Options
 from dshistory.tensors.checkpoint_tensors import Source
 from dshistory.tensors.stream import StoredTensor

@@ -100,6 +100,7 @@ def _check(place: "Place", found: "Found") -> None:
 def _write(root: Path, source: Path, found: list[tuple[int, tuple["Place", "Found"]]], *, quiet: bool) -> "Table":
     import pyarrow as pa
 
+    from catalog.index import index
     from catalog.records import RunFacts
     from catalog.run_writer import RunWriter, create_history, create_run, new_run_id
     from dshistory.conversion.importing.writer import Places, write_checkpoint
@@ -115,7 +116,7 @@ def _write(root: Path, source: Path, found: list[tuple[int, tuple["Place", "Foun
     rows: list[dict[str, Any]] = []
     total = sum(tensor.nbytes for _, (_, content) in found for tensor in content.tensors)
     with (
-        RunWriter(root, run=run, rank=0, world_size=1, layout="imported") as writer,
+        RunWriter(root, run=run, rank=0, world_size=1, layout_hash="imported") as writer,
         ByteProgress(total, description="import", quiet=quiet) as bar,
     ):
         before: Places = {}
@@ -132,7 +133,7 @@ def _write(root: Path, source: Path, found: list[tuple[int, tuple["Place", "Foun
                     "from": str(place.path),
                 }
             )
-        writer.register()
+        index.register(writer.paths)
     schema = pa.schema(
         [
             ("step", pa.int64()),

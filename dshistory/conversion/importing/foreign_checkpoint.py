@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from capture.state.dtypes import dtype_name
-from catalog.paths import DTYPES
+from catalog.format.dtypes import DTYPES
 
 __all__ = ["Found", "FoundTensor", "Reader", "in_memory"]
 

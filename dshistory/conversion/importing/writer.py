@@ -11,9 +11,9 @@ import torch
 import native
 from capture.snapshot.parts import HUGE, entry_key
 from capture.state.objects import encode_object
+from catalog.format.dtypes import DTYPES
 from catalog.format.extents import extent_table
 from catalog.format.header import Entry, encode_header, entries_json, header_bytes_needed
-from catalog.paths import DTYPES
 from catalog.records import Extent
 from catalog.run_writer import RunWriter
 from dshistory.conversion.importing.foreign_checkpoint import Found, FoundTensor, in_memory

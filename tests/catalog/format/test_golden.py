@@ -104,7 +104,7 @@ def test_writing_the_same_content_gives_the_same_bytes(golden: History) -> None:
         header = read_header(path)
         encoded = encode_header([entries_json(header.entries)], metadata=header.metadata, data_start=header.data_start)
         assert encoded == path.read_bytes()[: header.data_start]
-    marker = build_marker(golden.paths, run=A, step=50, world_size=2, layout="layout-1")
+    marker = build_marker(golden.paths, run=A, step=50, world_size=2, layout_hash="layout-1")
     assert encode_marker(marker) == (folder / "commit.json").read_bytes()
 
 

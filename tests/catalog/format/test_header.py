@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from catalog.errors import FormatError
+from catalog.format.dtypes import DTYPES
 from catalog.format.header import (
     MAX_HEADER_BYTES,
     Entry,
@@ -20,7 +21,6 @@ from catalog.format.header import (
     parse_header,
     read_header,
 )
-from catalog.paths import DTYPES
 
 PATH = Path("any.safetensors")
 METADATA = {"format": "dshistory-1", "run": "a", "step": "7"}
@@ -103,8 +103,8 @@ def test_a_header_that_does_not_fit_its_reserve_is_refused() -> None:
 @pytest.mark.parametrize(
     ("tree", "data_bytes", "match"),
     [
-        (json.dumps({"a": _one(), "b": _one()}).replace('"b"', '"a"'), 4, "'a' stands twice"),
-        ({"a": _one(offsets=(1, 5))}, 5, "hole"),
+        (json.dumps({"a": _one(), "b": _one()}).replace('"b"', '"a"'), 4, "'a' appears twice"),
+        ({"a": _one(offsets=(1, 5))}, 5, "gap"),
         ({"a": _one(), "b": _one(offsets=(2, 6))}, 6, "overlaps"),
         ({"a": _one(), "b": _one(offsets=(0, 4))}, 4, "overlaps"),
         ({"a": _one()}, 5, "end at byte 4"),

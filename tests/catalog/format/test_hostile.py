@@ -40,7 +40,7 @@ def _forge(root: Path, rank: int, extents: list[Extent]) -> None:
     path = paths.manifest("run-a", 10, rank)
     created = History.open(root).query("SELECT created FROM checkpoints WHERE step = 10").to_pylist()[0]["created"]
     data = encode_manifest(
-        extent_table(extents), run="run-a", step=10, rank=rank, world_size=2, layout=LAYOUT, created=created
+        extent_table(extents), run="run-a", step=10, rank=rank, world_size=2, layout_hash=LAYOUT, created=created
     )  # fmt: skip
     path.write_bytes(data)
     _forge_marker(root, **{"manifest_checksum": native.checksum(data).hex()}, rank=rank)

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from catalog_helpers import flip_bit
 
-from catalog.disk.checked_parquet import encode_sealed
+from catalog.disk.checked_parquet import encode_checked
 from catalog.errors import CorruptError, FormatError
 from catalog.format.journal import JOURNAL_SCHEMA, Journal, is_segment, read_segment, segments
 
@@ -151,7 +151,7 @@ def test_damage_among_the_rows_is_told_as_such(tmp_path: Path) -> None:
     journal.flush()
     (path,) = segments(tmp_path)
     flip_bit(path, offset=40)
-    with pytest.raises(CorruptError, match="seal"):
+    with pytest.raises(CorruptError, match="field checksum"):
         read_segment(path, run="run-a")
 
 
@@ -160,7 +160,7 @@ def test_damage_among_the_rows_is_told_as_such(tmp_path: Path) -> None:
 )
 def test_a_segment_of_another_version_or_run_is_refused(tmp_path: Path, facts: dict[str, str]) -> None:
     path = tmp_path / "a-00000000.parquet"
-    path.write_bytes(encode_sealed(JOURNAL_SCHEMA.empty_table(), metadata=facts))
+    path.write_bytes(encode_checked(JOURNAL_SCHEMA.empty_table(), metadata=facts))
     with pytest.raises(FormatError, match=r"field (dshistory\.journal|run)"):
         read_segment(path, run="run-a")
 
@@ -168,6 +168,6 @@ def test_a_segment_of_another_version_or_run_is_refused(tmp_path: Path, facts: d
 def test_other_columns_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a-00000000.parquet"
     table = pa.table({"kind": ["metric"]}, schema=pa.schema([pa.field("kind", pa.string(), nullable=False)]))
-    path.write_bytes(encode_sealed(table, metadata={"dshistory.journal": "1", "run": "run-a"}))
+    path.write_bytes(encode_checked(table, metadata={"dshistory.journal": "1", "run": "run-a"}))
     with pytest.raises(FormatError, match="columns"):
         read_segment(path, run="run-a")

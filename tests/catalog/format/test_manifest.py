@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from catalog.disk import checked_parquet
-from catalog.disk.checked_parquet import decode_sealed, encode_sealed
+from catalog.disk.checked_parquet import decode_checked, encode_checked
 from catalog.errors import CorruptError, FormatError
 from catalog.format.extents import SCHEMA, extent_table
 from catalog.format.manifest import VERSION, Manifest, decode_manifest, encode_manifest
@@ -34,7 +34,14 @@ def _extents(step: int = 7) -> list[Extent]:
 
 
 def _encode(extents: list[Extent], **changed: Any) -> bytes:
-    facts: dict[str, Any] = {"run": "run-a", "step": 7, "rank": 0, "world_size": 2, "layout": "l", "created": CREATED}
+    facts: dict[str, Any] = {
+        "run": "run-a",
+        "step": 7,
+        "rank": 0,
+        "world_size": 2,
+        "layout_hash": "l",
+        "created": CREATED,
+    }
     return encode_manifest(extent_table(extents), **(facts | changed))
 
 
@@ -42,14 +49,14 @@ def _decode(data: bytes) -> Manifest:
     return decode_manifest(data, path=PATH)
 
 
-def _sealed(rows: list[dict[str, Any]], **changed: str | None) -> bytes:
-    """A manifest with any rows and facts, properly sealed: what only a hostile writer makes."""
+def _checked_manifest(rows: list[dict[str, Any]], **changed: str | None) -> bytes:
+    """A manifest with any rows and facts, with a checksum that fits: only a hostile writer makes such a file."""
     facts: dict[str, str | None] = {
         "dshistory.manifest": VERSION, "run": "run-a", "step": "7", "rank": "0", "world_size": "2", "layout": "l",
         "created": CREATED.isoformat(), "data_bytes": str(2 * ALIGN),
     }  # fmt: skip
     known = {key: value for key, value in (facts | changed).items() if value is not None}
-    return encode_sealed(pa.Table.from_pylist(rows, schema=SCHEMA), metadata=known)
+    return encode_checked(pa.Table.from_pylist(rows, schema=SCHEMA), metadata=known)
 
 
 def _rows() -> list[dict[str, Any]]:
@@ -59,12 +66,18 @@ def _rows() -> list[dict[str, Any]]:
 def test_what_is_written_is_read() -> None:
     manifest = _decode(_encode(_extents()))
     assert manifest.extents() == _extents()
-    assert (manifest.run, manifest.step, manifest.rank, manifest.world_size, manifest.layout) == ("run-a", 7, 0, 2, "l")
+    assert (manifest.run, manifest.step, manifest.rank, manifest.world_size, manifest.layout_hash) == (
+        "run-a",
+        7,
+        0,
+        2,
+        "l",
+    )
     assert (manifest.created, manifest.data_bytes, manifest.file) == (CREATED, 2 * ALIGN, data_file("run-a", 7, 0))
 
 
 def test_the_hostile_writer_of_these_tests_can_write_a_lawful_manifest() -> None:
-    assert _decode(_sealed(_rows())).extents() == _extents()
+    assert _decode(_checked_manifest(_rows())).extents() == _extents()
 
 
 def test_the_same_rows_give_the_same_bytes() -> None:
@@ -88,7 +101,7 @@ def test_a_flipped_bit_anywhere_is_found(data: st.DataObject) -> None:
 def test_a_flipped_bit_in_the_seal_or_the_rows_is_a_corrupt_file() -> None:
     damaged = bytearray(_encode(_extents()))
     damaged[100] ^= 1
-    with pytest.raises(CorruptError, match="seal"):
+    with pytest.raises(CorruptError, match="field checksum"):
         _decode(bytes(damaged))
 
 
@@ -134,7 +147,7 @@ def test_hostile_rows_are_refused(row: int, change: dict[str, Any], match: str) 
     rows = _rows()
     rows[row] |= change
     with pytest.raises(FormatError, match=match) as caught:
-        _decode(_sealed(rows))
+        _decode(_checked_manifest(rows))
     assert "any.manifest.parquet" in str(caught.value)
 
 
@@ -166,30 +179,30 @@ def test_they_are_not_written_either(row: int, change: dict[str, Any], match: st
 )
 def test_hostile_facts_are_refused(change: dict[str, str | None]) -> None:
     with pytest.raises(FormatError, match=r"any\.manifest\.parquet"):
-        _decode(_sealed(_rows(), **change))
+        _decode(_checked_manifest(_rows(), **change))
 
 
 def test_no_rows_are_refused() -> None:
     for data_bytes in (0, 2 * ALIGN):
         with pytest.raises(FormatError, match="no extent"):
-            _decode(_sealed([], data_bytes=str(data_bytes)))
+            _decode(_checked_manifest([], data_bytes=str(data_bytes)))
 
 
 def test_other_columns_are_refused() -> None:
     table = pa.Table.from_pylist(_rows(), schema=SCHEMA)
     for other in (table.drop_columns(["codec"]), table.append_column("extra", table["name"])):
         with pytest.raises(FormatError, match="columns"):
-            _decode(encode_sealed(other, metadata={"dshistory.manifest": VERSION}))
+            _decode(encode_checked(other, metadata={"dshistory.manifest": VERSION}))
 
 
 def test_a_table_that_swells_is_refused_before_it_fills_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     schema = pa.schema([pa.field("name", pa.string(), nullable=False)])
-    bomb = encode_sealed(pa.table({"name": pa.array(["x" * 1000] * 20_000)}, schema=schema), metadata={})
+    bomb = encode_checked(pa.table({"name": pa.array(["x" * 1000] * 20_000)}, schema=schema), metadata={})
     assert len(bomb) < 10_000
-    assert decode_sealed(bomb, schema=schema, file="bomb")[0].num_rows == 20_000
+    assert decode_checked(bomb, schema=schema, file="bomb")[0].num_rows == 20_000
     monkeypatch.setattr(checked_parquet, "MAX_TABLE_BYTES", 1 << 20)
     with pytest.raises(FormatError, match="once decompressed"):
-        decode_sealed(bomb, schema=schema, file="bomb")
+        decode_checked(bomb, schema=schema, file="bomb")
 
 
 def test_more_rows_than_allowed_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

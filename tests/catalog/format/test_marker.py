@@ -39,7 +39,7 @@ def test_any_rank_writes_the_same_marker_and_only_once(history: Path) -> None:
         for rank in range(2):
             run.part(0, rank, _halves(0)[rank])
         paths = HistoryPaths(history)
-        expected = encode_marker(build_marker(paths, run="run-a", step=0, world_size=2, layout=LAYOUT))
+        expected = encode_marker(build_marker(paths, run="run-a", step=0, world_size=2, layout_hash=LAYOUT))
         start = threading.Barrier(2)
         committed: list[bool] = []
 
@@ -69,7 +69,7 @@ def test_a_manifest_of_another_session_is_never_committed(history: Path, other: 
         facts = {"run": "run-a", "step": 7, "rank": 0, "world_size": 2, "layout": LAYOUT} | other
         with Run(history, run="run-b"):
             pass
-        stray = RunWriter(history, run="run-b", rank=5, world_size=facts["world_size"], layout=facts["layout"])
+        stray = RunWriter(history, run="run-b", rank=5, world_size=facts["world_size"], layout_hash=facts["layout"])
         stray.run, stray.rank = facts["run"], facts["rank"]
         content, extents = data_file_bytes(PIECES, run=facts["run"], step=facts["step"], rank=facts["rank"])
         tmp = stray.begin(facts["step"])

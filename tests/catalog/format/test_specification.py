@@ -29,7 +29,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def read_sealed(path: Path) -> tuple[pa.Table, dict[str, str]]:
+def read_checked(path: Path) -> tuple[pa.Table, dict[str, str]]:
     data = path.read_bytes()
     footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
     assert data[footer - 16 : footer] == checksum(data[: footer - 16] + data[footer:])
@@ -71,7 +71,7 @@ def read_checkpoint(root: Path, run: str, step: int) -> dict[tuple[str, str], by
     for part in marker["parts"]:
         path = root / part["manifest"]
         assert checksum(path.read_bytes()).hex() == part["manifest_checksum"]
-        table, facts = read_sealed(path)
+        table, facts = read_checked(path)
         assert facts["rank"] == str(part["rank"])
         assert facts["dshistory.manifest"] == "1"
         assert int(facts["data_bytes"]) == part["data_bytes"] == (root / part["data"]).stat().st_size
@@ -100,7 +100,7 @@ def test_it_reads_the_journal() -> None:
     (folder, *_) = sorted(GOLDEN.glob("runs/*/journal"))
     rows = []
     for path in sorted(folder.iterdir()):
-        table, facts = read_sealed(path)
+        table, facts = read_checked(path)
         assert facts == {"dshistory.journal": "1", "run": folder.parent.name} | {
             key: value for key, value in facts.items() if key.startswith("ARROW")
         }

@@ -64,13 +64,13 @@ def test_a_stranger_that_writes_is_no_error_for_readers_or_the_training(tmp_path
         stranger = start("hold", tmp_path / "h" / "catalog.duckdb", 600)
         assert stranger.stdout.readline() == "holding\n"
         run.checkpoint(1, pieces_of({"w": b"b"}), loss=2.0, register=False)
-        assert run.writers[0].register() == 0
+        assert run.register() == 0
         history = History.open(tmp_path / "h")
         alone = content(history)
         assert [row["changed"] for row in alone["tensors"]] == [None, True]
         stranger.kill()
         stranger.communicate()
-        assert run.writers[0].register() == 1
+        assert run.register() == 1
         assert content(history) == alone
 
 
@@ -86,7 +86,7 @@ def test_a_late_checkpoint_is_compared_with_and_compared_to(tmp_path):
         assert run.writers[0].try_commit(1)
         unregistered = history.query(changed).to_pylist()
         assert [row["changed"] for row in unregistered] == [None, True, True]
-        assert run.writers[0].register(patience_s=10) == 1
+        assert run.register(patience_s=10) == 1
         assert history.query(changed).to_pylist() == unregistered
         assert history.reindex() == 3
         assert history.query(changed).to_pylist() == unregistered
@@ -96,8 +96,8 @@ def test_one_register_takes_all_that_is_missing(tmp_path):
     with Run(tmp_path / "h") as run:
         for step in range(40):
             run.checkpoint(step, pieces_of({"w": bytes([step])}), register=False)
-        assert run.writers[0].register(patience_s=10) == 40
-        assert run.writers[0].register(patience_s=10) == 0
+        assert run.register(patience_s=10) == 40
+        assert run.register(patience_s=10) == 0
 
 
 def test_a_checkpoint_registered_is_not_parsed_again(tmp_path):
@@ -138,7 +138,7 @@ def test_a_damaged_manifest_is_an_event_and_hides_nothing_else(tmp_path):
         (event,) = history.query("SELECT name, step, detail FROM events").to_pylist()
         assert (event["name"], event["step"]) == ("damaged", 1)
         assert "manifest_checksum" in event["detail"]
-        assert run.writers[0].register(patience_s=10) == 0
+        assert run.register(patience_s=10) == 0
 
 
 def test_an_index_that_is_no_index_is_refused_with_what_to_do(tmp_path):
@@ -146,7 +146,7 @@ def test_an_index_that_is_no_index_is_refused_with_what_to_do(tmp_path):
         run.checkpoint(0, pieces_of({"w": b"a"}))
         history = History.open(tmp_path / "h")
         run.writers[0].paths.catalog_db.write_bytes(b"not a database" * 1000)
-        for call in (lambda: history.query("SELECT 1"), run.writers[0].register):
+        for call in (lambda: history.query("SELECT 1"), run.register):
             with pytest.raises(FormatError, match="reindex"):
                 call()
         assert history.reindex() == 1
@@ -169,7 +169,7 @@ def test_an_empty_index_of_version_0_is_brought_up_to_date(tmp_path):
         run.checkpoint(0, pieces_of({"w": b"a"}), register=False)
         history = History.open(tmp_path / "h")
         assert history.query("SELECT step FROM checkpoints").to_pylist() == [{"step": 0}]
-        assert run.writers[0].register(patience_s=10) == 1
+        assert run.register(patience_s=10) == 1
         assert history.query("SELECT step FROM checkpoints").to_pylist() == [{"step": 0}]
 
 

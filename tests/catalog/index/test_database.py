@@ -9,7 +9,7 @@ from catalog_helpers import Run, pieces_of
 from catalog.errors import FormatError
 from catalog.index import database as opener
 from catalog.index.database import database
-from catalog.index.fair_lock import IndexBusyError, Turnstile
+from catalog.index.fair_lock import FairLock, IndexBusyError
 from catalog.index.index import query, register, reindex
 from catalog.paths import HistoryPaths
 
@@ -89,10 +89,10 @@ def test_a_transaction_that_fails_leaves_the_index_as_it_was(paths):
 
 def test_registering_waits_no_longer_than_its_patience(paths):
     """Every way to be in the way: a reader in the room, a writer in it, a thread of this process."""
-    turnstile = Turnstile(gate=paths.gate_lock, room=paths.room_lock)
-    with turnstile.reading(patience_s=0):
+    lock = FairLock(queue=paths.index_queue_lock, access=paths.index_access_lock)
+    with lock.reading(patience_s=0):
         assert register(paths, patience_s=0.01) == 0
-    with turnstile.writing(patience_s=0):
+    with lock.writing(patience_s=0):
         assert register(paths, patience_s=0.01) == 0
         with pytest.raises(IndexBusyError), database(paths).reading(patience_s=0.01):
             pass

@@ -53,7 +53,7 @@ def test_an_index_that_is_deleted_is_rebuilt_by_the_next_registration(history: P
         expected = [opened.query(sql) for sql in QUERIES]
         (history / "catalog.duckdb").unlink()
         assert [opened.query(sql) for sql in QUERIES] == expected
-        assert run.writers[0].register(patience_s=10.0) == 3
+        assert run.register(patience_s=10.0) == 3
         assert [opened.query(sql) for sql in QUERIES] == expected
 
 

@@ -174,7 +174,7 @@ def test_metrics_are_averaged_over_ranks_and_the_last_value_of_a_rank_counts(tmp
         history = History.open(tmp_path / "h")
         expected = [{"run": "run-a", "step": 7, "name": "loss", "value": 2.0, "ranks": 2}]
         assert history.query("SELECT * FROM metrics").to_pylist() == expected
-        run.writers[0].register(patience_s=10)
+        run.register(patience_s=10)
         assert history.query("SELECT * FROM metrics").to_pylist() == expected
 
 

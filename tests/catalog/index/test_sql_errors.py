@@ -23,7 +23,7 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> History:
         ("SELECT * FROM chekpoints", {}, "no table 'chekpoints'; the nearest is checkpoints; the tables are runs,"),
         ("SELECT 1 FROM zzz", {}, "no table 'zzz'; the tables are runs,"),
         ("SELECT stp FROM checkpoints", {}, "no column 'stp'; the nearest is step"),
-        ("SELECT 1 FROM metrics WHERE name = loss", {}, "no column 'loss'; text stands in single quotes: 'loss'"),
+        ("SELECT 1 FROM metrics WHERE name = loss", {}, "no column 'loss'; text goes in single quotes: 'loss'"),
         ("SELECT c.stp FROM checkpoints c JOIN runs r USING (run)", {}, "c has no column 'stp'; the nearest is step"),
         ("SELECT x.step FROM checkpoints", {}, "'x' is none of its tables, which are checkpoints"),
         ("SELECT list_sun([1])", {}, "no function list_sun(); the nearest is list_sum"),
