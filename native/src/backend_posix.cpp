@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "backend.hpp"
-#include "threads.hpp"
+#include "base/start_thread.hpp"
 
 namespace dsh {
 namespace {

@@ -16,7 +16,8 @@
 #include <vector>
 
 #include "backend.hpp"
-#include "threads.hpp"
+#include "base/aligned_memory.hpp"
+#include "base/start_thread.hpp"
 
 namespace dsh {
 namespace {

@@ -15,11 +15,11 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "base/checksum.hpp"
+#include "base/file_system_probe.hpp"
+#include "base/io_error.hpp"
+#include "base/mapped_memory.hpp"
 #include "bindings_statistics.hpp"
-#include "checksum.hpp"
-#include "io_error.hpp"
-#include "memory.hpp"
-#include "probe.hpp"
 #include "reader.hpp"
 #include "writer.hpp"
 

@@ -5,6 +5,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "base/aligned_memory.hpp"
+
 namespace dsh {
 namespace {
 

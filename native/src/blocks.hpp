@@ -46,9 +46,6 @@ struct Cutting {
 // to blocks.
 std::vector<Block> cut(std::span<const Extent> extents, std::uint64_t begin, std::uint64_t end, const Cutting &how);
 
-inline std::uint64_t round_up(std::uint64_t value, std::uint64_t align) { return (value + align - 1) / align * align; }
-inline std::uint64_t round_down(std::uint64_t value, std::uint64_t align) { return value / align * align; }
-
 // Call visit(index, extent_position, block_position, nbytes) for every non-empty piece of an extent inside the block,
 // in order.
 template <typename Visit> void each_piece(const std::vector<Extent> &extents, const Block &block, Visit visit) {

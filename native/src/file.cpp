@@ -4,8 +4,8 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include "blocks.hpp"
-#include "io_error.hpp"
+#include "base/aligned_memory.hpp"
+#include "base/io_error.hpp"
 
 namespace dsh {
 

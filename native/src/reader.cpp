@@ -4,7 +4,6 @@
 #include <atomic>
 #include <cerrno>
 #include <condition_variable>
-#include <cstdlib>
 #include <cstring>
 #include <fcntl.h>
 #include <limits>
@@ -16,9 +15,10 @@
 #include <thread>
 #include <unistd.h>
 
-#include "io_error.hpp"
-#include "limits.hpp"
-#include "threads.hpp"
+#include "base/aligned_memory.hpp"
+#include "base/io_error.hpp"
+#include "base/limits.hpp"
+#include "base/start_thread.hpp"
 
 namespace dsh {
 namespace {
@@ -31,23 +31,17 @@ constexpr std::uint64_t max_gap_bytes = 64 << 10;
 class Bounce {
   public:
     explicit Bounce(std::uint64_t block_bytes) : block_bytes_(block_bytes) {}
-    ~Bounce() { std::free(data_); }
-    Bounce(const Bounce &) = delete;
-    Bounce &operator=(const Bounce &) = delete;
 
     std::byte *data() {
-        if (data_ == nullptr) {
-            data_ = static_cast<std::byte *>(std::aligned_alloc(align, block_bytes_));
-            if (data_ == nullptr) {
-                throw std::bad_alloc();
-            }
+        if (!data_) {
+            data_ = aligned_memory(align, block_bytes_);
         }
-        return data_;
+        return data_.get();
     }
 
   private:
     std::uint64_t block_bytes_;
-    std::byte *data_ = nullptr;
+    AlignedMemory data_;
 };
 
 // One file's share: its extents, the blocks to read, and how far hashing has come.

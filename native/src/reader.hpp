@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "base/checksum.hpp"
 #include "blocks.hpp"
-#include "checksum.hpp"
 
 namespace dsh {
 

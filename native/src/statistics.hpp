@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "checksum.hpp"
+#include "base/checksum.hpp"
 #include "statistics_kernel.hpp"
 
 namespace dsh {

@@ -2,29 +2,21 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
-#include <new>
 #include <stdexcept>
 
-#include "memory.hpp"
+#include "base/aligned_memory.hpp"
+#include "base/mapped_memory.hpp"
 
 namespace dsh {
 namespace {
 
 constexpr std::uint64_t bounce_bytes = 1 << 20;
 
-struct FreeBounce {
-    void operator()(std::byte *data) const { std::free(data); }
-};
-
 // Write `bytes` at `offset` through an aligned buffer; throws IoError.
 void write_through_bounce(File &file, std::string_view bytes, std::uint64_t offset) {
     const std::uint64_t room = round_up(bounce_bytes, file.align());
-    std::unique_ptr<std::byte, FreeBounce> bounce(static_cast<std::byte *>(std::aligned_alloc(file.align(), room)));
-    if (!bounce) {
-        throw std::bad_alloc();
-    }
+    const AlignedMemory bounce = aligned_memory(file.align(), room);
     for (std::uint64_t at = 0; at < bytes.size();) {
         const std::uint64_t nbytes = std::min<std::uint64_t>(room, bytes.size() - at);
         std::memcpy(bounce.get(), bytes.data() + at, nbytes);

@@ -18,10 +18,10 @@
 #include <string_view>
 #include <vector>
 
+#include "base/checksum.hpp"
+#include "base/io_error.hpp"
 #include "blocks.hpp"
-#include "checksum.hpp"
 #include "file.hpp"
-#include "io_error.hpp"
 #include "staging.hpp"
 #include "write_plan.hpp"
 

@@ -5,6 +5,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "base/aligned_memory.hpp"
+
 namespace dsh {
 
 WritePlan::WritePlan(std::vector<Extent> extents, std::size_t eager_extents, std::size_t fed_extents,

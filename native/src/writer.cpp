@@ -4,7 +4,7 @@
 #include <stdexcept>
 #include <unistd.h>
 
-#include "limits.hpp"
+#include "base/limits.hpp"
 
 namespace dsh {
 Writer::Writer(std::string backend, std::uint64_t budget_bytes, std::uint64_t block_bytes, std::size_t depth,

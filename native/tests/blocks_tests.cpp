@@ -4,6 +4,7 @@
 #include <limits>
 #include <set>
 
+#include "base/aligned_memory.hpp"
 #include "blocks.hpp"
 #include "harness.hpp"
 #include "staging.hpp"

@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/aligned_memory.hpp"
 #include "harness.hpp"
 #include "memory_device.hpp"
 #include "write_queue.hpp"

@@ -12,6 +12,7 @@
 #include <mutex>
 #include <thread>
 
+#include "base/aligned_memory.hpp"
 #include "harness.hpp"
 #include "memory_device.hpp"
 #include "writer.hpp"

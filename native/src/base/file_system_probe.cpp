@@ -1,4 +1,4 @@
-#include "probe.hpp"
+#include "base/file_system_probe.hpp"
 
 #include <algorithm>
 #include <bit>
@@ -15,7 +15,7 @@
 #include <unistd.h>
 #include <vector>
 
-#include "io_error.hpp"
+#include "base/io_error.hpp"
 
 #ifndef STATX_DIOALIGN
 #define STATX_DIOALIGN 0x00002000U

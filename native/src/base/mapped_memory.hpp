@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "checksum.hpp"
+#include "base/checksum.hpp"
 
 namespace dsh {
 

@@ -1,4 +1,4 @@
-#include "checksum.hpp"
+#include "base/checksum.hpp"
 
 #include <algorithm>
 

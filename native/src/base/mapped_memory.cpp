@@ -1,4 +1,4 @@
-#include "memory.hpp"
+#include "base/mapped_memory.hpp"
 
 #include <algorithm>
 #include <cerrno>
@@ -7,8 +7,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "blocks.hpp"
-#include "io_error.hpp"
+#include "base/aligned_memory.hpp"
+#include "base/io_error.hpp"
 
 namespace dsh {
 namespace {
