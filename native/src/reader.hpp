@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/checksum.hpp"
-#include "blocks.hpp"
+#include "blocks/cutting.hpp"
 
 namespace dsh {
 

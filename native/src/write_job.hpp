@@ -20,7 +20,7 @@
 
 #include "base/checksum.hpp"
 #include "base/io_error.hpp"
-#include "blocks.hpp"
+#include "blocks/cutting.hpp"
 #include "file.hpp"
 #include "staging.hpp"
 #include "write_plan.hpp"

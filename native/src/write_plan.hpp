@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "blocks.hpp"
+#include "blocks/cutting.hpp"
 
 namespace dsh {
 

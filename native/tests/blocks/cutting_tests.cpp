@@ -1,13 +1,12 @@
-// Properties of the cutting into blocks, over random files, and of the staging slots.
+// Every file is cut into blocks that keep their promises, over random files.
 
 #include <algorithm>
 #include <limits>
 #include <set>
 
 #include "base/aligned_memory.hpp"
-#include "blocks.hpp"
+#include "blocks/cutting.hpp"
 #include "harness.hpp"
-#include "staging.hpp"
 
 namespace dsh::test {
 namespace {
@@ -113,48 +112,6 @@ TEST(gaps_longer_than_allowed_are_skipped) {
     CHECK(blocks.size() == 2);
     CHECK(blocks[0].offset == 10 && blocks[0].end() == 110);
     CHECK(blocks[1].offset == 1000 && blocks[1].end() == 1010);
-}
-
-TEST(slots_never_overlap_and_all_come_back) {
-    constexpr std::uint64_t block = 256 << 10;
-    Staging staging(Staging::least_bytes(block) + 5 * block + 4096, block);
-    const std::uint64_t all = staging.free_bytes();
-    CHECK(all <= staging.budget_bytes());
-    Random random(2);
-    std::vector<std::pair<Slot, std::uint64_t>> held;
-    for (int turn = 0; turn < 20000; ++turn) {
-        if (random.coin()) {
-            const std::uint64_t nbytes = random.coin() ? block : random.between(1, Staging::small_bytes);
-            if (const auto slot = staging.take(nbytes)) {
-                CHECK(slot->data >= staging.data() && slot->data + nbytes <= staging.data() + staging.budget_bytes());
-                for (const auto &[other, other_bytes] : held) {
-                    CHECK(slot->data + nbytes <= other.data || other.data + other_bytes <= slot->data);
-                }
-                held.emplace_back(*slot, nbytes);
-            } else {
-                CHECK(!held.empty());
-            }
-        } else if (!held.empty()) {
-            std::swap(held[random.between(0, held.size() - 1)], held.back());
-            staging.give(held.back().first);
-            held.pop_back();
-        }
-    }
-    for (const auto &[slot, nbytes] : held) {
-        staging.give(slot);
-    }
-    CHECK(staging.free_bytes() == all);
-}
-
-TEST(a_small_request_takes_a_large_slot_only_when_it_must) {
-    constexpr std::uint64_t block = 256 << 10;
-    Staging staging(Staging::least_bytes(block), block);
-    for (std::uint64_t i = 0; i < Staging::least_small; ++i) {
-        CHECK(staging.take(1)->small);
-    }
-    CHECK(!staging.take(1)->small);
-    CHECK(staging.take(block));
-    CHECK(!staging.take(1) && !staging.take(block));
 }
 
 } // namespace dsh::test

@@ -1,4 +1,4 @@
-#include "blocks.hpp"
+#include "blocks/cutting.hpp"
 
 #include <algorithm>
 #include <limits>
