@@ -10,7 +10,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include "statistics.hpp"
+#include "statistics/statistics.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;

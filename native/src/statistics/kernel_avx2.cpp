@@ -1,7 +1,7 @@
 // Compiled for AVX2: nothing here may be linked for others, so it includes no header with inline functions of its own.
 #include <immintrin.h>
 
-#include "statistics_kernel.hpp"
+#include "statistics/kernel.hpp"
 
 namespace dsh {
 namespace {

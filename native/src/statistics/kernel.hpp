@@ -1,7 +1,7 @@
 // The statistics of whole blocks of 16 numbers, once for every width of vector registers.
 #pragma once
 
-#include "sketch.hpp"
+#include "statistics/sketch_placement.hpp"
 
 namespace dsh {
 

@@ -1,4 +1,4 @@
-#include "elements.hpp"
+#include "statistics/elements.hpp"
 
 #include <array>
 #include <bit>

@@ -2,9 +2,9 @@
 
 #include <memory>
 
-#include "elements.hpp"
 #include "harness.hpp"
-#include "statistics.hpp"
+#include "statistics/elements.hpp"
+#include "statistics/statistics.hpp"
 
 namespace dsh::test {
 namespace {

@@ -2,7 +2,7 @@
 #include <bit>
 #include <cstring>
 
-#include "statistics_kernel.hpp"
+#include "statistics/kernel.hpp"
 
 namespace dsh {
 namespace {

@@ -1,4 +1,4 @@
-#include "statistics.hpp"
+#include "statistics/statistics.hpp"
 
 #include <algorithm>
 #include <bit>
@@ -7,7 +7,7 @@
 #include <limits>
 #include <stdexcept>
 
-#include "elements.hpp"
+#include "statistics/elements.hpp"
 
 namespace dsh {
 namespace {

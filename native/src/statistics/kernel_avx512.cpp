@@ -2,7 +2,7 @@
 // own.
 #include <immintrin.h>
 
-#include "statistics_kernel.hpp"
+#include "statistics/kernel.hpp"
 
 namespace dsh {
 namespace {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/checksum.hpp"
-#include "statistics_kernel.hpp"
+#include "statistics/kernel.hpp"
 
 namespace dsh {
 
