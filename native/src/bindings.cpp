@@ -20,7 +20,7 @@
 #include "base/io_error.hpp"
 #include "base/mapped_memory.hpp"
 #include "bindings_statistics.hpp"
-#include "reader.hpp"
+#include "reader/read.hpp"
 #include "writer.hpp"
 
 namespace nb = nanobind;

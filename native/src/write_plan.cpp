@@ -47,7 +47,6 @@ WritePlan::WritePlan(std::vector<Extent> extents, std::size_t eager_extents, std
 std::vector<Block> WritePlan::blocks(std::uint64_t block_bytes) const {
     Cutting how{.align = align_,
                 .block_bytes = block_bytes,
-                .min_direct_bytes = min_direct_bytes,
                 .max_gap_bytes = std::numeric_limits<std::uint64_t>::max(),
                 .gathered_extents = eager_extents_};
     const std::span<const Extent> all(extents_);

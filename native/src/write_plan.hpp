@@ -12,8 +12,6 @@ namespace dsh {
 
 class WritePlan : public std::enable_shared_from_this<WritePlan> {
   public:
-    static constexpr std::uint64_t min_direct_bytes = 1 << 20;
-
     // The first `eager_extents` are eager: they come first, so that checksums can be fed in file order although eager
     // bytes are copied first. The last `fed_extents` are fed: their bytes come from a feeder, their addresses mean
     // nothing. Throws std::invalid_argument naming the extent when they are unsorted, overlap, leave

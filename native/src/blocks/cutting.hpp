@@ -37,9 +37,9 @@ struct Block {
 struct Cutting {
     std::uint64_t align;
     std::uint64_t block_bytes;
-    std::uint64_t min_direct_bytes; // shorter runs are gathered: many small requests cost more than one copy
-    std::uint64_t max_gap_bytes;    // a gap between extents longer than this starts a new gather block
-    std::size_t gathered_extents;   // the first so many extents are never direct
+    std::uint64_t min_direct_bytes = 1 << 20; // shorter runs are gathered: many small requests cost more than one copy
+    std::uint64_t max_gap_bytes;              // a gap between extents longer than this starts a new gather block
+    std::size_t gathered_extents;             // the first so many extents are never direct
 };
 
 // Cut [begin, end), both aligned; extents are sorted by offset and lie inside. Bytes of gaps up to max_gap_bytes belong
