@@ -21,7 +21,7 @@
 #include "base/mapped_memory.hpp"
 #include "bindings_statistics.hpp"
 #include "reader/read.hpp"
-#include "writer.hpp"
+#include "writer/writer.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;

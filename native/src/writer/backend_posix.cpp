@@ -3,8 +3,8 @@
 #include <thread>
 #include <vector>
 
-#include "backend.hpp"
 #include "base/start_thread.hpp"
+#include "writer/backend.hpp"
 
 namespace dsh {
 namespace {
@@ -28,7 +28,7 @@ class PosixBackend : public Backend {
   private:
     void work(std::size_t index) {
         while (auto write = queue_.next(true)) {
-            File &file = write->job->file();
+            OutputFile &file = write->job->file();
             const int code = file.write(write->data, write->offset, write->nbytes);
             if (file.faults() && file.faults()->settings.reorder && index % 2 == 0) {
                 // Hold every other thread's completion back behind the ones submitted after it.

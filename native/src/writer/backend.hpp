@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-#include "write_queue.hpp"
+#include "writer/queue.hpp"
 
 namespace dsh {
 
@@ -19,7 +19,7 @@ class Backend {
 };
 
 // Throws std::system_error when the host forbids io_uring.
-std::unique_ptr<Backend> make_uring_backend(WriteQueue &queue, std::size_t depth);
+std::unique_ptr<Backend> make_io_uring_backend(WriteQueue &queue, std::size_t depth);
 std::unique_ptr<Backend> make_posix_backend(WriteQueue &queue, std::size_t depth);
 
 // Empty when an io_uring can be made here, else why not.

@@ -1,4 +1,4 @@
-#include "write_plan.hpp"
+#include "writer/plan.hpp"
 
 #include <limits>
 #include <span>

@@ -6,18 +6,18 @@
 #include <string>
 #include <sys/types.h>
 
-#include "faults.hpp"
+#include "writer/faults.hpp"
 
 namespace dsh {
 
-class File {
+class OutputFile {
   public:
     // Creates `path` (it must not exist) and preallocates `nbytes`. Throws IoError, and leaves no file behind when it
     // does.
-    File(std::string path, std::uint64_t nbytes, std::uint64_t align, std::shared_ptr<Faults> faults);
-    ~File();
-    File(const File &) = delete;
-    File &operator=(const File &) = delete;
+    OutputFile(std::string path, std::uint64_t nbytes, std::uint64_t align, std::shared_ptr<Faults> faults);
+    ~OutputFile();
+    OutputFile(const OutputFile &) = delete;
+    OutputFile &operator=(const OutputFile &) = delete;
 
     // Write all bytes at `offset`, resuming short writes at an aligned place. `data`, `offset` and `nbytes` are
     // aligned. Returns 0 or errno.

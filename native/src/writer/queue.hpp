@@ -25,8 +25,8 @@
 #include <string>
 #include <vector>
 
-#include "staging.hpp"
-#include "write_job.hpp"
+#include "writer/job.hpp"
+#include "writer/staging_pool.hpp"
 
 namespace dsh {
 
@@ -70,7 +70,7 @@ class WriteQueue {
     std::optional<Write> next(bool wait);
     void completed(Write &&write, int code);
 
-    Staging &staging() { return staging_; }
+    StagingPool &staging() { return staging_; }
     std::uint64_t block_bytes() const { return block_bytes_; }
 
   private:
@@ -84,7 +84,7 @@ class WriteQueue {
     void forget_prepared();
     void give_back(WriteJob &job, const Feed &feed);
 
-    Staging staging_;
+    StagingPool staging_;
     std::uint64_t block_bytes_;
     std::mutex mutex_;
     std::condition_variable changed_;

@@ -9,9 +9,9 @@
 #include <string_view>
 #include <sys/types.h>
 
-#include "backend.hpp"
-#include "faults.hpp"
-#include "write_queue.hpp"
+#include "writer/backend.hpp"
+#include "writer/faults.hpp"
+#include "writer/queue.hpp"
 
 namespace dsh {
 

@@ -15,9 +15,9 @@
 #include <utility>
 #include <vector>
 
-#include "backend.hpp"
 #include "base/aligned_memory.hpp"
 #include "base/start_thread.hpp"
+#include "writer/backend.hpp"
 
 namespace dsh {
 namespace {
@@ -31,9 +31,9 @@ struct Flight {
     std::uint64_t turn = 0; // its place among all submissions
 };
 
-class UringBackend : public Backend {
+class IoUringBackend : public Backend {
   public:
-    UringBackend(WriteQueue &queue, std::size_t depth) : queue_(queue), flights_(depth) {
+    IoUringBackend(WriteQueue &queue, std::size_t depth) : queue_(queue), flights_(depth) {
         const int result = io_uring_queue_init(static_cast<unsigned>(depth), &ring_, 0);
         if (result < 0) {
             throw std::system_error(-result, std::generic_category(), "io_uring_queue_init");
@@ -51,7 +51,7 @@ class UringBackend : public Backend {
         }
     }
 
-    ~UringBackend() override {
+    ~IoUringBackend() override {
         thread_.join();
         io_uring_queue_exit(&ring_);
     }
@@ -94,7 +94,7 @@ class UringBackend : public Backend {
     // Put one submission for what is left of a flight into the ring; a planned fault lands it at once.
     void launch(Flight *flight) {
         const Write &write = *flight->write;
-        File &file = write.job->file();
+        OutputFile &file = write.job->file();
         std::uint64_t want = write.nbytes - flight->done;
         if (file.faults()) {
             const std::int64_t admitted = file.faults()->admit(want, file.align());
@@ -179,7 +179,7 @@ class UringBackend : public Backend {
     }
 
     void account(Flight *flight, int result) {
-        File &file = flight->write->job->file();
+        OutputFile &file = flight->write->job->file();
         if (result == -EINTR || result == -EAGAIN) {
             launch(flight);
             return;
@@ -220,8 +220,8 @@ class UringBackend : public Backend {
 
 } // namespace
 
-std::unique_ptr<Backend> make_uring_backend(WriteQueue &queue, std::size_t depth) {
-    return std::make_unique<UringBackend>(queue, depth);
+std::unique_ptr<Backend> make_io_uring_backend(WriteQueue &queue, std::size_t depth) {
+    return std::make_unique<IoUringBackend>(queue, depth);
 }
 
 std::string probe_io_uring() {

@@ -21,9 +21,9 @@
 #include "base/checksum.hpp"
 #include "base/io_error.hpp"
 #include "blocks/cutting.hpp"
-#include "file.hpp"
-#include "staging.hpp"
-#include "write_plan.hpp"
+#include "writer/output_file.hpp"
+#include "writer/plan.hpp"
+#include "writer/staging_pool.hpp"
 
 namespace dsh {
 
@@ -72,7 +72,7 @@ class WriteJob {
     bool finished();
 
     const WritePlan &plan() const { return *plan_; }
-    File &file() { return file_; }
+    OutputFile &file() { return file_; }
     const std::string &path() const { return file_.path(); }
     std::vector<Digest> digests() const;
 
@@ -101,7 +101,7 @@ class WriteJob {
     std::shared_ptr<const WritePlan> plan_;
     std::vector<Block> blocks_;
     std::size_t live_blocks_;
-    File file_;
+    OutputFile file_;
     Digests live_digests_;
     Digests fed_digests_;
     std::mutex ends_; // one caller at a time finishes or discards the file

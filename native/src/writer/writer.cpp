@@ -1,4 +1,4 @@
-#include "writer.hpp"
+#include "writer/writer.hpp"
 
 #include <cerrno>
 #include <stdexcept>
@@ -16,7 +16,7 @@ Writer::Writer(std::string backend, std::uint64_t budget_bytes, std::uint64_t bl
     }
     require_limits(block_bytes, depth);
     queue_ = std::make_unique<WriteQueue>(budget_bytes, block_bytes);
-    backend_ = backend_name_ == "io_uring" ? make_uring_backend(*queue_, depth) : make_posix_backend(*queue_, depth);
+    backend_ = backend_name_ == "io_uring" ? make_io_uring_backend(*queue_, depth) : make_posix_backend(*queue_, depth);
     registered_ = backend_->registered();
 }
 

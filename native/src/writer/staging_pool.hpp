@@ -17,7 +17,7 @@ struct Slot {
     bool small;
 };
 
-class Staging {
+class StagingPool {
   public:
     static constexpr std::uint64_t small_bytes = 64 << 10;
     static constexpr std::uint64_t least_small = 4;
@@ -28,10 +28,10 @@ class Staging {
     }
 
     // Throws std::invalid_argument when the budget is smaller than the least.
-    Staging(std::uint64_t budget_bytes, std::uint64_t block_bytes);
-    ~Staging();
-    Staging(const Staging &) = delete;
-    Staging &operator=(const Staging &) = delete;
+    StagingPool(std::uint64_t budget_bytes, std::uint64_t block_bytes);
+    ~StagingPool();
+    StagingPool(const StagingPool &) = delete;
+    StagingPool &operator=(const StagingPool &) = delete;
 
     // A slot of at least `nbytes`, which is at most a block. What fits a small slot takes a large one only when no
     // small one is free.

@@ -4,7 +4,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "write_queue.hpp"
+#include "writer/queue.hpp"
 
 namespace dsh {
 

@@ -14,8 +14,8 @@
 
 #include "base/aligned_memory.hpp"
 #include "harness.hpp"
-#include "memory_device.hpp"
-#include "writer.hpp"
+#include "writer/memory_device.hpp"
+#include "writer/writer.hpp"
 
 namespace dsh::test {
 namespace {
@@ -101,7 +101,7 @@ void train(WriteQueue &queue, MemoryDevice &device, std::uint64_t seed, bool fai
 }
 
 void several_trainings(bool fails) {
-    WriteQueue queue(Staging::least_bytes(block), block);
+    WriteQueue queue(StagingPool::least_bytes(block), block);
     const std::uint64_t all = queue.free_bytes();
     std::mutex mutex;
     std::exception_ptr error;
@@ -127,7 +127,7 @@ void several_trainings(bool fails) {
 }
 
 void write_with(const std::string &backend) {
-    Writer writer(backend, Staging::least_bytes(block) + 4 * block, block, 4, nullptr);
+    Writer writer(backend, StagingPool::least_bytes(block) + 4 * block, block, 4, nullptr);
     for (std::uint64_t turn = 0; turn < 6; ++turn) {
         const Source state = source(turn, turn / 2, 16 * block, turn % 2 == 0);
         state.fill(turn);
@@ -154,7 +154,7 @@ void write_with(const std::string &backend) {
 } // namespace
 
 TEST(the_barrier_waits_for_what_the_device_still_reads) {
-    WriteQueue queue(Staging::least_bytes(block) + 8 * block, block);
+    WriteQueue queue(StagingPool::least_bytes(block) + 8 * block, block);
     const Source state = source(0, 0, 6 * block, true);
     const auto job = queue.start(state.plan, file_name("barrier"), nullptr);
     std::vector<Write> live;
@@ -191,7 +191,7 @@ TEST(the_barrier_waits_for_what_the_device_still_reads) {
 }
 
 TEST(a_slot_is_back_only_when_its_write_is_answered) {
-    WriteQueue queue(Staging::least_bytes(block), block);
+    WriteQueue queue(StagingPool::least_bytes(block), block);
     const Source state = source(0, 0, 6 * block, false);
     const std::uint64_t all = queue.free_bytes();
     const auto job = queue.start(state.plan, file_name("slots"), nullptr);
@@ -215,7 +215,7 @@ TEST(failures_of_some_writes_reach_their_jobs_only) { several_trainings(true); }
 
 TEST(stop_ends_everything_that_waits) {
     for (std::uint64_t turn = 0; turn < 20; ++turn) {
-        WriteQueue queue(Staging::least_bytes(block), block);
+        WriteQueue queue(StagingPool::least_bytes(block), block);
         const Source state = source(3, 3, 12 * block, turn % 2 == 0);
         std::vector<std::jthread> users;
         {
@@ -240,7 +240,7 @@ TEST(stop_ends_everything_that_waits) {
 }
 
 TEST(stop_ends_a_start_that_no_slot_will_come_to) {
-    WriteQueue queue(Staging::least_bytes(block), block);
+    WriteQueue queue(StagingPool::least_bytes(block), block);
     const Source state = source(200, 200, block, false);
     std::shared_ptr<WriteJob> job;
     std::jthread starting([&] { job = queue.start(state.plan, file_name("starting"), nullptr); });

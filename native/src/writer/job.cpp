@@ -1,4 +1,4 @@
-#include "write_job.hpp"
+#include "writer/job.hpp"
 
 #include <algorithm>
 #include <cerrno>
@@ -14,7 +14,7 @@ namespace {
 constexpr std::uint64_t bounce_bytes = 1 << 20;
 
 // Write `bytes` at `offset` through an aligned buffer; throws IoError.
-void write_through_bounce(File &file, std::string_view bytes, std::uint64_t offset) {
+void write_through_bounce(OutputFile &file, std::string_view bytes, std::uint64_t offset) {
     const std::uint64_t room = round_up(bounce_bytes, file.align());
     const AlignedMemory bounce = aligned_memory(file.align(), room);
     for (std::uint64_t at = 0; at < bytes.size();) {

@@ -12,8 +12,8 @@
 
 #include "base/aligned_memory.hpp"
 #include "harness.hpp"
-#include "memory_device.hpp"
-#include "write_queue.hpp"
+#include "writer/memory_device.hpp"
+#include "writer/queue.hpp"
 
 namespace dsh::test {
 namespace {
@@ -108,7 +108,7 @@ void train(WriteQueue &queue, MemoryDevice &device, std::uint64_t seed, bool fai
 }
 
 void several_trainings(bool fails) {
-    WriteQueue queue(Staging::least_bytes(block), block);
+    WriteQueue queue(StagingPool::least_bytes(block), block);
     const std::uint64_t all = queue.free_bytes();
     std::mutex mutex;
     std::exception_ptr error;
@@ -140,7 +140,7 @@ TEST(fed_blocks_land_beside_live_ones) { several_trainings(false); }
 TEST(fed_blocks_of_failed_jobs_come_back) { several_trainings(true); }
 
 TEST(a_slot_that_is_out_is_nobody_elses) {
-    WriteQueue queue(Staging::least_bytes(block), block);
+    WriteQueue queue(StagingPool::least_bytes(block), block);
     const std::uint64_t all = queue.free_bytes();
     const std::vector<Extent> fed{{page, 0, 8 * block}};
     const auto plan = std::make_shared<WritePlan>(fed, 0, 1, page, page + 8 * block, page);
@@ -159,7 +159,7 @@ TEST(a_slot_that_is_out_is_nobody_elses) {
 }
 
 TEST(a_feeder_goes_behind_who_holds_up_a_training) {
-    WriteQueue queue(Staging::least_bytes(block), block);
+    WriteQueue queue(StagingPool::least_bytes(block), block);
     const std::vector<Extent> fed{{page, 0, 8 * block}};
     const auto plan = std::make_shared<WritePlan>(fed, 0, 1, page, page + 8 * block, page);
     const auto job = queue.start(plan, scratch() / "behind", nullptr);

@@ -1,4 +1,4 @@
-#include "write_queue.hpp"
+#include "writer/queue.hpp"
 
 #include <algorithm>
 #include <cerrno>

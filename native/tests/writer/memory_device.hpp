@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "write_queue.hpp"
+#include "writer/queue.hpp"
 
 namespace dsh::test {
 

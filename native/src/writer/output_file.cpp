@@ -1,4 +1,4 @@
-#include "file.hpp"
+#include "writer/output_file.hpp"
 
 #include <cerrno>
 #include <fcntl.h>
@@ -9,7 +9,7 @@
 
 namespace dsh {
 
-File::File(std::string path, std::uint64_t nbytes, std::uint64_t align, std::shared_ptr<Faults> faults)
+OutputFile::OutputFile(std::string path, std::uint64_t nbytes, std::uint64_t align, std::shared_ptr<Faults> faults)
     : path_(std::move(path)), align_(align), faults_(std::move(faults)), owner_(getpid()) {
     constexpr int flags = O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC;
     fd_ = open(path_.c_str(), flags | O_DIRECT, 0644);
@@ -30,9 +30,9 @@ File::File(std::string path, std::uint64_t nbytes, std::uint64_t align, std::sha
     }
 }
 
-File::~File() { discard(); }
+OutputFile::~OutputFile() { discard(); }
 
-void File::preallocate(std::uint64_t nbytes) {
+void OutputFile::preallocate(std::uint64_t nbytes) {
     int result = 0;
     do {
         result = fallocate(fd_, 0, 0, static_cast<off_t>(nbytes));
@@ -42,7 +42,7 @@ void File::preallocate(std::uint64_t nbytes) {
     }
 }
 
-int File::write(const void *data, std::uint64_t offset, std::uint64_t nbytes) {
+int OutputFile::write(const void *data, std::uint64_t offset, std::uint64_t nbytes) {
     const auto *bytes = static_cast<const std::byte *>(data);
     std::uint64_t done = 0;
     while (done < nbytes) {
@@ -72,7 +72,7 @@ int File::write(const void *data, std::uint64_t offset, std::uint64_t nbytes) {
     return 0;
 }
 
-void File::seal(std::uint64_t nbytes) {
+void OutputFile::seal(std::uint64_t nbytes) {
     if (ftruncate(fd_, static_cast<off_t>(nbytes)) < 0) {
         throw IoError("ftruncate to " + std::to_string(nbytes) + " bytes", path_, 0, errno);
     }
@@ -87,7 +87,7 @@ void File::seal(std::uint64_t nbytes) {
     ours_ = false;
 }
 
-void File::discard() noexcept {
+void OutputFile::discard() noexcept {
     if (fd_ >= 0) {
         close(fd_);
         fd_ = -1;

@@ -1,4 +1,4 @@
-#include "staging.hpp"
+#include "writer/staging_pool.hpp"
 
 #include <algorithm>
 #include <cerrno>
@@ -9,7 +9,7 @@
 
 namespace dsh {
 
-Staging::Staging(std::uint64_t budget_bytes, std::uint64_t block_bytes)
+StagingPool::StagingPool(std::uint64_t budget_bytes, std::uint64_t block_bytes)
     : budget_bytes_(budget_bytes), block_bytes_(block_bytes) {
     const std::uint64_t least = least_bytes(block_bytes);
     if (budget_bytes < least) {
@@ -36,13 +36,13 @@ Staging::Staging(std::uint64_t budget_bytes, std::uint64_t block_bytes)
     }
 }
 
-Staging::~Staging() {
+StagingPool::~StagingPool() {
     if (data_ != nullptr) {
         munmap(data_, budget_bytes_);
     }
 }
 
-void Staging::drop() {
+void StagingPool::drop() {
     dropped_ = true;
     large_.clear();
     small_.clear();
@@ -52,7 +52,7 @@ void Staging::drop() {
     }
 }
 
-std::optional<Slot> Staging::take(std::uint64_t nbytes) {
+std::optional<Slot> StagingPool::take(std::uint64_t nbytes) {
     const bool small = nbytes <= small_bytes && !small_.empty();
     std::vector<std::byte *> &pool = small ? small_ : large_;
     if (pool.empty()) {
@@ -64,7 +64,7 @@ std::optional<Slot> Staging::take(std::uint64_t nbytes) {
     return Slot{data, small};
 }
 
-void Staging::give(Slot slot) {
+void StagingPool::give(Slot slot) {
     --lent_;
     (slot.small ? small_ : large_).push_back(slot.data);
     if (dropped_) {
