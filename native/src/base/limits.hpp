@@ -11,6 +11,8 @@ namespace dsh {
 constexpr std::uint64_t block_granule = 4096;
 constexpr std::uint64_t most_block_bytes = 1 << 30;
 constexpr std::size_t most_depth = 1024;
+constexpr std::uint64_t default_block_bytes = 4 << 20;
+constexpr std::size_t default_depth = 8;
 
 // Throws std::invalid_argument.
 inline void require_limits(std::uint64_t block_bytes, std::size_t depth) {

@@ -9,6 +9,27 @@
 
 namespace dsh {
 
+ExtentKinds count_kinds(std::span<const std::uint8_t> eager, std::span<const std::uint8_t> fed) {
+    ExtentKinds kinds{};
+    for (std::size_t i = 0; i < eager.size(); ++i) {
+        const bool is_fed = !fed.empty() && fed[i] != 0;
+        if (eager[i] != 0 && kinds.eager != i) {
+            throw std::invalid_argument("extent " + std::to_string(i) +
+                                        " is eager but follows a lazy one: eager extents come first");
+        }
+        if (eager[i] != 0 && is_fed) {
+            throw std::invalid_argument("extent " + std::to_string(i) + " is both eager and fed");
+        }
+        if (!is_fed && kinds.fed != 0) {
+            throw std::invalid_argument("extent " + std::to_string(i) +
+                                        " follows a fed one but is not: fed extents come last");
+        }
+        kinds.eager += eager[i] != 0 ? 1 : 0;
+        kinds.fed += is_fed ? 1 : 0;
+    }
+    return kinds;
+}
+
 WritePlan::WritePlan(std::vector<Extent> extents, std::size_t eager_extents, std::size_t fed_extents,
                      std::uint64_t data_start, std::uint64_t data_end, std::uint64_t align)
     : extents_(std::move(extents)), eager_extents_(eager_extents), fed_extents_(fed_extents), data_start_(data_start),

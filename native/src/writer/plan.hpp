@@ -4,11 +4,21 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "blocks/cutting.hpp"
 
 namespace dsh {
+
+struct ExtentKinds {
+    std::size_t eager;
+    std::size_t fed;
+};
+
+// Count the extents marked eager and fed; an empty `fed` marks none. Throws std::invalid_argument naming the extent
+// unless the eager ones come first and the fed ones last.
+ExtentKinds count_kinds(std::span<const std::uint8_t> eager, std::span<const std::uint8_t> fed);
 
 class WritePlan : public std::enable_shared_from_this<WritePlan> {
   public:
