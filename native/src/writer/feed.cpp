@@ -1,6 +1,7 @@
-// The write queue's side for feeders: fed blocks are lent with a slot, and come back filled.
+#include "writer/feed.hpp"
 
 #include <cerrno>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 
@@ -8,31 +9,33 @@
 
 namespace dsh {
 
-std::optional<Feed> WriteQueue::feed_next(const std::shared_ptr<WriteJob> &job) {
-    Lock lock(mutex_);
+std::optional<Feed> FeedLender::next(const std::shared_ptr<WriteJob> &job) {
+    std::unique_lock lock(queue_.mutex_);
     for (;;) {
         if (job->error) {
             throw *job->error;
         }
-        if (job->all_handed_out()) {
+        if (job->all_lent()) {
             return std::nullopt;
         }
-        if (urgent_ == 0) {
-            if (const auto slot = staging_.take(job->block(job->next_out).nbytes)) {
-                ++job->out;
-                return Feed{job->next_out++, *slot};
+        if (queue_.urgent_ == 0) {
+            if (const auto slot = queue_.staging_.take(job->block(job->next_lent).nbytes)) {
+                ++job->lent;
+                return Feed{job->next_lent++, *slot};
             }
         }
-        if (job->out != 0) {
+        if (job->lent != 0) {
             return std::nullopt;
         }
-        changed_.wait(lock);
+        queue_.changed_.wait(lock);
     }
 }
 
-void WriteQueue::fed(const std::shared_ptr<WriteJob> &job, const Feed &feed) {
-    Lock lock(mutex_);
-    changed_.wait(lock, [&] { return job->error || !job->hashing; });
+void FeedLender::fed(const std::shared_ptr<WriteJob> &job, const Feed &feed) {
+    std::unique_lock lock(queue_.mutex_);
+    // The running checksum takes bytes in file order, so one thread hashes at a time, and only the block whose turn it
+    // is.
+    queue_.changed_.wait(lock, [&] { return job->error || !job->hashing; });
     if (!job->error && feed.index != job->next_fed) {
         throw std::logic_error("block " + std::to_string(feed.index) + " of " + job->path() + " is fed before block " +
                                std::to_string(job->next_fed) + ": feed them in the order handed out");
@@ -44,29 +47,30 @@ void WriteQueue::fed(const std::shared_ptr<WriteJob> &job, const Feed &feed) {
         lock.lock();
         job->hashing = false;
     }
+    // The job may have failed while this thread hashed without the mutex.
     if (job->error) {
         give_back(*job, feed);
         return;
     }
     const Block &block = job->block(feed.index);
-    --job->out;
+    --job->lent;
     ++job->next_fed;
     ++job->pending;
-    staged_.push_back({job, feed.slot.data, block.offset, block.nbytes, feed.slot});
-    changed_.notify_all();
+    queue_.staged_.push_back({job, feed.slot.data, block.offset, block.nbytes, feed.slot});
+    queue_.changed_.notify_all();
 }
 
-void WriteQueue::drop(const std::shared_ptr<WriteJob> &job, const Feed &feed) {
-    Lock lock(mutex_);
-    fail_locked(*job,
-                IoError("drop of a block that was to be fed", job->path(), job->block(feed.index).offset, ECANCELED));
+void FeedLender::drop(const std::shared_ptr<WriteJob> &job, const Feed &feed) {
+    std::unique_lock lock(queue_.mutex_);
+    queue_.fail_locked(
+        *job, IoError("drop of a block that was to be fed", job->path(), job->block(feed.index).offset, ECANCELED));
     give_back(*job, feed);
 }
 
-void WriteQueue::give_back(WriteJob &job, const Feed &feed) {
-    --job.out;
-    staging_.give(feed.slot);
-    changed_.notify_all();
+void FeedLender::give_back(WriteJob &job, const Feed &feed) {
+    --job.lent;
+    queue_.staging_.give(feed.slot);
+    queue_.changed_.notify_all();
 }
 
 } // namespace dsh

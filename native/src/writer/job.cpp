@@ -40,7 +40,7 @@ WriteJob::WriteJob(std::shared_ptr<const WritePlan> plan, std::vector<Block> blo
     : plan_(std::move(plan)), blocks_(std::move(blocks)), live_blocks_(count_live(blocks_, *plan_)),
       file_(std::move(path), plan_->data_end(), plan_->align(), std::move(faults)),
       live_digests_(plan_->extents().size() - plan_->fed_extents()), fed_digests_(plan_->fed_extents()) {
-    next_out = next_fed = live_blocks_;
+    next_lent = next_fed = live_blocks_;
 }
 
 void WriteJob::hash_live() {
@@ -87,19 +87,19 @@ std::vector<Digest> WriteJob::digests() const {
     return all;
 }
 
-std::uint64_t WriteJob::finish(std::string_view header, std::string_view tail) {
-    if (header.size() != plan_->data_start() || tail.size() % plan_->align() != 0) {
+std::uint64_t WriteJob::finish(std::string_view header, std::string_view trailer) {
+    if (header.size() != plan_->data_start() || trailer.size() % plan_->align() != 0) {
         throw std::invalid_argument("the header must have " + std::to_string(plan_->data_start()) + " bytes, not " +
-                                    std::to_string(header.size()) + ", and the tail a multiple of " +
-                                    std::to_string(plan_->align()) + ", not " + std::to_string(tail.size()));
+                                    std::to_string(header.size()) + ", and the trailer a multiple of " +
+                                    std::to_string(plan_->align()) + ", not " + std::to_string(trailer.size()));
     }
     std::lock_guard lock(ends_);
     if (finished_) {
         throw std::logic_error("finished already: " + file_.path());
     }
-    write_through_bounce(file_, tail, plan_->data_end());
+    write_through_bounce(file_, trailer, plan_->data_end());
     write_through_bounce(file_, header, 0);
-    const std::uint64_t nbytes = plan_->data_end() + tail.size();
+    const std::uint64_t nbytes = plan_->data_end() + trailer.size();
     file_.seal(nbytes);
     finished_ = true;
     return nbytes;

@@ -57,7 +57,7 @@ double WriteQueue::release(const std::shared_ptr<WriteJob> &job) {
     job->releasing = true;
     changed_.wait(lock, [&] { return !job->busy; });
     job->busy = true;
-    while (!job->read() && stage_next(job, lock)) {
+    while (!job->live_prepared() && stage_next(job, lock)) {
     }
     job->busy = false;
     changed_.notify_all();
@@ -70,7 +70,7 @@ double WriteQueue::release(const std::shared_ptr<WriteJob> &job) {
 
 bool WriteQueue::released(const WriteJob &job) {
     Lock lock(mutex_);
-    return !job.busy && job.live_pending == 0 && (job.read() || job.error);
+    return !job.busy && job.live_pending == 0 && (job.live_prepared() || job.error);
 }
 
 bool WriteQueue::wait(const WriteJob &job, double timeout_s) {
@@ -196,7 +196,7 @@ std::optional<Write> WriteQueue::prepare_lazily(Lock &lock) {
     forget_prepared();
     for (std::size_t i = 0; i < open_.size();) {
         const std::shared_ptr<WriteJob> job = open_[i++];
-        if (job->busy || job->releasing || job->read()) {
+        if (job->busy || job->releasing || job->live_prepared()) {
             continue;
         }
         std::optional<Slot> slot;

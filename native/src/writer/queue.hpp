@@ -1,18 +1,26 @@
 // The heart of the writer: decides what is written next, and keeps the promise of the barrier.
 //
 // Invariants
-//   1. Blocks of a job are prepared in file order, by one thread at a time (`busy`).
-//   2. A slot is held only while its block is being composed, filled by its feeder, queued or in flight. Composing
-//   needs
-//      nothing but memory, a feeder nothing but copies that always end, and queued blocks go out before any new block
-//      is prepared; so as long as the devices answer, every slot comes back, and a job that waits for one waits for
-//      copies and writes only, its own or another job's. No holder of a slot ever waits for a second one: a feeder that
-//      has one is told at once that there is no other. Hence no deadlock, with one slot as with a hundred.
-//   3. After `release`, no thread reads, and no request in flight refers to, live memory of that job. Fed blocks have
-//      none.
-//   4. A failed job prepares nothing more, and its queued blocks are dropped; what is in flight is still waited for. A
-//      slot that its feeder holds is nobody else's until the feeder gives it back, for a copy may still write into it.
-//   5. A feeder takes no slot while `start` or `release` waits for one: those hold up a training.
+//   1. The live blocks of a job are prepared in file order, by one thread at a time (`busy`).
+//   2. A slot has one owner at a time: the thread that composes a block in it, or the feeder it is lent to, then the
+//   queue
+//      while the write is staged, then the backend until it calls `completed`. Only then does it go back to the pool.
+//   3. Barrier: once `release` has returned, no thread reads, and no request in flight refers to, live memory of that
+//   job.
+//      `release` must wait for submitted writes to complete, not only to be submitted: the device reads the memory at
+//      any time until it answers, and the caller overwrites that memory next. Fed blocks have no live memory.
+//   4. A failed job prepares nothing more, and its staged writes are dropped; what is in flight is still waited for.
+//   5. No deadlock, with one slot as with a hundred: composing a block needs nothing but memory, feeding one nothing
+//   but
+//      copies that always end, and staged writes go out before any new block is prepared. As long as the devices
+//      answer, every slot comes back, and a job that waits for one waits only for copies and writes, its own or another
+//      job's. No holder of a slot ever waits for a second one.
+//   6. `start` and `release` go before feeders, because they hold up a training.
+//
+// Locks: one mutex guards the queue, the pool and the fields of jobs marked (queue), and one condition variable tells
+// of every change to them. Hashing and copying run without the mutex. No other lock is taken while it is held, and
+// nobody holds the GIL while waiting for it to change: backend threads call only into this class and never take the
+// GIL, so a Python thread that waits here can't be what they wait for.
 #pragma once
 
 #include <condition_variable>
@@ -30,6 +38,7 @@
 
 namespace dsh {
 
+// As a writer's users see one job's stats; `direct` is 1 for O_DIRECT, 0 for buffered.
 struct WriteStats {
     double bytes_direct, bytes_copied, write_s, stall_s, eager_s, direct;
 };
@@ -40,40 +49,40 @@ class WriteQueue {
         : staging_(budget_bytes, block_bytes), block_bytes_(block_bytes) {}
 
     // For users' threads.
+    // Create the file, copy the eager extents into slots, and open the job for the backend. Throws IoError when there
+    // can be no file, std::runtime_error when the queue is stopped; later failures are the job's.
     std::shared_ptr<WriteJob> start(std::shared_ptr<const WritePlan> plan, std::string path,
                                     std::shared_ptr<Faults> faults);
+    // The barrier. Returns the seconds waited; never throws for a failed job.
     double release(const std::shared_ptr<WriteJob> &job);
     bool released(const WriteJob &job);
-    // False on timeout (negative: none); throws the job's IoError.
+    // True once all data bytes are written, false on timeout (negative: none). Throws the job's IoError.
     bool wait(const WriteJob &job, double timeout_s);
+    // Fail the job unless it has failed already, and wait until nothing of it is pending.
     void fail(const std::shared_ptr<WriteJob> &job, IoError error);
     // Throws IoError when the job has failed, std::logic_error when its data is not all written.
     void require_written(const WriteJob &job);
-    // The next fed block in file order, with a slot for its bytes. Nothing when all have been handed out; or when none
-    // is free while the feeder holds another: only without one it waits. Throws the job's IoError.
-    std::optional<Feed> feed_next(const std::shared_ptr<WriteJob> &job);
-    // The slot is filled: hash it and queue its write; of a failed job it just comes back. In the order handed out,
-    // else std::logic_error, and the feed is still the feeder's.
-    void fed(const std::shared_ptr<WriteJob> &job, const Feed &feed);
-    // Give the slot back unfilled, which fails the job.
-    void drop(const std::shared_ptr<WriteJob> &job, const Feed &feed);
     WriteStats stats(WriteJob &job);
     std::uint64_t free_bytes();
-    // How many threads in `start` and `release` wait for a slot now.
+    // The number of threads in `start` and `release` that wait for a slot now.
     std::size_t urgent();
-    // No more writes are handed out once the pending ones are done; unblocks workers.
+    // Fail what is not prepared yet, and let the backend's threads end once the pending writes are done.
     void stop();
-    // Give the budget back to the host: for a queue that is stopped and has no workers any more.
+    // Give the budget back to the host. Only when the queue is stopped and the backend's threads have ended.
     void drop_staging();
 
-    // For the backend's threads: the next write, or nothing when there is none (wait = false) or never will be.
+    // For the backend's threads.
+    // The next write; nothing when there is none now (wait = false) or there will be none any more. Hashes the block of
+    // a direct write in the calling thread.
     std::optional<Write> next(bool wait);
+    // The device is done with the write's bytes; `code` is 0 or errno. Exactly once for each write.
     void completed(Write &&write, int code);
 
     StagingPool &staging() { return staging_; }
     std::uint64_t block_bytes() const { return block_bytes_; }
 
   private:
+    friend class FeedLender;
     using Lock = std::unique_lock<std::mutex>;
 
     std::optional<Write> pop_staged();
@@ -82,13 +91,12 @@ class WriteQueue {
     std::optional<Write> prepare(const std::shared_ptr<WriteJob> &job, std::optional<Slot> slot, Lock &lock);
     void fail_locked(WriteJob &job, IoError error);
     void forget_prepared();
-    void give_back(WriteJob &job, const Feed &feed);
 
     StagingPool staging_;
     std::uint64_t block_bytes_;
     std::mutex mutex_;
     std::condition_variable changed_;
-    std::deque<Write> staged_;
+    std::deque<Write> staged_;                   // composed in slots, not yet taken by the backend
     std::deque<std::shared_ptr<WriteJob>> open_; // jobs with blocks to prepare, oldest first
     std::size_t urgent_ = 0;                     // threads in `start` and `release` that wait for a slot
     bool stopping_ = false;

@@ -73,10 +73,10 @@ std::vector<Digest> Writer::digests(const WriteJob &job) {
     return job.digests();
 }
 
-std::uint64_t Writer::finish(WriteJob &job, std::string_view header, std::string_view tail) {
+std::uint64_t Writer::finish(WriteJob &job, std::string_view header, std::string_view trailer) {
     require_here();
     queue_->require_written(job);
-    return job.finish(header, tail);
+    return job.finish(header, trailer);
 }
 
 void Writer::abort(const std::shared_ptr<WriteJob> &job) {
@@ -96,17 +96,17 @@ void Writer::abandon(const std::shared_ptr<WriteJob> &job) noexcept {
 
 std::optional<Feed> Writer::feed_next(const std::shared_ptr<WriteJob> &job) {
     require_here();
-    return queue_->feed_next(job);
+    return FeedLender(*queue_).next(job);
 }
 
 void Writer::fed(const std::shared_ptr<WriteJob> &job, const Feed &feed) {
     require_here();
-    queue_->fed(job, feed);
+    FeedLender(*queue_).fed(job, feed);
 }
 
 void Writer::drop(const std::shared_ptr<WriteJob> &job, const Feed &feed) noexcept {
     if (owner_ == getpid()) {
-        queue_->drop(job, feed);
+        FeedLender(*queue_).drop(job, feed);
     }
 }
 

@@ -29,7 +29,7 @@ class Writer : public std::enable_shared_from_this<Writer> {
     bool released(const WriteJob &job);
     bool wait(const WriteJob &job, double timeout_s);
     std::vector<Digest> digests(const WriteJob &job);
-    std::uint64_t finish(WriteJob &job, std::string_view header, std::string_view tail);
+    std::uint64_t finish(WriteJob &job, std::string_view header, std::string_view trailer);
     // Does nothing to a finished job.
     void abort(const std::shared_ptr<WriteJob> &job);
     // As abort, for destructors: in a forked child it leaves the parent's file alone.

@@ -66,7 +66,7 @@ void feed_all(WriteQueue &queue, const std::shared_ptr<WriteJob> &job, const std
     for (;;) {
         std::optional<Feed> feed;
         try {
-            feed = out.size() < most && !failed ? queue.feed_next(job) : std::nullopt;
+            feed = out.size() < most && !failed ? FeedLender(queue).next(job) : std::nullopt;
         } catch (const IoError &) {
             failed = true; // wait says why
         }
@@ -75,7 +75,7 @@ void feed_all(WriteQueue &queue, const std::shared_ptr<WriteJob> &job, const std
             std::memcpy(feed->slot.data, &image[where.offset], where.nbytes);
             out.push_back(*feed);
         } else if (!out.empty()) {
-            queue.fed(job, out.front());
+            FeedLender(queue).fed(job, out.front());
             out.pop_front();
         } else {
             return;
@@ -145,16 +145,16 @@ TEST(a_slot_that_is_out_is_nobody_elses) {
     const std::vector<Extent> fed{{page, 0, 8 * block}};
     const auto plan = std::make_shared<WritePlan>(fed, 0, 1, page, page + 8 * block, page);
     const auto job = queue.start(plan, scratch() / "out", nullptr);
-    const auto held = queue.feed_next(job);
+    const auto held = FeedLender(queue).next(job);
     CHECK(held);
     queue.fail(job, IoError("abort", job->path(), 0, ECANCELED));
     CHECK(queue.free_bytes() == all - block);
     const auto other = queue.start(plan, scratch() / "other", nullptr);
-    while (const auto feed = queue.feed_next(other)) {
+    while (const auto feed = FeedLender(queue).next(other)) {
         CHECK(feed->slot.data != held->slot.data);
     }
     const std::uint64_t left = queue.free_bytes();
-    queue.fed(job, *held);
+    FeedLender(queue).fed(job, *held);
     CHECK(queue.free_bytes() == left + block);
 }
 
@@ -163,9 +163,9 @@ TEST(a_feeder_goes_behind_who_holds_up_a_training) {
     const std::vector<Extent> fed{{page, 0, 8 * block}};
     const auto plan = std::make_shared<WritePlan>(fed, 0, 1, page, page + 8 * block, page);
     const auto job = queue.start(plan, scratch() / "behind", nullptr);
-    const Feed first = *queue.feed_next(job);
-    const Feed second = *queue.feed_next(job);
-    CHECK(!queue.feed_next(job));
+    const Feed first = *FeedLender(queue).next(job);
+    const Feed second = *FeedLender(queue).next(job);
+    CHECK(!FeedLender(queue).next(job));
     std::vector<std::byte> live(2 * block);
     const std::vector<Extent> eager{{page, reinterpret_cast<std::uint64_t>(live.data()), live.size()}};
     const auto urgent = std::make_shared<WritePlan>(eager, 1, 0, page, page + 2 * block, page);
@@ -174,7 +174,7 @@ TEST(a_feeder_goes_behind_who_holds_up_a_training) {
         std::this_thread::yield();
     }
     // Both blocks of the training are written before the feeder, which asks all the time, gets a slot.
-    queue.fed(job, first);
+    FeedLender(queue).fed(job, first);
     std::size_t urgent_blocks = 0;
     bool ahead = false;
     while (urgent_blocks < 2) {
@@ -182,16 +182,16 @@ TEST(a_feeder_goes_behind_who_holds_up_a_training) {
         urgent_blocks += write.job == job ? 0 : 1;
         queue.completed(std::move(write), 0);
         if (queue.urgent() != 0 && !ahead) {
-            if (const auto feed = queue.feed_next(job)) {
+            if (const auto feed = FeedLender(queue).next(job)) {
                 ahead = true;
-                queue.drop(job, *feed);
+                FeedLender(queue).drop(job, *feed);
             }
         }
     }
     training.join();
     CHECK(!ahead);
-    CHECK(queue.feed_next(job));
-    queue.fed(job, second);
+    CHECK(FeedLender(queue).next(job));
+    FeedLender(queue).fed(job, second);
 }
 
 } // namespace dsh::test
