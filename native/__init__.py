@@ -1,7 +1,7 @@
-"""Bytes and file descriptors: the asynchronous writer, the parallel reader, checksums, statistics and probes. Knows no torch.
+"""Bytes and file descriptors: the asynchronous writer, the parallel reader, checksums, statistics and probes.
 
-Everything that can block releases the GIL; the core's own threads never take it. Failures of input and output are
-`OSError` with errno and file name, and the operation and offset in the message.
+Imports no torch. Everything that can block releases the GIL, and the core's own threads never take it. A failed system
+call raises `OSError` with errno and file name, and with the operation and offset in the message.
 """
 
 from native._core import (

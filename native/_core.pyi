@@ -1,14 +1,18 @@
-"""The typed face of the extension: bytes, files and addresses. Knows no torch."""
+"""The extension's types and functions: bytes, files and addresses. Imports no torch.
+
+Everything that can block releases the GIL. A failed system call is an OSError with errno and file name, and its message
+names the operation and the offset.
+"""
 
 from collections.abc import Sequence
 from typing import Any
 
 class Faults:
-    """Deterministic faults on the writer's system calls, for tests of its users.
+    """Deterministic faults on a writer's data writes, for tests.
 
-    delay_us: sleep before each data write; fail_after: data writes that succeed before every further one fails
-    with `errno`; short_write_every: every n-th data write is cut in half (0: never); reorder: hold back
-    completions and deliver them last-in first-out within the queue depth.
+    delay_us: microseconds to sleep before each write. fail_after: the number of writes that succeed before all further
+    ones fail with `errno`; negative: none fails. short_write_every: each n-th write is cut in half; 0: none. reorder:
+    completions are held back and reported last in, first out, within the queue depth.
     """
     def __init__(
         self,
@@ -21,15 +25,19 @@ class Faults:
     ) -> None: ...
 
 class WritePlan:
-    """Where the bytes of one file come from; immutable, reusable while no address moves.
+    """Says which bytes of memory are written where in one file. Immutable; reusable as long as no address changes.
 
-    Extent i is nbytes[i] bytes at address addresses[i], written at offsets[i]. Extents are sorted by offset, do not
-    overlap, eager ones come first; what lies between them and in [data_start, data_end) is written as zeros. data_start
-    and data_end are multiples of `align`. [0, data_start) is left to the header, what follows data_end to the tail.
-    eager[i]: the bytes are copied inside `Writer.start`; otherwise they are read, or copied, at any time until
-    `WriteJob.release` returns. fed[i]: the bytes are no live memory, their address means nothing; whoever holds the job
-    hands them over, by `WriteJob.feed_next`. Fed extents come last, and begin on a page (of `align`) of their own. The
-    columns are one-dimensional numpy arrays: uint64, uint64, uint64, uint8, uint8.
+    Extent i is nbytes[i] bytes at address addresses[i], written at offsets[i]. Extents are sorted by offset and do not
+    overlap; gaps between them and up to data_start and data_end are written as zeros. `align` is a power of two,
+    data_start and data_end are multiples of it. The header fills [0, data_start); the trailer follows data_end.
+
+    eager[i]: the bytes are copied inside `Writer.start`. The bytes of other extents are read at any time until
+    `WriteJob.release` returns, and the caller keeps their memory mapped and unchanged until then. fed[i]: the bytes are
+    not in memory yet and the address means nothing; a feeder supplies them through `WriteJob.feed_next`. Eager extents
+    come first, fed ones last, on pages (of `align`) that they share with no others.
+
+    offsets, addresses and nbytes are uint64 [n], eager and fed uint8 [n], all contiguous numpy arrays. ValueError names
+    the extent that breaks a rule.
     """
     def __init__(
         self,
@@ -49,74 +57,88 @@ class WritePlan:
     def total_bytes(self) -> int: ...
     @property
     def direct_bytes(self) -> int:
-        """Bytes that can go to the device straight from their source (address congruent to offset modulo align)."""
+        """Bytes written straight from their memory, without a copy: the aligned interior of long runs of lazy extents
+        whose address is congruent to their offset modulo align. O_DIRECT needs both aligned at once.
+        """
 
 class Feed:
-    """A block of the file on loan to its feeder, to be filled with the bytes of the fed extents that lie in it.
+    """A block of the file on loan to a feeder, who fills it with the bytes of the fed extents inside it.
 
-    The memory is the feeder's alone until `WriteJob.fed`, also when the job fails or the writer closes. A Feed that is
-    let go of unfed fails the job. RuntimeError once it is fed.
+    The memory is the feeder's alone until `WriteJob.fed` takes it back, also when the job fails or the writer is
+    closed. A Feed that is dropped unfed fails the job. After `WriteJob.fed` every property raises RuntimeError.
     """
     @property
     def address(self) -> int:
-        """Of the slot, a multiple of 4096."""
+        """Address of the memory to fill, a multiple of 4096."""
     @property
     def offset(self) -> int:
-        """Of the block in the file."""
+        """Offset of the block in the file, in bytes."""
     @property
     def nbytes(self) -> int: ...
 
 class WriteJob:
-    """One file being written. Every call may be made from any thread; none holds the GIL while it blocks."""
+    """One file being written. Every method may be called from any thread, and none holds the GIL while it blocks. The
+    job keeps its writer and its plan alive.
+    """
     def feed_next(self) -> Feed | None:
-        """The next block of fed extents in file order. None: all have been handed out, or those that are out hold the
-        slots that could be had. Waits for a slot only while none is out, for a holder that waits would hold up others, and
-        goes behind `Writer.start` and `release`. OSError when the job has failed (ECANCELED: the writer is closed).
+        """Return the next block of fed extents in file order. None when all have been lent, or when no slot is free
+        while this job's feeder holds another: a holder that waited would hold up other jobs. Without a slot it waits
+        for one, behind `Writer.start` and `release`. OSError when the job has failed (ECANCELED: the writer is closed).
         """
     def fed(self, feed: Feed) -> None:
-        """The block is filled, but for gaps, which become zeros: hash it and queue its write. The slot of a failed job
-        just goes back. RuntimeError when it is fed already or before one that was handed out earlier, ValueError when it
-        is another job's.
+        """Take a filled block back, set its gaps to zero, hash it and queue its write. When the job has failed, only
+        the memory goes back. RuntimeError when the block is fed already or an earlier one is not, ValueError when
+        another job lent it.
         """
     def release(self) -> float:
-        """The barrier: returns, in seconds waited, once no source byte of the plan is needed any more.
+        """The barrier: return once no live byte of the plan is needed any more, with the seconds waited.
 
-        Stops submitting from live memory, copies what was not submitted into the staging budget (as the budget allows,
-        else waits for writes to make room), waits for every submitted write from live memory to complete and for every
-        checksum over live bytes. Fed extents have no source byte. Never raises for an I/O failure: that is `wait`'s to say. Idempotent.
+        Afterwards the caller may overwrite or free the memory of every extent. The call copies what is not submitted
+        yet into the staging budget (waiting for slots when it is used up), and waits until every write submitted from
+        live memory has completed and every live byte is hashed. Fed extents have no live bytes. Never raises for a
+        failed write: `wait` does. Idempotent.
         """
-    def released(self) -> bool: ...
+    def released(self) -> bool:
+        """Return True when no live byte of the plan is needed any more. Never blocks."""
     def wait(self, timeout_s: float = -1.0) -> bool:
-        """True once all data bytes are written (implies released); False on timeout; raises OSError (errno, strerror,
-        filename; the message also has operation and offset) when the job failed. Memory of the plan that is no longer
-        mapped is EFAULT.
+        """Return True once all data bytes are written (implies released), False after `timeout_s` seconds; negative:
+        wait for ever. OSError (errno, strerror, filename; operation and offset in the message) when the job failed;
+        memory of the plan that is no longer mapped is EFAULT.
         """
     def checksums(self) -> bytes:
-        """XXH3-128 (canonical, 16 bytes each) of every extent in plan order; only after `wait` returned True."""
-    def finish(self, *, header: bytes, tail: bytes) -> int:
-        """Write header at 0 and tail at data_end, cut the file to its end, fdatasync, close; returns the file's size in
-        bytes. header must be data_start bytes, tail a multiple of the plan's align. Only after `wait` returned True, and
-        once. After an OSError the file can only be aborted.
+        """Return the XXH3-128 (canonical, 16 bytes each) of every extent in plan order. RuntimeError before all data is
+        written.
+        """
+    def finish(self, *, header: bytes, trailer: bytes) -> int:
+        """Complete the file and return its size in bytes: write the header at 0 and the trailer at data_end, cut the
+        file to its end, fdatasync, close. Only after `wait` returned True, and once: else RuntimeError. ValueError
+        unless header has data_start bytes and trailer a multiple of the plan's align. After an OSError the file can
+        only be aborted.
         """
     def abort(self) -> None:
-        """Stop, wait for what is in flight, close and unlink the file. Idempotent, nothing to a finished file; the
-        destructor does the same.
+        """Fail the job, wait for what is in flight, close and unlink the file. Idempotent; does nothing to a finished
+        file. The destructor does the same, except in a forked child.
         """
     @property
     def stats(self) -> dict[str, float]:
-        """Keys: bytes_direct, bytes_copied, write_s, stall_s, eager_s, direct (1.0: O_DIRECT, 0.0: buffered)."""
+        """Keys: bytes_direct (written from live memory), bytes_copied (written from slots), write_s (seconds from start
+        to the last data byte), stall_s (in `release`), eager_s (in `Writer.start`), direct (1.0: O_DIRECT, 0.0:
+        buffered).
+        """
 
 class Writer:
     """Writes files through one io_uring, or one pool of POSIX threads, with one staging budget shared by its jobs.
 
-    The budget is the only memory taken beyond the sources; a job that needs more waits for its own writes to make room.
-    After fork every call in the child is a RuntimeError, and the files stay the parent's.
+    The budget is the only memory taken beyond the sources; a job that needs more waits until writes give slots back.
+    Jobs and feeds keep their writer alive. After fork every call in the child raises RuntimeError, and the files stay
+    the parent's.
     """
     def __init__(
         self, *, backend: str, budget_bytes: int, block_bytes: int = ..., depth: int = ..., faults: Faults | None = None
     ) -> None:
-        """backend: "io_uring" or "posix", never substituted: OSError when the host forbids it. block_bytes: a multiple of
-        4096 and of the plans' align, up to 1 GiB; depth: up to 1024 writes at once. ValueError names the least budget.
+        """backend: "io_uring" or "posix", never substituted: OSError when the host forbids it. budget_bytes: ValueError
+        names the least. block_bytes: a multiple of 4096 and of the plans' align, up to 1 GiB. depth: 1 to 1024 writes
+        at once.
         """
     @property
     def backend(self) -> str: ...
@@ -128,18 +150,23 @@ class Writer:
     def depth(self) -> int: ...
     @property
     def registered(self) -> bool:
-        """Whether the staging memory is registered with the kernel (io_uring, where RLIMIT_MEMLOCK allows)."""
+        """True when the staging memory is registered with the kernel (io_uring, where RLIMIT_MEMLOCK allows it)."""
     @property
     def staging(self) -> tuple[int, int]:
-        """(address, nbytes) of the staging memory, page-aligned: where all slots lie. Mapped until the writer is closed and
-        the last Feed is back; then the address is 0.
+        """(address, nbytes) of the staging memory, page-aligned, which all slots are cut from. It stays mapped until
+        the writer is closed and the last Feed is back; then the address is 0.
         """
-    def budget_free_bytes(self) -> int: ...
+    def budget_free_bytes(self) -> int:
+        """Return the bytes of slots that are free now."""
     def start(self, plan: WritePlan, path: str) -> WriteJob:
-        """Create `path` (O_EXCL), preallocate plan.data_end bytes, copy the eager extents, begin writing."""
+        """Create `path` (O_EXCL), preallocate plan.data_end bytes, copy the eager extents, and begin to write the rest.
+
+        Returns once the eager bytes are copied. OSError when the file can't be made, and then it leaves none;
+        ValueError when block_bytes is no multiple of plan.align; RuntimeError when the writer is closed.
+        """
     def close(self) -> None:
-        """Fail (ECANCELED) what is not prepared yet, wait for what is in flight, end the threads. What is written can
-        still be finished. Idempotent; the destructor does the same.
+        """Fail (ECANCELED) what is not prepared yet, wait for what is in flight, end the threads. A job whose data is
+        all written can still be finished. Idempotent; the destructor does the same.
         """
 
 def read(
@@ -154,80 +181,90 @@ def read(
 ) -> bytes:
     """Read extents straight into memory, in parallel, and return the XXH3-128 of each, in order (16 bytes each).
 
-    file_index: uint32, offsets, addresses, nbytes: uint64 numpy arrays. OSError names the path and offset (a file that
-    ends early is EIO); ValueError when two extents of a file overlap. After an error the targets hold a mixture. Takes at
-    most depth * block_bytes of memory, and none for what goes straight to its target.
+    Request i reads nbytes[i] bytes at offsets[i] of paths[file_index[i]] to address addresses[i]; the caller keeps that
+    memory. file_index is uint32 [n], the others uint64 [n], contiguous numpy arrays. Extents of a file may not overlap:
+    ValueError. OSError names the path and offset; a file that ends early is EIO. After an error the targets hold a
+    mixture. Takes at most depth * block_bytes of memory, and none for bytes that are read straight to their target.
     """
 
 def checksum(data: Any) -> bytes:
-    """XXH3-128 of a contiguous buffer, seed 0, canonical (big-endian) representation: 16 bytes."""
+    """Return the XXH3-128 of a contiguous buffer, seed 0, in canonical (big-endian) form: 16 bytes."""
 
 def checksum_memory(*, addresses: Any, nbytes: Any) -> bytes:
-    """XXH3-128 of regions of this process's memory, 16 bytes each, in order; uint64 numpy arrays. OSError (EFAULT) names
-    the first region that is not mapped; whoever calls holds on to the memory.
+    """Return the XXH3-128 of regions of this process's memory, 16 bytes each, in order.
+
+    addresses and nbytes are uint64 [n] numpy arrays; the caller keeps the memory. OSError (EFAULT) names the first
+    region that is not mapped.
     """
 
 def probe_io_uring() -> str:
-    """Empty when an io_uring can be made here, else why not, as one sentence."""
+    """Return an empty string when an io_uring can be made here, else the reason why not, as one sentence."""
 
 def probe_file_system(directory: str) -> dict[str, Any]:
-    """Keys: type (str), direct (bool), memory_align, offset_align, block_bytes (st_blksize), place_align (the modulus
-    for congruent placement: the largest of page size, st_blksize and both O_DIRECT alignments), reason (str, why not
-    direct).
+    """Return what the file system of a folder supports, probed with a temporary file that is removed again.
+
+    Keys: type (str), direct (bool: O_DIRECT is accepted), memory_align, offset_align (of O_DIRECT, in bytes; 0:
+    unknown), block_bytes (st_blksize), place_align (the modulus for congruent placement: a power of two, no less than
+    the page size, both alignments, and st_blksize up to 64 KiB), reason (str, why not direct; empty when direct).
+    OSError when no file can be made there.
     """
 
 class Statistics:
-    """What a run of elements is like. Runs of one tensor, cut apart anywhere, merge exactly: counts and `exponents` add, the
-    least of the minima and the largest of the maxima count, and sums and sketches add up to float64 rounding. `checksum`
-    alone is of this run only. docs/sketches.md has every definition.
+    """Statistics of a run of elements. Runs of one tensor, cut apart anywhere, merge exactly: counts and `exponents`
+    add, the least of the minima and the largest of the maxima hold, and sums and sketches add up to float64 rounding.
+    `checksum` alone is of this run only. docs/sketches.md has every definition.
     """
     @property
     def count(self) -> int:
-        """Of elements: nan + inf + zeros + exponents.sum()."""
+        """Number of elements: nan + inf + zeros + exponents.sum()."""
     @property
-    def nan(self) -> int: ...
+    def nan(self) -> int:
+        """Number of NaN elements."""
     @property
     def inf(self) -> int:
-        """Of either sign."""
+        """Number of infinite elements of either sign."""
     @property
     def zeros(self) -> int:
-        """Of either sign."""
+        """Number of zeros of either sign."""
     @property
     def min(self) -> float | None:
-        """Of every element but NaN, Inf included; None where there is none. Zero has no sign."""
+        """Least element, Inf included; None when there is none but NaN. Zero has no sign."""
     @property
-    def max(self) -> float | None: ...
+    def max(self) -> float | None:
+        """Largest element, Inf included; None when there is none but NaN. Zero has no sign."""
     @property
     def sum(self) -> float:
-        """Of the finite elements, added in float64; Inf or NaN where F64 exceeds its range."""
+        """Sum of the finite elements, added in float64; Inf or NaN where F64 exceeds its range."""
     @property
     def sum_of_squares(self) -> float:
-        """Of the finite elements, added in float64: the square of the norm. Inf where F64 exceeds its range."""
+        """Squares of the finite elements, added in float64: the square of the norm. Inf where F64 exceeds its range."""
     @property
     def exponents(self) -> Any:
-        """uint64 [64]: bin i counts finite elements with 2**(i-52) <= |x| < 2**(i-51), and not 0; the first has all below,
-        the last all above. The array is a view that keeps these statistics alive.
+        """uint64 [64]: bin i counts finite non-zero elements with 2**(i-52) <= |x| < 2**(i-51); the first bin has all
+        below, the last all above. The array is a view that keeps these statistics alive.
         """
     @property
     def sketch(self) -> Any:
         """float64 [buckets]: linear in the elements; a NaN or Inf counts as 0. A view as well."""
     @property
     def checksum(self) -> bytes:
-        """XXH3-128 of the run's bytes, as `checksum` gives it, made of the very bytes that were counted."""
+        """XXH3-128 of the run's bytes, as the function `checksum` returns it, computed from the very bytes that were
+        counted.
+        """
 
 def statistics(
     data: Any, dtype: str, *, start: int = 0, key: int = 0, buckets: int = 256, kernel: str = ""
 ) -> Statistics:
-    """Statistics, sketch and checksum of a contiguous buffer in one pass, at any address.
+    """Return statistics, sketch and checksum of a contiguous buffer at any address, in one pass.
 
-    data: its bytes are elements of `dtype`, named as in the format (F32, BF16, I64, BOOL, ...), little-endian; integers and
-    BOOL (1 where the byte is not 0) count as their value in float64. start: index of the first element in the flattened
-    logical tensor; key: 64 bits that stand for the tensor's name and kind. Only sketches of equal key and buckets compare.
-    buckets: a power of two from 16 to 2**20, or 0 for no sketch. kernel: one of `statistics_kernels`; "": the fastest.
-    ValueError names what does not fit. The caller keeps the bytes from changing.
+    data: its bytes are elements of `dtype`, named as in the format (F32, BF16, I64, BOOL, ...), little-endian; integers
+    and BOOL (1 where the byte is not 0) count as their value in float64. The caller keeps the bytes from changing.
+    start: index of the first element in the flattened logical tensor. key: 64 bits that stand for the tensor's name and
+    kind; only sketches of equal key and buckets compare. buckets: a power of two from 16 to 2**20, or 0 for no sketch.
+    kernel: one of `statistics_kernels`, or "" for the fastest. ValueError names the argument that does not fit.
     """
 
 def statistics_kernels() -> list[str]:
-    """The kernels that this processor runs, of "avx512", "avx2" and "portable": the fastest first, "portable" last. All
-    count the same; their sums differ by rounding alone.
+    """Return the kernels that this processor runs, of "avx512", "avx2" and "portable", the fastest first and "portable"
+    last. All give the same counts; their sums differ only by rounding.
     """

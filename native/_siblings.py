@@ -1,4 +1,4 @@
-"""`capture`, `catalog` and `native` are plain words: refuse to run on somebody else's module of that name."""
+"""Refuse to run when another module is imported in place of `capture`, `catalog` or `native`, which are plain words."""
 
 import importlib.util
 from pathlib import Path

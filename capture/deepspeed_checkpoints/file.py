@@ -99,7 +99,7 @@ class StateWrite:
         checksums = self.job.checksums()
         self._require_intact()
         header, tail = self._ends(checksums)
-        self.job.finish(header=header, tail=tail)
+        self.job.finish(header=header, trailer=tail)
         publish(self.tmp, self.final)
 
     def abort(self) -> None:

@@ -155,7 +155,7 @@ class Snapshot:
         header, tail = self._ends
         checksums = self.job.checksums()
         self._require_intact()
-        nbytes = self.job.finish(header=header, tail=tail.data)
+        nbytes = self.job.finish(header=header, trailer=tail.data)
         file = self._file(run)
         rows = manifest_rows(self.plan, tail, checksums, header, file=file, references=self.guess.references)
         run.publish_part(self.step, data_tmp=self.data_tmp, extents=rows)

@@ -99,7 +99,7 @@ def time_write(writer: native.Writer, path: Path, source: npt.NDArray[np.uint8],
     try:
         while not job.wait(timeout_s=0.1):  # returns to Python, so that Ctrl-C is heard
             pass
-        job.finish(header=bytes(align), tail=b"")
+        job.finish(header=bytes(align), trailer=b"")
     except BaseException:
         job.abort()
         raise

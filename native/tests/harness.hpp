@@ -1,4 +1,4 @@
-// The least that tests need: cases that register themselves, and a check that says where and what.
+// A minimal test harness: cases that register themselves, and a check that reports its place and condition.
 #pragma once
 
 #include <cstdint>

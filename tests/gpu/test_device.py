@@ -43,7 +43,7 @@ def take(plan: Plan, writer: native.Writer) -> DeviceTake:
 
 def landed(job: native.WriteJob, plan: Plan, path: Path) -> dict[str, bytes]:
     assert job.wait()
-    job.finish(header=bytes(plan.data_start), tail=b"")
+    job.finish(header=bytes(plan.data_start), trailer=b"")
     content = path.read_bytes()
     return {
         part.item.name: content[offset : offset + part.nbytes]

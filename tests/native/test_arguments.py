@@ -4,7 +4,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from native_helpers import ALIGN, BLOCK, HEADER, LEAST_BUDGET, MIB, arena, each_backend, landed, lazy_run, new_writer
+from native_helpers import (
+    ALIGN,
+    BLOCK,
+    HEADER,
+    LEAST_BUDGET,
+    MIB,
+    arena,
+    check_file,
+    each_backend,
+    lazy_run,
+    new_writer,
+)
 
 import native
 
@@ -95,8 +106,8 @@ def test_wrong_ends_are_refused_by_value(tmp_path: Path, backend) -> None:
     job = new_writer(backend).start(data.plan(), str(tmp_path / "f"))
     assert job.wait()
     with pytest.raises(ValueError, match="header must have 4096 bytes, not 5"):
-        job.finish(header=b"short", tail=b"")
-    with pytest.raises(ValueError, match="tail a multiple of 4096, not 5"):
-        job.finish(header=HEADER, tail=b"short")
-    job.finish(header=HEADER, tail=b"")
-    landed(tmp_path / "f", data)
+        job.finish(header=b"short", trailer=b"")
+    with pytest.raises(ValueError, match="trailer a multiple of 4096, not 5"):
+        job.finish(header=HEADER, trailer=b"short")
+    job.finish(header=HEADER, trailer=b"")
+    check_file(tmp_path / "f", data)

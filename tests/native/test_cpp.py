@@ -1,4 +1,4 @@
-"""The C++ tests, built here with the sanitizers that see races, wild reads and undefined behaviour."""
+"""The C++ tests pass when built with the sanitizers for races, memory errors and undefined behaviour."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ COMPILER = os.environ.get("CXX", "c++")
 
 
 def links(sanitizer: str, folder: Path) -> bool:
-    """Whether the toolchain makes a program with it that runs."""
+    """Return True when the toolchain builds a program with the sanitizer, and the program runs."""
     (folder / "probe.cpp").write_text("int main() {}", encoding="utf-8")
     compile_ = [COMPILER, f"-fsanitize={sanitizer}", "probe.cpp", "-o", "probe"]
     return (

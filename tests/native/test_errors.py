@@ -15,9 +15,9 @@ from native_helpers import (
     LEAST_BUDGET,
     MIB,
     Piece,
+    check_file,
     each_backend,
     extents,
-    landed,
     lazy_run,
     new_writer,
 )
@@ -42,7 +42,7 @@ def test_a_failed_write_is_told_by_wait_with_its_place(tmp_path: Path, backend, 
     assert failure.value.filename == str(path)
     assert os.strerror(code) in str(failure.value)
     assert f"write of {BLOCK} bytes at offset {ALIGN + fail_after * BLOCK}" in str(failure.value)
-    for call in (job.checksums, lambda: job.finish(header=HEADER, tail=b""), job.wait):
+    for call in (job.checksums, lambda: job.finish(header=HEADER, trailer=b""), job.wait):
         with pytest.raises(OSError, match="write of") as again:
             call()
         assert again.value.errno == code
@@ -70,8 +70,8 @@ def test_one_jobs_failure_leaves_the_others_alone(tmp_path: Path, backend) -> No
     jobs[0].abort()
     jobs[1].release()
     assert jobs[1].wait()
-    jobs[1].finish(header=HEADER, tail=b"")
-    landed(tmp_path / "good", good)
+    jobs[1].finish(header=HEADER, trailer=b"")
+    check_file(tmp_path / "good", good)
     assert not (tmp_path / "bad").exists()
     with pytest.raises(OSError, match="abort"):
         jobs[0].wait()
@@ -110,13 +110,13 @@ def test_the_destructor_removes_an_unfinished_file_and_leaves_a_finished_one(tmp
     assert not (tmp_path / "unfinished").exists()
     job = writer.start(data.plan(), str(tmp_path / "finished"))
     assert job.wait()
-    job.finish(header=HEADER, tail=b"")
+    job.finish(header=HEADER, trailer=b"")
     job.abort()
     assert job.wait()
     with pytest.raises(RuntimeError, match="finished already"):
-        job.finish(header=HEADER, tail=b"")
+        job.finish(header=HEADER, trailer=b"")
     del job
-    landed(tmp_path / "finished", data)
+    check_file(tmp_path / "finished", data)
 
 
 @each_backend

@@ -1,4 +1,4 @@
-"""Fed extents: their bytes are lent a slot, filled by somebody else, and land like all others."""
+"""Fed extents: each block is lent with a slot, filled by its feeder, and written like every other."""
 
 import ctypes
 import errno
@@ -22,9 +22,9 @@ from native_helpers import (
     MIB,
     Extents,
     Piece,
+    check_file,
     each_backend,
     extents,
-    landed,
     lazy_run,
     new_writer,
     pieces,
@@ -128,8 +128,8 @@ def test_what_is_fed_lands_with_its_checksums(
     feed_all(job, data, most=most)
     assert job.wait()
     assert job.checksums() == b"".join(native.checksum(content) for content in data.contents())
-    job.finish(header=HEADER, tail=b"")
-    landed(path, data)
+    job.finish(header=HEADER, trailer=b"")
+    check_file(path, data)
     assert writer.budget_free_bytes() == free
     path.unlink()
 
@@ -148,8 +148,8 @@ def test_several_jobs_share_the_least_budget(tmp_path: Path, backend) -> None:
             job = writer.start(plan, str(path))
             in_threads(lambda: feed_all(job, data, most=4), job.release)  # noqa: B023
             assert job.wait()
-            job.finish(header=HEADER, tail=b"")
-            landed(path, data)
+            job.finish(header=HEADER, trailer=b"")
+            check_file(path, data)
 
     in_threads(*(lambda seed=seed: run(seed) for seed in range(3)))
     assert writer.budget_free_bytes() == free
@@ -335,8 +335,8 @@ def test_a_forked_child_leaves_the_parents_slots_alone(tmp_path: Path) -> None:
     job.fed(feed)
     feed_all(job, data)
     assert job.wait()
-    job.finish(header=HEADER, tail=b"")
-    landed(tmp_path / "f", data)
+    job.finish(header=HEADER, trailer=b"")
+    check_file(tmp_path / "f", data)
 
 
 def test_a_plan_without_fed_extents_has_nothing_to_feed(tmp_path: Path) -> None:

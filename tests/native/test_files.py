@@ -13,9 +13,9 @@ from native_helpers import (
     HEADER,
     MIB,
     Piece,
+    check_file,
     each_backend,
     extents,
-    landed,
     lazy_run,
     new_writer,
 )
@@ -83,7 +83,7 @@ def test_a_disk_that_is_full_for_the_tail_fails_finish(tiny_tmpfs: Path, backend
     job = new_writer(backend).start(data.plan(), str(path))
     assert job.wait()
     with pytest.raises(OSError, match="write of") as failure:
-        job.finish(header=HEADER, tail=b"t" * 2 * MIB)
+        job.finish(header=HEADER, trailer=b"t" * 2 * MIB)
     assert failure.value.errno == errno.ENOSPC
     assert failure.value.filename == str(path)
     job.abort()
@@ -106,8 +106,8 @@ def test_a_full_disk_is_found_by_a_write_where_space_cannot_be_reserved(mounted:
     small = lazy_run(MIB, place=place)
     job = writer.start(small.plan(), str(path))
     assert job.wait()
-    job.finish(header=HEADER, tail=b"")
-    landed(path, small)
+    job.finish(header=HEADER, trailer=b"")
+    check_file(path, small)
 
 
 @each_backend
@@ -124,8 +124,8 @@ def test_a_file_system_without_o_direct_is_written_buffered(tmp_path: Path, back
         job.release()
         assert job.wait()
         assert job.stats["direct"] == float(facts["direct"])
-        job.finish(header=HEADER, tail=b"t" * ALIGN)
-        landed(folder / "f", data, tail=b"t" * ALIGN)
+        job.finish(header=HEADER, trailer=b"t" * ALIGN)
+        check_file(folder / "f", data, trailer=b"t" * ALIGN)
     finally:
         subprocess.run(["umount", "--lazy", folder], check=True)
 
@@ -136,12 +136,12 @@ def test_a_file_size_limit_is_an_error(tmp_path: Path, backend) -> None:
     data = lazy_run(MIB)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     writer = new_writer(backend)
-    job = writer.start(data.plan(), str(tmp_path / "tail"))
+    job = writer.start(data.plan(), str(tmp_path / "trailer"))
     assert job.wait()
     resource.setrlimit(resource.RLIMIT_FSIZE, (data.data_end, before[1]))
     try:
         with pytest.raises(OSError, match="write of") as failure:
-            job.finish(header=HEADER, tail=b"t" * ALIGN)
+            job.finish(header=HEADER, trailer=b"t" * ALIGN)
         assert failure.value.errno == errno.EFBIG
         with pytest.raises(OSError, match="fallocate") as failure:
             writer.start(lazy_run(2 * MIB).plan(), str(tmp_path / "f"))

@@ -1,4 +1,4 @@
-"""How engines and jobs end: close, the last reference, fork, threads."""
+"""Writers and jobs end cleanly: by close, by their last reference, in a forked child, and under threads."""
 
 import errno
 import os
@@ -14,9 +14,9 @@ from native_helpers import (
     HEADER,
     MIB,
     Piece,
+    check_file,
     each_backend,
     extents,
-    landed,
     lazy_run,
     new_writer,
 )
@@ -33,8 +33,8 @@ def test_close_fails_what_is_not_prepared_and_keeps_what_is_written(tmp_path: Pa
     assert jobs[0].wait()
     writer.close()
     writer.close()
-    jobs[0].finish(header=HEADER, tail=b"")
-    landed(tmp_path / "0", done)
+    jobs[0].finish(header=HEADER, trailer=b"")
+    check_file(tmp_path / "0", done)
     jobs[1].release()
     with pytest.raises(OSError, match="close of the writer") as failure:
         jobs[1].wait()
@@ -145,7 +145,7 @@ def test_a_forked_child_is_told_and_leaves_the_parents_file(tmp_path: Path, back
             job.released,
             job.wait,
             job.checksums,
-            lambda: job.finish(header=HEADER, tail=b""),
+            lambda: job.finish(header=HEADER, trailer=b""),
             job.abort,
             lambda: job.stats,
             lambda: writer.start(data.plan(), str(tmp_path / "child")),
@@ -172,8 +172,8 @@ def test_a_forked_child_is_told_and_leaves_the_parents_file(tmp_path: Path, back
     os.close(messages)
     job.release()
     assert job.wait()
-    job.finish(header=HEADER, tail=b"")
-    landed(tmp_path / "f", data)
+    job.finish(header=HEADER, trailer=b"")
+    check_file(tmp_path / "f", data)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["f"]
 
 
@@ -196,7 +196,7 @@ def test_a_forked_child_exits_without_hang(tmp_path: Path, backend, written) -> 
             sys.exit(7)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
         assert job.wait()
-        job.finish(header=h.HEADER, tail=b"")
+        job.finish(header=h.HEADER, trailer=b"")
         """
     here = str(SUPPORT)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([here, os.environ.get("PYTHONPATH", "")])}
@@ -206,7 +206,7 @@ def test_a_forked_child_exits_without_hang(tmp_path: Path, backend, written) -> 
         timeout=60,
         check=True,
     )
-    landed(tmp_path / "f", lazy_run(4 * MIB))
+    check_file(tmp_path / "f", lazy_run(4 * MIB))
 
 
 @each_backend

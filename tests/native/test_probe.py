@@ -1,4 +1,4 @@
-"""What the host is asked beforehand: its file systems, its io_uring, and whether our packages are ours."""
+"""The probes of the host: its file systems, its io_uring, and the check that our packages are the ones imported."""
 
 import os
 from pathlib import Path

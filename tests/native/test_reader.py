@@ -1,4 +1,4 @@
-"""The reader: extents of files land where they are asked for, with their checksums, or the error names the file."""
+"""The reader puts extents of files where they are asked for, with their checksums, or an error names the file."""
 
 import errno
 import itertools
@@ -18,7 +18,7 @@ numbers = itertools.count()
 
 @dataclass(frozen=True)
 class Stored:
-    """A file's content, and what to read of it into an arena of its own."""
+    """A file's content, and the extents to read from it into an arena."""
 
     path: Path
     content: bytes

@@ -23,7 +23,7 @@ def sketches(values: np.ndarray, buckets: int) -> np.ndarray:
 
 
 def update_sketches(name: str, buckets: int) -> tuple[np.ndarray, np.ndarray]:
-    """What the first and the second half of the training did to a tensor: from the sketches of the steps alone."""
+    """Estimate the change of a tensor in each half of a training, from the sketches of steps alone."""
     first, second, third = (sketches(values, buckets) for values in trained()[name].steps)
     return second - first, third - second
 
@@ -78,7 +78,7 @@ def test_sixteen_elements_are_exact(kernel: str) -> None:
 
 
 def test_signs_buckets_and_keys_are_spread_evenly() -> None:
-    """Every pair of indices, near or far, meets about as often as chance would have it, and with signs of no preference."""
+    """Every pair of indices, near or far, shares a bucket about as often as chance predicts, and signs show no bias."""
     placed = specified()["placed"]
     keys = [int(key) for key in np.random.default_rng(3).integers(0, 2**64, 20_000, dtype=np.uint64)]
     index = np.array([0, 1, 15, 16, 17, 32, 33, 1024, 4096, 10**9], np.uint64)

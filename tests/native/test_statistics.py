@@ -1,4 +1,4 @@
-"""Statistics are what float64 references say, for every dtype and kernel, wherever a tensor lies or is cut."""
+"""Statistics equal float64 references, for every dtype and kernel, at any address and however a tensor is cut."""
 
 import sys
 import threading

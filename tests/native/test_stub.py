@@ -1,6 +1,6 @@
-"""The checked-in stub says what the extension is: the same as nanobind reads off the built module.
+"""The checked-in stub has the signatures that nanobind reads off the built module.
 
-mypy's stubtest can't tell: it takes nanobind's callables for no functions.
+mypy's stubtest can't compare them, because it does not recognise nanobind's callables as functions.
 """
 
 import ast
@@ -22,7 +22,7 @@ def made() -> str:
 
 
 def signatures(stub: str) -> dict[str, Signature]:
-    """Every function and property by its qualified name: its arguments, one string each, and the head of what it returns."""
+    """Return the signature of every function and property by its qualified name: its arguments and its result."""
     found: dict[str, Signature] = {}
     for node in ast.parse(stub).body:
         if isinstance(node, ast.FunctionDef):
@@ -40,14 +40,15 @@ def signature(node: ast.FunctionDef) -> Signature:
     positional, named = node.args.args, node.args.kwonlyargs
     defaults = [None] * (len(positional) - len(node.args.defaults)) + list(node.args.defaults)
     arguments = [
-        f"{'*' if argument in named else ''}{argument.arg}: {head(argument.annotation)}{'' if default is None else ' ='}"
+        f"{'*' if argument in named else ''}{argument.arg}: {head(argument.annotation)}"
+        f"{'' if default is None else ' ='}"
         for argument, default in zip(positional + named, defaults + list(node.args.kw_defaults), strict=True)
     ]
     return tuple(decorators + arguments), head(node.returns)
 
 
 def head(annotation: ast.expr | None) -> str:
-    """A type without its parameters; what nanobind can't name more closely, and numpy's arrays, are Any."""
+    """Return a type without its parameters; numpy's arrays, and types that nanobind can't name, are Any."""
     name = "" if annotation is None else ast.unparse(annotation).split("[")[0]
     return "Any" if name in ("object", "Annotated") else name
 

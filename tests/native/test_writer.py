@@ -1,4 +1,4 @@
-"""What the writer promises: the bytes of the plan land, whatever the budget, the backend and the order of completions."""
+"""The writer writes the bytes of the plan, whatever the budget, the backend and the order of completions."""
 
 import itertools
 import threading
@@ -16,10 +16,10 @@ from native_helpers import (
     MIB,
     Extents,
     Piece,
+    check_file,
     each_backend,
     extents,
     fill,
-    landed,
     lazy_run,
     new_writer,
     pieces,
@@ -31,14 +31,14 @@ import native
 numbers = itertools.count()
 
 
-def finish(job: native.WriteJob, path: Path, data: Extents, *, tail: bytes = b"") -> None:
+def finish(job: native.WriteJob, path: Path, data: Extents, *, trailer: bytes = b"") -> None:
     """Wait, then check file and checksums against `data` as it is in memory now."""
     assert job.wait()
     assert job.released()
     want = b"".join(native.checksum(content) for content in data.contents())
     assert job.checksums() == want
-    assert job.finish(header=HEADER, tail=tail) == data.data_end + len(tail)
-    landed(path, data, tail=tail)
+    assert job.finish(header=HEADER, trailer=trailer) == data.data_end + len(trailer)
+    check_file(path, data, trailer=trailer)
 
 
 @each_backend
@@ -55,7 +55,7 @@ def finish(job: native.WriteJob, path: Path, data: Extents, *, tail: bytes = b""
         }
     ),
     release=st.booleans(),
-    tail=st.sampled_from([b"", b"t" * ALIGN, b"u" * (MIB + ALIGN)]),
+    trailer=st.sampled_from([b"", b"t" * ALIGN, b"u" * (MIB + ALIGN)]),
 )
 @example(
     layout=[Piece(MIB, 0, "congruent", False)] * 2,
@@ -64,11 +64,11 @@ def finish(job: native.WriteJob, path: Path, data: Extents, *, tail: bytes = b""
     depth=4,
     faults={"reorder": True, "short_write_every": 1},
     release=False,
-    tail=b"",
+    trailer=b"",
 )
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_what_lands_equals_an_eager_copy(
-    tmp_path: Path, backend, layout, budget_bytes, block_bytes, depth, faults, release, tail
+    tmp_path: Path, backend, layout, budget_bytes, block_bytes, depth, faults, release, trailer
 ) -> None:
     data = extents(layout)
     plan = data.plan()
@@ -79,7 +79,7 @@ def test_what_lands_equals_an_eager_copy(
     job = writer.start(plan, str(path))
     if release:
         job.release()
-    finish(job, path, data, tail=tail)
+    finish(job, path, data, trailer=trailer)
     stats = job.stats
     assert stats["bytes_direct"] + stats["bytes_copied"] == data.data_end - ALIGN
     assert stats["bytes_direct"] <= plan.direct_bytes
@@ -97,7 +97,7 @@ def test_eager_bytes_are_copied_inside_start(tmp_path: Path, backend) -> None:
     job = writer.start(data.plan(), str(tmp_path / "f"))
     fill(data.memory, 1)
     assert job.wait()
-    job.finish(header=HEADER, tail=b"")
+    job.finish(header=HEADER, trailer=b"")
     same_bytes((tmp_path / "f").read_bytes()[ALIGN:], want)
 
 
@@ -106,7 +106,7 @@ def test_eager_bytes_are_copied_inside_start(tmp_path: Path, backend) -> None:
     ("place", "blocks_before_release"), [*(("congruent", blocks) for blocks in (0, 2, 3, 4)), ("odd", 2)]
 )
 def test_sources_may_change_as_soon_as_release_returns(tmp_path: Path, backend, place, blocks_before_release) -> None:
-    """What is in flight when the barrier is reached would tear, since the device is still reading it."""
+    """The barrier waits for writes in flight, which would be torn if the caller overwrote their memory."""
     data = lazy_run(48 * MIB, place=place)
     want, checksum = data.image(), native.checksum(data.bytes_of(0))
     path = tmp_path / "f"
@@ -141,7 +141,7 @@ def test_release_is_idempotent_and_may_come_from_several_threads(tmp_path: Path,
     job.release()
     fill(data.memory, 9)
     assert job.wait()
-    job.finish(header=HEADER, tail=b"")
+    job.finish(header=HEADER, trailer=b"")
     same_bytes((tmp_path / "f").read_bytes()[ALIGN:], want)
 
 
@@ -154,7 +154,7 @@ def test_a_wait_that_times_out_says_so_and_can_be_repeated(tmp_path: Path, backe
     with pytest.raises(RuntimeError, match="not all written"):
         job.checksums()
     with pytest.raises(RuntimeError, match="not all written"):
-        job.finish(header=HEADER, tail=b"")
+        job.finish(header=HEADER, trailer=b"")
     assert job.wait(1e300)
     finish(job, tmp_path / "f", data)
 
@@ -218,7 +218,7 @@ def test_a_plan_without_extents_makes_a_file_of_its_ends(tmp_path: Path, backend
     data = extents([])
     job = new_writer(backend).start(data.plan(), str(tmp_path / "f"))
     job.release()
-    finish(job, tmp_path / "f", data, tail=b"x" * ALIGN)
+    finish(job, tmp_path / "f", data, trailer=b"x" * ALIGN)
 
 
 def test_large_congruent_runs_go_straight_from_memory_and_pieces_of_a_run_do_not_break_it() -> None:
@@ -250,5 +250,5 @@ def test_addresses_are_not_touched_after_release(tmp_path: Path, backend) -> Non
     del data
     np.zeros(1 << 16)
     assert job.wait()
-    job.finish(header=HEADER, tail=b"")
+    job.finish(header=HEADER, trailer=b"")
     same_bytes((tmp_path / "f").read_bytes()[ALIGN:], want)

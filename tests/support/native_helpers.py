@@ -1,4 +1,4 @@
-"""Random files for the native core: extents with their memory, and what must land."""
+"""Random files for the native core: extents with their memory, and the bytes the file must have."""
 
 import mmap
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ def new_writer(
 
 
 def arena(nbytes: int) -> np.ndarray:
-    """Page-aligned zeroed memory."""
+    """Return page-aligned zeroed memory."""
     return np.frombuffer(mmap.mmap(-1, max(nbytes, 1)), dtype=np.uint8)
 
 
@@ -50,7 +50,7 @@ def fill(memory: np.ndarray, seed: int) -> None:
 
 @dataclass(frozen=True)
 class Piece:
-    """One extent to be: `gap` bytes after the one before; `place` says where its bytes lie in memory."""
+    """One extent to be, `gap` bytes after the one before; `place` says where its bytes are in memory."""
 
     nbytes: int
     gap: int
@@ -92,7 +92,7 @@ class Extents:
         return [self.bytes_of(i) for i in range(len(self.offsets))]
 
     def image(self) -> bytes:
-        """[ALIGN, data_end) as it must land, gaps as zeros."""
+        """[ALIGN, data_end) as the file must have it, gaps as zeros."""
         image = bytearray(self.data_end - ALIGN)
         for offset, content in zip(self.offsets.tolist(), self.contents(), strict=True):
             image[offset - ALIGN : offset - ALIGN + len(content)] = content
@@ -144,21 +144,21 @@ def pieces(draw: st.DrawFn, *, most: int = 8) -> list[Piece]:
 
 
 def lazy_run(nbytes: int, *, seed: int = 0, place: str = "congruent") -> Extents:
-    """One lazy extent, by default one that goes straight from memory."""
+    """Return one lazy extent, by default one that is written straight from memory."""
     return extents([Piece(nbytes, 0, place, False)], seed=seed)
 
 
-def landed(path: Path, data: Extents, *, header: bytes = HEADER, tail: bytes = b"") -> None:
-    """Fail unless the file is header, image, tail."""
+def check_file(path: Path, data: Extents, *, header: bytes = HEADER, trailer: bytes = b"") -> None:
+    """Fail unless the file is header, image, trailer."""
     content = path.read_bytes()
     assert content[:ALIGN] == header
-    assert len(content) == data.data_end + len(tail)
-    assert content[data.data_end :] == tail
+    assert len(content) == data.data_end + len(trailer)
+    assert content[data.data_end :] == trailer
     same_bytes(content[ALIGN : data.data_end], data.image())
 
 
 def same_bytes(got: bytes, want: bytes) -> None:
-    """Equal; where they part first is said without printing megabytes."""
+    """Fail unless both are equal, naming the first difference without printing megabytes."""
     assert len(got) == len(want)
     if got != want:
         apart = np.flatnonzero(np.frombuffer(got, np.uint8) != np.frombuffer(want, np.uint8))

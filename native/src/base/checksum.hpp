@@ -13,7 +13,8 @@ using Digest = std::array<std::uint8_t, 16>;
 
 Digest checksum(const void *data, std::size_t nbytes);
 
-// The checksums of many extents, fed in the order of the file: the bytes of one are complete before another's begin.
+// The checksums of many extents, fed in the order of the file. The bytes of one extent are complete before another's
+// begin, so one running state is enough for all. An extent without bytes has the checksum of nothing from the start.
 class Digests {
   public:
     explicit Digests(std::size_t count);
@@ -21,7 +22,7 @@ class Digests {
     Digests(const Digests &) = delete;
     Digests &operator=(const Digests &) = delete;
 
-    // `nbytes` at `position` of extent `index`, which has `whole` bytes.
+    // Add `nbytes` at `position` of extent `index`, which has `whole` bytes.
     void feed(std::size_t index, std::uint64_t position, std::uint64_t whole, const void *data, std::uint64_t nbytes);
 
     const std::vector<Digest> &values() const { return values_; }

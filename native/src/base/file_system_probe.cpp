@@ -39,7 +39,7 @@ std::string type_name(long magic) {
     return text.str();
 }
 
-// A temporary file that is gone when this is.
+// A temporary file, removed by the destructor.
 class Sample {
   public:
     explicit Sample(const std::string &directory) : path_(directory + "/.dshistory-probe-XXXXXX") {
@@ -63,7 +63,8 @@ class Sample {
     int fd_;
 };
 
-// glibc's struct statx may be older than the kernel's: the two fields stand at fixed places of the kernel's structure.
+// glibc's struct statx may be older than the kernel's, so the two fields are read at their fixed offsets in the
+// kernel's structure.
 struct DirectAlign {
     std::uint32_t memory = 0;
     std::uint32_t offset = 0;

@@ -1,4 +1,4 @@
-// What the file system of a folder reports and takes: asked of a file made there for the purpose and removed again.
+// Probes the file system of a folder, with a temporary file that is removed again.
 #pragma once
 
 #include <cstdint>
@@ -7,14 +7,13 @@
 namespace dsh {
 
 struct FileSystemFacts {
-    std::string type;
-    bool direct;
-    std::uint64_t memory_align;
+    std::string type;           // such as "ext4", or the magic number in hexadecimal
+    bool direct;                // O_DIRECT is accepted
+    std::uint64_t memory_align; // of O_DIRECT, as statx tells; 0 when it does not
     std::uint64_t offset_align;
-    std::uint64_t block_bytes;
-    std::uint64_t
-        place_align;    // congruent placement's modulus: the largest of page size, st_blksize and both alignments
-    std::string reason; // why not direct; empty when direct
+    std::uint64_t block_bytes; // st_blksize
+    std::uint64_t place_align; // the modulus of congruent placement (writer/plan.hpp): a power of two
+    std::string reason;        // why O_DIRECT is refused; empty when it is not
 };
 
 // Throws IoError when no file can be made in `directory`.

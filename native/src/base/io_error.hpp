@@ -1,4 +1,4 @@
-// What went wrong in a system call: the operation, the file, the place in it, and errno.
+// The failure of a system call: the operation, the file, the position in it, and errno.
 #pragma once
 
 #include <cstdint>

@@ -13,7 +13,7 @@
 namespace dsh {
 namespace {
 
-// What is asked for at once: memory that is taken away while it is read is noticed before its next piece.
+// Regions are looked at piece by piece, so that memory unmapped during a long read is noticed before its next piece.
 constexpr std::uint64_t piece_bytes = 1 << 20;
 
 } // namespace
@@ -21,7 +21,7 @@ constexpr std::uint64_t piece_bytes = 1 << 20;
 bool is_mapped(std::uint64_t address, std::uint64_t nbytes) {
     static const auto page = static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
     const std::uint64_t begin = round_down(address, page);
-    // Of anonymous memory this asks nothing but whether it is mapped.
+    // msync fails with ENOMEM when a page is unmapped. On anonymous memory MS_ASYNC has no other effect.
     return msync(reinterpret_cast<void *>(begin), address + nbytes - begin, MS_ASYNC) == 0;
 }
 

@@ -1,4 +1,4 @@
-// Threads that leave the process's signals to others: a Ctrl-C must interrupt the main thread, not a thread of ours.
+// Starts threads that leave the process's signals to others, so that Ctrl-C interrupts Python's main thread.
 #pragma once
 
 #include <csignal>
@@ -8,12 +8,13 @@
 
 namespace dsh {
 
-// Throws std::system_error when the host gives no more threads.
+// The mask is set before the thread exists, because the new thread inherits it: a signal can't come in between. Throws
+// std::system_error when the host gives no more threads.
 template <typename Work> std::jthread start_thread(Work &&work) {
     sigset_t blocked;
     sigset_t before;
     sigfillset(&blocked);
-    // These belong to the thread that caused them.
+    // These signals are raised by a thread's own fault and must reach that thread.
     for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP}) {
         sigdelset(&blocked, fault);
     }

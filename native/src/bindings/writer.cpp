@@ -120,13 +120,13 @@ void bind_writer(nb::module_ &module) {
         .def("checksums", [](JobHandle &self) { return digest_bytes(self.writer->digests(*self.job)); })
         .def(
             "finish",
-            [](JobHandle &self, nb::bytes header, nb::bytes tail) {
+            [](JobHandle &self, nb::bytes header, nb::bytes trailer) {
                 const std::string_view header_view(header.c_str(), header.size());
-                const std::string_view tail_view(tail.c_str(), tail.size());
+                const std::string_view trailer_view(trailer.c_str(), trailer.size());
                 nb::gil_scoped_release unlocked;
-                return self.writer->finish(*self.job, header_view, tail_view);
+                return self.writer->finish(*self.job, header_view, trailer_view);
             },
-            nb::kw_only(), "header"_a, "tail"_a)
+            nb::kw_only(), "header"_a, "trailer"_a)
         .def(
             "abort", [](JobHandle &self) { self.writer->abort(self.job); }, Unlocked())
         .def_prop_ro("stats", [](JobHandle &self) { return stats_dict(self.writer->stats(*self.job)); });

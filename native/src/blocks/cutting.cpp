@@ -16,7 +16,7 @@ struct Range {
     std::uint64_t source;
 };
 
-// The aligned interiors of all memory runs that may go direct, in file order.
+// Return the aligned interiors of all memory runs that may be direct, in file order.
 std::vector<Range> direct_ranges(std::span<const Extent> extents, const Cutting &how) {
     std::vector<Range> ranges;
     std::size_t i = how.gathered_extents;
@@ -24,7 +24,7 @@ std::vector<Range> direct_ranges(std::span<const Extent> extents, const Cutting 
         const Extent &first = extents[i];
         std::uint64_t end = first.end();
         std::size_t next = i + 1;
-        // An empty extent has no place in memory: it starts no run and breaks none.
+        // An empty extent has no address that means anything: it starts no run and breaks none.
         while (first.nbytes != 0 && next < extents.size() &&
                (extents[next].nbytes == 0 ||
                 (extents[next].offset == end && extents[next].address - first.address == end - first.offset))) {
@@ -88,7 +88,7 @@ class Cutter {
     std::vector<Block> blocks;
 
   private:
-    // The first extent that ends after `offset`; calls come with growing offsets, so the search goes on where it
+    // Return the first extent that ends after `offset`. Offsets grow from call to call, so the search goes on where it
     // stopped.
     std::size_t first_reaching(std::uint64_t offset) {
         while (reached_ < extents_.size() && extents_[reached_].end() <= offset) {

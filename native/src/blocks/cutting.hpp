@@ -1,9 +1,10 @@
-// How a file's extents are cut into blocks of input or output. Pure arithmetic, shared by the writer and the reader.
+// Cuts a file's extents into blocks of input or output. Pure arithmetic, shared by the writer and the reader.
 //
-// Invariants: blocks are aligned, disjoint and sorted by offset. A *direct* block lies wholly inside one memory run
+// Invariants: blocks are aligned, disjoint and sorted by offset. A *direct* block is wholly inside one memory run
 // (extents that are neighbours both in memory and in the file) whose address is congruent to its offset modulo the
-// alignment, so the device can take the bytes from where they are. Every other byte belongs to a *gather* block, which
-// passes through a staging slot.
+// alignment, so the device can use the memory itself: O_DIRECT wants the address and the offset aligned at once, and
+// only a congruent run has a byte at which both are. The unaligned edges of such a run, and every other byte, belong to
+// *gather* blocks, which are copied through aligned memory.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +22,7 @@ struct Extent {
     std::uint64_t end() const { return offset + nbytes; }
 };
 
-// Throws std::invalid_argument when the extent's bytes can't be where it says.
+// Throws std::invalid_argument when no memory can be at the extent's address.
 void require_memory(std::size_t index, const Extent &extent);
 
 struct Block {
@@ -42,8 +43,8 @@ struct Cutting {
     std::size_t gathered_extents;             // the first so many extents are never direct
 };
 
-// Cut [begin, end), both aligned; extents are sorted by offset and lie inside. Bytes of gaps up to max_gap_bytes belong
-// to blocks.
+// Cut [begin, end), both aligned. Extents are sorted by offset, disjoint, and inside that range. Gaps up to
+// max_gap_bytes become part of a gather block.
 std::vector<Block> cut(std::span<const Extent> extents, std::uint64_t begin, std::uint64_t end, const Cutting &how);
 
 // Call visit(index, extent_position, block_position, nbytes) for every non-empty piece of an extent inside the block,

@@ -36,7 +36,8 @@ void decode_bf16(const std::byte *from, std::size_t count, void *into) {
     }
 }
 
-// The product moves the exponent's bias, and makes numbers of denormals; the exponent of Inf and NaN is set apart.
+// Multiplying by 2^112 corrects the exponent's bias and normalises denormals; Inf and NaN get their exponent
+// afterwards.
 float from_f16(std::uint32_t half) {
     const std::uint32_t magnitude = (half & 0x7fffU) << 13;
     const std::uint32_t scaled = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) * 0x1p112F);
@@ -56,7 +57,7 @@ void decode_e5m2(const std::byte *from, std::size_t count, void *into) {
     }
 }
 
-// No infinities: all ones are NaN, with either sign.
+// E4M3 has no infinities: all ones are NaN, with either sign.
 float from_e4m3(unsigned byte) {
     const unsigned exponent = byte >> 3 & 15U;
     const auto mantissa = static_cast<float>(byte & 7U);

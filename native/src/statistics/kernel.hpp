@@ -1,4 +1,4 @@
-// The statistics of whole blocks of 16 numbers, once for every width of vector registers.
+// The statistics of whole blocks of 16 numbers, written once for every width of vector registers.
 #pragma once
 
 #include "statistics/sketch_placement.hpp"
@@ -7,10 +7,10 @@ namespace dsh {
 
 constexpr size_t exponent_bins = 64;
 constexpr int least_exponent = -52;
-constexpr size_t pair_tables = 2;  // taken in turn, or each increment would wait for the store of the one before
+constexpr size_t pair_tables = 2;  // used in turn, because an increment waits for the store of the one before it
 constexpr size_t most_blocks = 64; // of one call of a kernel
 
-// What was counted so far. A zero is also counted in the first bin, a NaN or Inf in the last.
+// The counts so far. A zero is also counted in the first bin, a NaN or Inf in the last; statistics.cpp corrects that.
 struct Tally {
     uint64_t nan;
     uint64_t inf;
@@ -23,7 +23,7 @@ struct Tally {
     uint32_t pairs[pair_tables][exponent_bins * exponent_bins]; // elements 8 apart are counted together
 };
 
-// Where sketches go: rows of 16 buckets, (row_mask + 1) of them; `buckets` is null where none is wanted.
+// The sketch to add to: (row_mask + 1) rows of 16 buckets; `buckets` is null when no sketch is wanted.
 struct Sketching {
     double *buckets;
     uint64_t row_mask;
@@ -43,7 +43,7 @@ extern const Kernel avx512_kernel;
 
 namespace {
 
-// `Lanes` has a few numbers in one register: its width divides 16, its masks are the low bits of an unsigned.
+// `Lanes` is a vector register of a few numbers: its width divides 16, its masks are the low bits of an unsigned.
 template <typename Lanes> struct BlockSums {
     using Vector = typename Lanes::Vector;
     static constexpr unsigned width = Lanes::width;
@@ -61,7 +61,7 @@ template <typename Lanes> struct BlockSums {
         }
     }
 
-    // Numbers of any alignment.
+    // Add one block of 16 numbers, at any address.
     template <typename Number> void add(const char *numbers, Sketching sketching, uint64_t hash, Tally &tally) {
         Vector values[vectors];
         alignas(64) uint64_t pairs[block_elements / 2];
@@ -91,7 +91,7 @@ template <typename Lanes> struct BlockSums {
         }
     }
 
-    // The special ones are counted, and become zeros that change no sum.
+    // Count NaN and Inf, and replace them by zeros, which change no sum.
     static void set_apart(Vector *values, unsigned special, Tally &tally) {
         for (unsigned i = 0; i < vectors; ++i) {
             const auto nan = static_cast<unsigned>(__builtin_popcount(Lanes::nans(values[i])));

@@ -1,5 +1,5 @@
-// Compiled for AVX-512: nothing here may be linked for others, so it includes no header with inline functions of its
-// own.
+// The kernel for processors with AVX-512. This file is compiled for them, so it includes no header with inline
+// functions of external linkage: the linker could take those copies for every processor.
 #include <immintrin.h>
 
 #include "statistics/kernel.hpp"
@@ -18,7 +18,7 @@ struct Lanes {
     static Vector load(const void *numbers, double) { return _mm512_loadu_pd(static_cast<const double *>(numbers)); }
     static void store(double *numbers, Vector values) { _mm512_storeu_pd(numbers, values); }
 
-    // Of a NaN and a number the second argument is the answer.
+    // When one argument is NaN, the instruction returns the second.
     static Vector min(Vector values, Vector least) { return _mm512_min_pd(values, least); }
     static Vector max(Vector values, Vector most) { return _mm512_max_pd(values, most); }
     static Vector sum(Vector a, Vector b) { return _mm512_add_pd(a, b); }

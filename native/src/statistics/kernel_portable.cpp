@@ -1,4 +1,4 @@
-// The kernel for every processor, one number at a time: what the others are compared with.
+// The kernel for every processor, one number at a time. The tests compare the other kernels with it.
 #include <bit>
 #include <cstring>
 

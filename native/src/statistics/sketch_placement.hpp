@@ -1,10 +1,11 @@
-// Where an element goes in the sketch, and with which sign: docs/sketches.md, as code.
+// The bucket and the sign of every element in the sketch, as docs/sketches.md defines them.
 #pragma once
 
 #include <stddef.h>
 #include <stdint.h>
 
-// Kernels for several processors include this: internal linkage keeps each one's own copy of what is not inlined.
+// Kernels for several processors include this, so everything has internal linkage: the linker must not take the copy
+// that was compiled for one processor for the others.
 namespace dsh {
 namespace {
 

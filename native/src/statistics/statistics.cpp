@@ -13,7 +13,7 @@ namespace dsh {
 namespace {
 
 constexpr std::uint64_t stretch_elements = most_blocks * block_elements;
-constexpr std::size_t hashed_bytes = 64 << 10;       // hashed at once, while they are still in the cache
+constexpr std::size_t hashed_bytes = 64 << 10;       // hashed together, while they are still in the cache
 constexpr std::uint64_t unpaired_elements = 1 << 24; // after which the pairs are emptied, long before they overflow
 constexpr std::uint64_t most_buckets = 1 << 20;
 
@@ -38,7 +38,8 @@ const Kernel &chosen_kernel(std::string_view name) {
     throw std::invalid_argument("kernel " + std::string(name) + " is not one of those that run here: " + known);
 }
 
-// A training may flush denormals to zero in its threads; statistics count them.
+// The default floating-point environment, as long as this exists. A training may flush denormals to zero in its
+// threads, but statistics count denormals.
 class DefaultArithmetic {
   public:
     DefaultArithmetic() {
@@ -63,7 +64,8 @@ class Gathering {
 
     const Tally &tally() const { return tally_; }
 
-    // At most stretch_elements, of blocks that begin at multiples of 16.
+    // Add at most stretch_elements. Blocks begin at global indices that are multiples of 16, so the elements before the
+    // first such index and after the last one are added as parts of a block.
     void add(const std::byte *data, std::uint64_t start, std::size_t count) {
         const void *numbers = data;
         if (elements_.decode != nullptr) {
@@ -77,7 +79,7 @@ class Gathering {
         add_some(numbers, start, first + whole * block_elements, count);
     }
 
-    // Moves what the pairs counted to the bins of their elements.
+    // Move the counts of pairs to the bins of their elements.
     void unpair(std::array<std::uint64_t, exponent_bins> &bins) {
         for (auto &pairs : tally_.pairs) {
             for (std::size_t second = 0; second < exponent_bins; ++second) {
@@ -109,7 +111,7 @@ class Gathering {
         (elements_.wide ? kernel_.wide : kernel_.narrow)(numbers, blocks, first_block, sketching_, tally_);
     }
 
-    // Part of a block: a block of zeros around it changes nothing but what is taken back.
+    // Add a part of a block, filled up with zeros. The zeros change only counts and extremes, which are corrected here.
     void add_some(const void *numbers, std::uint64_t start, std::size_t from, std::size_t to) {
         if (from == to) {
             return;

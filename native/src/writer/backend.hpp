@@ -1,5 +1,5 @@
-// How prepared blocks reach the kernel. A backend owns threads that take writes from the queue and report each one
-// exactly once.
+// The way prepared blocks reach the kernel. A backend owns threads that take writes from the queue and report each one
+// exactly once. Its threads never take the GIL.
 #pragma once
 
 #include <cstddef>
@@ -12,9 +12,9 @@ namespace dsh {
 
 class Backend {
   public:
-    // Joins the threads; the queue must have been stopped.
+    // Joins the threads, which end only when the queue has been stopped.
     virtual ~Backend() = default;
-    // Whether the staging memory is registered with the kernel.
+    // Return true when the staging memory is registered with the kernel.
     virtual bool registered() const = 0;
 };
 
@@ -22,7 +22,7 @@ class Backend {
 std::unique_ptr<Backend> make_io_uring_backend(WriteQueue &queue, std::size_t depth);
 std::unique_ptr<Backend> make_posix_backend(WriteQueue &queue, std::size_t depth);
 
-// Empty when an io_uring can be made here, else why not.
+// Return an empty string when an io_uring can be made here, else the reason why not, as one sentence.
 std::string probe_io_uring();
 
 } // namespace dsh

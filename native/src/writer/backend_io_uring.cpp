@@ -1,8 +1,14 @@
-// One io_uring and one thread: submits in batches, sleeps in the kernel while the device works.
+// One io_uring and one thread, which submits writes in batches and sleeps in the kernel while the device works.
 //
-// A write stays a flight until the kernel has answered it, also when the ring itself fails: what the kernel took is
-// waited for, since it may still read live memory; what it did not take, and all that follows, fails with the ring's
-// error.
+// Guarantee: a write counts as in flight until the kernel has answered it, and is then reported exactly once.
+//   - A short write is resumed from its last aligned byte, for O_DIRECT takes no other offset. -EINTR and -EAGAIN mean
+//     that the kernel did nothing, so the write is submitted again.
+//   - When the ring itself fails, the writes that the kernel did take are still waited for, since the device may be
+//     reading live memory, and `release` may not return before that ends. The writes it did not take, and all that
+//     follow, fail with the ring's error.
+//   - The thread never takes the GIL. It touches only the queue, the ring and the files of jobs, so the barrier can
+//   wait
+//     for it from any Python thread.
 
 #include <algorithm>
 #include <cerrno>
@@ -25,10 +31,11 @@ namespace {
 constexpr std::uint64_t batch_below_bytes = 256 << 10;
 constexpr std::uint64_t most_registered_bytes = 1 << 30; // the kernel's limit for one registered buffer
 
+// A place for one write in flight; its address identifies the write in the kernel's completions.
 struct Flight {
-    std::optional<Write> write;
-    std::uint64_t done = 0;
-    std::uint64_t turn = 0; // its place among all submissions
+    std::optional<Write> write; // none while the place is free
+    std::uint64_t done = 0;     // bytes written so far
+    std::uint64_t turn = 0;     // position among all submissions, counted from 1
 };
 
 class IoUringBackend : public Backend {
@@ -59,8 +66,8 @@ class IoUringBackend : public Backend {
     bool registered() const override { return registered_; }
 
   private:
-    // Registration pins the budget once instead of once a write; RLIMIT_MEMLOCK may forbid it, and nothing depends on
-    // it.
+    // Registered buffers are pinned once instead of once a write. RLIMIT_MEMLOCK may forbid it; writes then go out as
+    // plain ones, with the same result.
     void register_budget() {
         std::vector<iovec> parts;
         for (std::uint64_t at = 0; at < queue_.staging().budget_bytes(); at += most_registered_bytes) {
@@ -70,50 +77,52 @@ class IoUringBackend : public Backend {
         registered_ = io_uring_register_buffers(&ring_, parts.data(), static_cast<unsigned>(parts.size())) == 0;
     }
 
-    std::size_t flying() const { return flights_.size() - free_.size(); }
+    std::size_t in_flight() const { return flights_.size() - free_.size(); }
 
     void work() {
         for (;;) {
             while (!free_.empty()) {
-                auto write = queue_.next(flying() == 0);
+                // With writes in flight the thread must not sleep in the queue: it would leave their completions
+                // unread.
+                auto write = queue_.next(in_flight() == 0);
                 if (!write) {
                     break;
                 }
                 Flight *flight = free_.back();
                 free_.pop_back();
                 *flight = {.write = std::move(write)};
-                launch(flight);
+                submit_rest(flight);
             }
-            if (flying() == 0) {
+            if (in_flight() == 0) {
                 return;
             }
             reap();
         }
     }
 
-    // Put one submission for what is left of a flight into the ring; a planned fault lands it at once.
-    void launch(Flight *flight) {
+    // Put one submission for the rest of a write into the ring; a planned fault completes it at once.
+    void submit_rest(Flight *flight) {
         const Write &write = *flight->write;
         OutputFile &file = write.job->file();
         std::uint64_t want = write.nbytes - flight->done;
         if (file.faults()) {
             const std::int64_t admitted = file.faults()->admit(want, file.align());
             if (admitted < 0) {
-                land(flight, static_cast<int>(-admitted));
+                complete(flight, static_cast<int>(-admitted));
                 return;
             }
             want = static_cast<std::uint64_t>(admitted);
         }
         if (broken_ != 0) {
-            land(flight, broken_);
+            complete(flight, broken_);
             return;
         }
-        io_uring_sqe *sqe = io_uring_get_sqe(&ring_); // never empty: the ring has a place for every flight
+        io_uring_sqe *sqe = io_uring_get_sqe(&ring_); // never null: the ring has a place for every flight
         prepare(sqe, write, flight->done, want);
         io_uring_sqe_set_data(sqe, flight);
         flight->turn = ++turn_;
-        // Large writes go out before the next block is hashed, so that the device never waits for us; small ones go
-        // together. What fails here is met again in `reap`.
+        // Large writes are submitted before the next block is hashed, so that the device never waits for a checksum;
+        // small ones are submitted together. An error here is not lost: `reap` submits again and sees it.
         if (want >= batch_below_bytes) {
             io_uring_submit(&ring_);
         }
@@ -126,6 +135,7 @@ class IoUringBackend : public Backend {
         if (write.slot && registered_) {
             const auto begin = static_cast<std::uint64_t>(data - queue_.staging().data());
             const std::uint64_t part = begin / most_registered_bytes;
+            // A slot that crosses from one registered buffer into the next belongs to neither.
             if ((begin + nbytes - 1) / most_registered_bytes == part) {
                 io_uring_prep_write_fixed(sqe, fd, data, static_cast<unsigned>(nbytes), offset, static_cast<int>(part));
                 return;
@@ -134,16 +144,16 @@ class IoUringBackend : public Backend {
         io_uring_prep_write(sqe, fd, data, static_cast<unsigned>(nbytes), offset);
     }
 
-    // Wait for at least one completion, take all that are there.
+    // Wait for at least one completion, and take all that have come.
     void reap() {
-        // Completions held back for a reordering test all come in before the first is reported, last one first.
+        // For a test that reorders, all completions are awaited before the first is reported, the last one first.
         completions_.clear();
         bool reorder = false;
         do {
             if (broken_ == 0) {
                 submit_and_wait();
             } else {
-                // The ring takes no calls any more, yet the kernel still posts what it has in hand.
+                // A broken ring takes no calls, yet the kernel still posts the completions of what it has taken.
                 std::this_thread::sleep_for(std::chrono::milliseconds(1));
             }
             io_uring_cqe *cqe = nullptr;
@@ -153,7 +163,7 @@ class IoUringBackend : public Backend {
                 const auto &faults = completions_.back().first->write->job->file().faults();
                 reorder = reorder || (faults && faults->settings.reorder);
             }
-        } while (reorder && completions_.size() < flying());
+        } while (reorder && completions_.size() < in_flight());
         if (reorder) {
             std::reverse(completions_.begin(), completions_.end());
         }
@@ -165,14 +175,15 @@ class IoUringBackend : public Backend {
     void submit_and_wait() {
         const int result = io_uring_submit_and_wait(&ring_, 1);
         if (result == -EAGAIN || result == -EBUSY) {
-            // The kernel is short of something: its completions are taken before the next try.
+            // The kernel is short of memory or of completion entries: `reap` takes completions before the next try.
             std::this_thread::sleep_for(std::chrono::microseconds(100));
         } else if (result < 0 && result != -EINTR) {
             broken_ = -result;
+            // The kernel takes submissions in order, so those still in the ring are the last ones.
             const std::uint64_t taken = turn_ - io_uring_sq_ready(&ring_);
             for (Flight &flight : flights_) {
                 if (flight.write && flight.turn > taken) {
-                    land(&flight, broken_);
+                    complete(&flight, broken_);
                 }
             }
         }
@@ -181,27 +192,27 @@ class IoUringBackend : public Backend {
     void account(Flight *flight, int result) {
         OutputFile &file = flight->write->job->file();
         if (result == -EINTR || result == -EAGAIN) {
-            launch(flight);
+            submit_rest(flight);
             return;
         }
         if (result < 0) {
-            land(flight, -result);
+            complete(flight, -result);
             return;
         }
-        const auto moved = static_cast<std::uint64_t>(result);
-        const std::uint64_t kept = file.direct() ? round_down(moved, file.align()) : moved;
+        const auto written = static_cast<std::uint64_t>(result);
+        const std::uint64_t kept = file.direct() ? round_down(written, file.align()) : written;
         flight->done += kept;
         if (flight->done == flight->write->nbytes) {
-            land(flight, 0);
+            complete(flight, 0);
         } else if (kept == 0) {
-            // Not one aligned block was moved: the end of the space or of the limit.
-            land(flight, ENOSPC);
+            // Not one aligned block was written: the disk is full, or the file has reached its limit.
+            complete(flight, ENOSPC);
         } else {
-            launch(flight);
+            submit_rest(flight);
         }
     }
 
-    void land(Flight *flight, int code) {
+    void complete(Flight *flight, int code) {
         queue_.completed(std::move(*flight->write), code);
         flight->write.reset();
         free_.push_back(flight);
@@ -211,8 +222,8 @@ class IoUringBackend : public Backend {
     std::vector<Flight> flights_;
     std::vector<Flight *> free_;
     std::vector<std::pair<Flight *, int>> completions_;
-    std::uint64_t turn_ = 0;
-    int broken_ = 0; // errno of the ring itself
+    std::uint64_t turn_ = 0; // submissions so far
+    int broken_ = 0;         // errno of the ring itself, once it has failed
     io_uring ring_{};
     bool registered_ = false;
     std::jthread thread_;

@@ -1,4 +1,4 @@
-// pwrite from a pool of threads, for hosts that forbid io_uring.
+// pwrite from a pool of threads, for hosts that forbid io_uring. Each thread has one write in flight at a time.
 
 #include <thread>
 #include <vector>
@@ -17,7 +17,7 @@ class PosixBackend : public Backend {
                 threads_.push_back(start_thread([this, i] { work(i); }));
             }
         } catch (...) {
-            // Those that did start are joined on the way out, and wait for work until the queue stops.
+            // The threads that did start wait for work until the queue stops; they are joined when `threads_` goes.
             queue_.stop();
             throw;
         }

@@ -1,4 +1,4 @@
-// Deterministic faults on data writes: the hook that lets tests slow, cut, fail and reorder what the kernel would do.
+// Deterministic faults on data writes: tests slow, shorten, fail and reorder what the kernel would do.
 #pragma once
 
 #include <atomic>
@@ -11,18 +11,18 @@
 namespace dsh {
 
 struct FaultSettings {
-    std::uint64_t delay_us = 0;
-    std::int64_t fail_after = -1;
-    int code = EIO;
-    std::uint64_t short_write_every = 0;
-    bool reorder = false;
+    std::uint64_t delay_us = 0;          // sleep before each write
+    std::int64_t fail_after = -1;        // so many writes succeed, all others fail; negative: none fails
+    int code = EIO;                      // of the writes that fail
+    std::uint64_t short_write_every = 0; // each n-th write is cut in half; 0: none
+    bool reorder = false;                // report completions last in, first out
 };
 
 class Faults : public std::enable_shared_from_this<Faults> {
   public:
     explicit Faults(FaultSettings settings) : settings(settings) {}
 
-    // What the next data write of `nbytes` does: how many bytes it may write, or a negative errno.
+    // Return how many bytes the next data write of `nbytes` may write, or a negative errno.
     std::int64_t admit(std::uint64_t nbytes, std::uint64_t granule) {
         if (settings.delay_us != 0) {
             std::this_thread::sleep_for(std::chrono::microseconds(settings.delay_us));

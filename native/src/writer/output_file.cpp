@@ -61,13 +61,14 @@ int OutputFile::write(const void *data, std::uint64_t offset, std::uint64_t nbyt
             }
             return errno;
         }
-        const std::uint64_t moved =
+        // A short direct write is resumed at the last aligned offset, for O_DIRECT takes no other.
+        const std::uint64_t kept =
             direct_ ? round_down(static_cast<std::uint64_t>(result), align_) : static_cast<std::uint64_t>(result);
-        if (moved == 0) {
-            // A direct write that can't move one aligned block has met the end of the space or of the limit.
+        if (kept == 0) {
+            // Not one aligned block was written: the disk is full, or the file has reached its limit.
             return ENOSPC;
         }
-        done += moved;
+        done += kept;
     }
     return 0;
 }

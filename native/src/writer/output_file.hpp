@@ -1,4 +1,7 @@
-// One file being written: created exclusively, preallocated, direct where the file system takes it.
+// One file being written: created exclusively, preallocated, with O_DIRECT where the file system accepts it.
+//
+// Until it is sealed the file belongs to this object, which unlinks it when it is destroyed. A forked child has a copy
+// of the object but not the file: there the descriptor is closed and the name is left to the parent.
 #pragma once
 
 #include <cstdint>
@@ -19,12 +22,12 @@ class OutputFile {
     OutputFile(const OutputFile &) = delete;
     OutputFile &operator=(const OutputFile &) = delete;
 
-    // Write all bytes at `offset`, resuming short writes at an aligned place. `data`, `offset` and `nbytes` are
+    // Write all bytes at `offset`, resuming short writes at an aligned offset. `data`, `offset` and `nbytes` are
     // aligned. Returns 0 or errno.
     int write(const void *data, std::uint64_t offset, std::uint64_t nbytes);
     // Cut to `nbytes`, fdatasync, close. Throws IoError.
     void seal(std::uint64_t nbytes);
-    // Close and unlink; harmless when sealed or done before, and in a forked child it closes only.
+    // Close and unlink. Does nothing to a sealed file; in a forked child it only closes.
     void discard() noexcept;
 
     int descriptor() const { return fd_; }
@@ -42,7 +45,7 @@ class OutputFile {
     pid_t owner_;
     int fd_ = -1;
     bool direct_ = true;
-    bool ours_ = true; // until sealed or unlinked
+    bool ours_ = true; // the name is this object's to unlink, until the file is sealed or unlinked
 };
 
 } // namespace dsh

@@ -1,4 +1,11 @@
-// Where the bytes of one file come from: immutable, shared by every job that writes it while no address moves.
+// The plan of one file: which bytes of memory stand at which offsets. Immutable, and shared by every job that writes
+// the file as long as no address changes.
+//
+// Congruent placement: a plan's author gives a large lazy extent an offset that is congruent to its address modulo
+// `align`. A direct write needs an aligned address and an aligned offset at once, and only under this condition does
+// every aligned offset in the extent fall on an aligned address; otherwise all of it would have to be copied. The plan
+// does not demand congruence: the interior of a congruent run is written straight from its memory, its unaligned edges
+// and all other bytes are copied through slots.
 #pragma once
 
 #include <cstddef>
@@ -22,15 +29,15 @@ ExtentKinds count_kinds(std::span<const std::uint8_t> eager, std::span<const std
 
 class WritePlan : public std::enable_shared_from_this<WritePlan> {
   public:
-    // The first `eager_extents` are eager: they come first, so that checksums can be fed in file order although eager
+    // The first `eager_extents` are eager: they come first, so that checksums are fed in file order although eager
     // bytes are copied first. The last `fed_extents` are fed: their bytes come from a feeder, their addresses mean
-    // nothing. Throws std::invalid_argument naming the extent when they are unsorted, overlap, leave
-    // [data_start, data_end), or when fed ones don't begin on a page (of `align`) of their own.
+    // nothing. Throws std::invalid_argument naming the extent when they are unsorted, overlap, leave [data_start,
+    // data_end), or when the fed ones share a page (of `align`) with another, for such a page would have two sources.
     WritePlan(std::vector<Extent> extents, std::size_t eager_extents, std::size_t fed_extents, std::uint64_t data_start,
               std::uint64_t data_end, std::uint64_t align);
 
-    // Direct blocks are written straight from their source, by O_DIRECT where the file system has it, buffered
-    // otherwise. The blocks from `fed_start` on are a feeder's, and no other holds a byte of a fed extent.
+    // Cut the file into blocks. Direct blocks are written straight from their memory, by O_DIRECT where the file system
+    // has it, buffered otherwise. The blocks from `fed_start` on are fed, and no other has a byte of a fed extent.
     std::vector<Block> blocks(std::uint64_t block_bytes) const;
 
     const std::vector<Extent> &extents() const { return extents_; }
@@ -41,6 +48,7 @@ class WritePlan : public std::enable_shared_from_this<WritePlan> {
     std::uint64_t data_end() const { return data_end_; }
     std::uint64_t align() const { return align_; }
     std::uint64_t total_bytes() const { return total_bytes_; }
+    // Bytes that no slot is needed for.
     std::uint64_t direct_bytes() const;
 
   private:

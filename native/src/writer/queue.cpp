@@ -11,7 +11,7 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// Longer than this is for ever: the clock's own range ends at 292 years.
+// A longer timeout is none: the clock's own range ends at 292 years.
 constexpr double longest_timeout_s = 1e9;
 
 IoError closed(const WriteJob &job) {
@@ -36,6 +36,8 @@ std::shared_ptr<WriteJob> WriteQueue::start(std::shared_ptr<const WritePlan> pla
     std::vector<Block> blocks = plan->blocks(block_bytes_);
     auto job = std::make_shared<WriteJob>(std::move(plan), std::move(blocks), std::move(path), std::move(faults));
     Lock lock(mutex_);
+    // The job is in no list yet, so the backend leaves its eager blocks to this thread, which copies them before it
+    // returns.
     job->busy = true;
     while (job->eager_block() && stage_next(job, lock)) {
     }
@@ -54,13 +56,18 @@ std::shared_ptr<WriteJob> WriteQueue::start(std::shared_ptr<const WritePlan> pla
 double WriteQueue::release(const std::shared_ptr<WriteJob> &job) {
     const auto start = std::chrono::steady_clock::now();
     Lock lock(mutex_);
+    // From here on the backend prepares nothing more of this job, so no new write from live memory is submitted; this
+    // thread takes over as the one that prepares.
     job->releasing = true;
     changed_.wait(lock, [&] { return !job->busy; });
     job->busy = true;
+    // What is left is copied into slots. Copying waits for slots, but is all the barrier needs: those writes read the
+    // slot, and may complete after it.
     while (!job->live_prepared() && stage_next(job, lock)) {
     }
     job->busy = false;
     changed_.notify_all();
+    // What was submitted from live memory has to complete: the device reads the memory until it answers.
     changed_.wait(lock, [&] { return job->live_pending == 0; });
     forget_prepared();
     const double waited = seconds_since(start);
@@ -159,6 +166,7 @@ void WriteQueue::completed(Write &&write, int code) {
     Lock lock(mutex_);
     WriteJob &job = *write.job;
     --job.pending;
+    // Also after a failure: only now is the kernel done with the memory.
     if (write.slot) {
         staging_.give(*write.slot);
     } else {
@@ -176,7 +184,7 @@ void WriteQueue::completed(Write &&write, int code) {
     changed_.notify_all();
 }
 
-// A queued block of a job that has not failed.
+// Return the next staged write whose job has not failed; drop the others and give their slots back.
 std::optional<Write> WriteQueue::pop_staged() {
     while (!staged_.empty()) {
         Write write = std::move(staged_.front());
@@ -191,7 +199,9 @@ std::optional<Write> WriteQueue::pop_staged() {
     return std::nullopt;
 }
 
-// Prepare the next block of the oldest job that may be read lazily.
+// Prepare the next block of the oldest job whose live memory may still be read, and return it as a write. This is where
+// the backend's thread reads a training's memory at its own pace. A job whose block needs a slot is passed over while
+// none is free: the backend must not wait for a slot here, since only its own completions bring slots back.
 std::optional<Write> WriteQueue::prepare_lazily(Lock &lock) {
     forget_prepared();
     for (std::size_t i = 0; i < open_.size();) {
@@ -213,18 +223,18 @@ std::optional<Write> WriteQueue::prepare_lazily(Lock &lock) {
         if (write) {
             return write;
         }
-        // The mutex was given up meanwhile: the list is another.
+        // The mutex was unlocked meanwhile, so the list may have changed.
         forget_prepared();
         i = 0;
     }
     return std::nullopt;
 }
 
-// Compose the job's next block in a slot, waiting for one, and queue it. The caller holds `busy`. False when the job
-// has failed.
+// Compose the job's next block in a slot and stage it, waiting for a slot as long as it takes. While it waits it counts
+// as urgent, so feeders take no slot. The caller holds `busy`. Returns false when the job has failed.
 bool WriteQueue::stage_next(const std::shared_ptr<WriteJob> &job, Lock &lock) {
     std::optional<Slot> slot;
-    // A job that is just being started is in no list, so `stop` can't fail it; and no slot comes any more.
+    // A job that is just being started is in no list, so `stop` can't fail it; `stopping_` ends its wait instead.
     const auto taken = [&] { return job->error || stopping_ || (slot = staging_.take(job->block().nbytes)); };
     if (!taken()) {
         ++urgent_;
@@ -246,8 +256,9 @@ bool WriteQueue::stage_next(const std::shared_ptr<WriteJob> &job, Lock &lock) {
     return write.has_value();
 }
 
-// Hash the job's next block, in a slot if there is one, and make a write of it; nothing when the job fails meanwhile.
-// Gives the mutex up while bytes are hashed or copied. The caller holds `busy`.
+// Hash the job's next block, in a slot if there is one, and return it as a write; nothing when the job fails meanwhile.
+// The mutex is unlocked while bytes are hashed or copied. The caller holds `busy`, which keeps the block and the
+// running checksum its own in that time.
 std::optional<Write> WriteQueue::prepare(const std::shared_ptr<WriteJob> &job, std::optional<Slot> slot, Lock &lock) {
     const Block &block = job->block();
     std::optional<IoError> error;

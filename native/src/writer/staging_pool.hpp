@@ -1,8 +1,10 @@
 // The staging budget: one aligned mapping, touched once, cut into slots that are lent and given back whole.
 //
-// Guarantee: a slot is lent to one holder at a time and its memory stays mapped until it is given back, so a region
-// still in flight can never be handed out again. Two sizes, so that the edge pages of many runs do not each take a
-// block's worth of memory. Not thread-safe: the write queue calls it under its own mutex.
+// Guarantee: a slot is lent to one holder at a time and its memory stays mapped until it is given back, so memory that
+// a request in flight still reads is never handed out again. An empty pool is no error but back-pressure: `take`
+// returns nothing, and whoever needs a slot waits until a write completes and gives one back, so a job larger than the
+// budget runs at the speed of the device. There are two sizes, so that the unaligned edges of many runs do not each
+// take the memory of a whole block. Not thread-safe: the write queue calls it with its own mutex held.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +24,7 @@ class StagingPool {
     static constexpr std::uint64_t small_bytes = 64 << 10;
     static constexpr std::uint64_t least_small = 4;
 
-    // The smallest budget: two blocks beside the least small slots.
+    // The smallest budget: two blocks, so that one is composed while the other is written, and the least small slots.
     static constexpr std::uint64_t least_bytes(std::uint64_t block_bytes) {
         return 2 * block_bytes + least_small * small_bytes;
     }
@@ -33,14 +35,14 @@ class StagingPool {
     StagingPool(const StagingPool &) = delete;
     StagingPool &operator=(const StagingPool &) = delete;
 
-    // A slot of at least `nbytes`, which is at most a block. What fits a small slot takes a large one only when no
-    // small one is free.
+    // Lend a slot of at least `nbytes`, which is at most a block; nothing when none is free. A request that fits a
+    // small slot takes a large one only when no small one is free.
     std::optional<Slot> take(std::uint64_t nbytes);
     void give(Slot slot);
-    // Lend nothing more, and unmap the budget when no slot is out any more.
+    // Lend nothing more, and unmap the budget as soon as every slot is back.
     void drop();
 
-    // Null when it is unmapped.
+    // Null once it is unmapped.
     std::byte *data() const { return data_; }
     std::uint64_t budget_bytes() const { return budget_bytes_; }
     std::uint64_t free_bytes() const { return large_.size() * block_bytes_ + small_.size() * small_bytes; }

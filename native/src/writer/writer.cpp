@@ -7,6 +7,7 @@
 #include "base/limits.hpp"
 
 namespace dsh {
+
 Writer::Writer(std::string backend, std::uint64_t budget_bytes, std::uint64_t block_bytes, std::size_t depth,
                std::shared_ptr<Faults> faults)
     : backend_name_(std::move(backend)), budget_bytes_(budget_bytes), block_bytes_(block_bytes), depth_(depth),
@@ -22,7 +23,7 @@ Writer::Writer(std::string backend, std::uint64_t budget_bytes, std::uint64_t bl
 
 Writer::~Writer() {
     if (owner_ != getpid()) {
-        // The threads exist in the parent only: joining them here would wait for ever.
+        // The threads exist only in the parent: joining them here would wait for ever.
         static_cast<void>(backend_.release());
         static_cast<void>(queue_.release());
         return;

@@ -1,5 +1,8 @@
-// The writer as its users see it: a queue, a backend, and the file's ends. Unusable after fork, by a clear error
-// instead of a hang.
+// The writer as its users see it: a queue, a backend, and the end of both.
+//
+// After fork the threads exist only in the parent, while the child has a copy of the queue whose mutex may be locked
+// for ever. Every call in the child therefore throws before it touches a lock, and the destructor there lets go of
+// queue and backend without joining or unmapping anything; the files stay the parent's.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +22,7 @@ class Writer : public std::enable_shared_from_this<Writer> {
   public:
     Writer(std::string backend, std::uint64_t budget_bytes, std::uint64_t block_bytes, std::size_t depth,
            std::shared_ptr<Faults> faults);
-    // Closes; in a forked child it only lets go.
+    // Closes; in a forked child it leaks what it can't end there.
     ~Writer();
     Writer(const Writer &) = delete;
     Writer &operator=(const Writer &) = delete;
@@ -30,13 +33,13 @@ class Writer : public std::enable_shared_from_this<Writer> {
     bool wait(const WriteJob &job, double timeout_s);
     std::vector<Digest> digests(const WriteJob &job);
     std::uint64_t finish(WriteJob &job, std::string_view header, std::string_view trailer);
-    // Does nothing to a finished job.
+    // Fail the job, wait for what is in flight, remove the file. Does nothing to a finished job.
     void abort(const std::shared_ptr<WriteJob> &job);
-    // As abort, for destructors: in a forked child it leaves the parent's file alone.
+    // The same for destructors: in a forked child it leaves the parent's file alone.
     void abandon(const std::shared_ptr<WriteJob> &job) noexcept;
     std::optional<Feed> feed_next(const std::shared_ptr<WriteJob> &job);
     void fed(const std::shared_ptr<WriteJob> &job, const Feed &feed);
-    // For destructors: in a forked child it does nothing.
+    // Give a fed block back unfilled, for destructors: in a forked child it does nothing.
     void drop(const std::shared_ptr<WriteJob> &job, const Feed &feed) noexcept;
     WriteStats stats(WriteJob &job);
     std::uint64_t free_bytes();
@@ -47,7 +50,7 @@ class Writer : public std::enable_shared_from_this<Writer> {
     std::uint64_t budget_bytes() const { return budget_bytes_; }
     std::uint64_t block_bytes() const { return block_bytes_; }
     std::size_t depth() const { return depth_; }
-    // The staging memory, budget_bytes long and mapped as long as the writer is there.
+    // The staging memory, budget_bytes long; null once the writer is closed and no slot is lent.
     const std::byte *staging() const { return queue_->staging().data(); }
     bool registered() const { return registered_; }
 

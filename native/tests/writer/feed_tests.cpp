@@ -21,7 +21,7 @@ namespace {
 constexpr std::uint64_t page = 4096;
 constexpr std::uint64_t block = 128 << 10;
 
-// An eager, a lazy and a fed part, each with a start and an end off the page; the image is what must land.
+// An eager, a lazy and a fed part, each with a start and an end off the page; the image is what the file must have.
 struct Mixed {
     std::vector<std::byte> live;
     std::vector<std::byte> image;
@@ -58,7 +58,7 @@ Mixed mixed(Random &random) {
     return result;
 }
 
-// Fill slots from the image, several at once; of a failed job they all go back.
+// Fill slots from the image, several at once; when the job fails they all go back.
 void feed_all(WriteQueue &queue, const std::shared_ptr<WriteJob> &job, const std::vector<std::byte> &image,
               std::size_t most) {
     std::deque<Feed> out;
@@ -135,11 +135,11 @@ void several_trainings(bool fails) {
 
 } // namespace
 
-TEST(fed_blocks_land_beside_live_ones) { several_trainings(false); }
+TEST(fed_blocks_are_written_beside_live_ones) { several_trainings(false); }
 
 TEST(fed_blocks_of_failed_jobs_come_back) { several_trainings(true); }
 
-TEST(a_slot_that_is_out_is_nobody_elses) {
+TEST(a_lent_slot_is_lent_to_nobody_else) {
     WriteQueue queue(StagingPool::least_bytes(block), block);
     const std::uint64_t all = queue.free_bytes();
     const std::vector<Extent> fed{{page, 0, 8 * block}};
@@ -158,7 +158,7 @@ TEST(a_slot_that_is_out_is_nobody_elses) {
     CHECK(queue.free_bytes() == left + block);
 }
 
-TEST(a_feeder_goes_behind_who_holds_up_a_training) {
+TEST(a_feeder_waits_behind_a_start_that_holds_up_a_training) {
     WriteQueue queue(StagingPool::least_bytes(block), block);
     const std::vector<Extent> fed{{page, 0, 8 * block}};
     const auto plan = std::make_shared<WritePlan>(fed, 0, 1, page, page + 8 * block, page);

@@ -1,5 +1,5 @@
-// A device that writes into memory: what landed can be looked at, and a read of live bytes after the barrier is a race
-// that the sanitizers see.
+// A device that writes into memory, so that tests can look at the bytes written, and the sanitizers see a read of live
+// bytes after the barrier as a race.
 #pragma once
 
 #include <algorithm>
@@ -26,7 +26,7 @@ class MemoryDevice {
     }
     ~MemoryDevice() { queue_.stop(); }
 
-    // What landed of a job that is settled; its address may be another job's next.
+    // Return the bytes written for a settled job, and forget them: the next job may have its address.
     std::vector<std::byte> take_image(const WriteJob *job) {
         std::lock_guard lock(mutex_);
         return std::move(images_.extract(job).mapped());

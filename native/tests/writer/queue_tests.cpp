@@ -1,5 +1,4 @@
-// The write queue by hand and under threads: what the sanitizers watch. The "device" copies into memory, so that a read
-// of live bytes after the barrier is a race they see.
+// The write queue step by step and under threads. The sanitizers see every read of live bytes after the barrier.
 
 #include <algorithm>
 #include <atomic>
@@ -71,7 +70,8 @@ Source source(std::size_t count, std::size_t eager, std::uint64_t run_bytes, boo
 
 std::string file_name(const std::string &name) { return scratch() / name; }
 
-// Several trainings write through one queue, overwrite their state at once after the barrier, and look at what landed.
+// Several trainings write through one queue, overwrite their state at once after the barrier, and look at what was
+// written.
 void train(WriteQueue &queue, MemoryDevice &device, std::uint64_t seed, bool fails) {
     Random random(seed);
     for (int turn = 0; turn < 8; ++turn) {
@@ -140,8 +140,8 @@ void write_with(const std::string &backend) {
         CHECK(writer.wait(*job, -1));
         CHECK(writer.digests(*job) == digests);
         const std::string header(page, 'h');
-        const std::string tail(page, 't');
-        CHECK(writer.finish(*job, header, tail) == want.size() + page);
+        const std::string trailer(page, 't');
+        CHECK(writer.finish(*job, header, trailer) == want.size() + page);
         std::memset(want.data(), 'h', page);
         want.insert(want.end(), page, std::byte{'t'});
         std::ifstream file(path, std::ios::binary);
@@ -258,9 +258,9 @@ TEST(stop_ends_a_start_that_no_slot_will_come_to) {
     }
 }
 
-TEST(posix_lands_what_was_there_at_the_barrier) { write_with("posix"); }
+TEST(posix_writes_the_bytes_of_the_barrier) { write_with("posix"); }
 
-TEST(io_uring_lands_what_was_there_at_the_barrier) {
+TEST(io_uring_writes_the_bytes_of_the_barrier) {
     if (probe_io_uring().empty()) {
         write_with("io_uring");
     }

@@ -159,7 +159,7 @@ def test_every_share_of_every_sort_of_tensor_lands(tmp_path, rank, held):
     for item in items:
         item.tensor.zero_()
     assert job.wait()
-    job.finish(header=bytes(plan.data_start), tail=b"")
+    job.finish(header=bytes(plan.data_start), trailer=b"")
     landed = (tmp_path / "f").read_bytes()
     for part, offset, whole in zip(plan.parts, plan.offsets, expected, strict=True):
         begin = (part.start - part.item.start) * part.itemsize

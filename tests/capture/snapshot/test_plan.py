@@ -100,7 +100,7 @@ def written(plan: Plan, folder: Path, objects: list[PlacedObject]) -> Path:
     assert job.wait()
     tail = make_tail(objects, plan, file=path.name)
     header = data_file_header(plan, tail, run="r", step=7, rank=0)
-    size = job.finish(header=header, tail=tail.data)
+    size = job.finish(header=header, trailer=tail.data)
     assert size == path.stat().st_size
     rows = manifest_rows(plan, tail, job.checksums(), header, file=path.name)
     writer.close()
