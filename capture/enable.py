@@ -24,7 +24,7 @@ from capture.restore import all_providers, restore_live
 from capture.session.session import Session
 from capture.snapshot.change_detector import Check
 from capture.snapshot.state_listing import Source
-from capture.snapshot.writer import ChosenWriter, choose_settings, make_writer
+from capture.snapshot.writer import ChosenWriter, agree_on_writer
 from capture.state.interface import StateProvider
 from catalog.disk.json_file import canonical
 from catalog.errors import NotFoundError, SetupError
@@ -108,7 +108,9 @@ def enable(
         align=int(file_system["place_align"]),
     )
     layout = ranks.broadcast(ranks.agree("looking at the state", lambda: _layout(source, ranks.world_size)))
-    writer = _writer(root, ranks, backend, budget_bytes, faults, file_system)
+    writer = agree_on_writer(
+        root, ranks, backend=backend, budget_bytes=budget_bytes, faults=faults, file_system=file_system
+    )
     facts = _facts(loop, writer, every, on_full)
     run = ranks.broadcast(
         ranks.agree("making the run", lambda: _make_run(root, ranks, layout, parent, facts)),
@@ -173,35 +175,6 @@ def _layout(source: Source, world_size: int) -> str:
     plan = source.plan()
     rows = sorted((part.item.kind, part.item.name, list(part.item.shape), part.dtype) for part in plan.parts)
     return native.checksum(canonical({"world_size": world_size, "parts": rows})).hex()
-
-
-def _writer(
-    root: Path,
-    ranks: Ranks,
-    backend: str | None,
-    budget_bytes: int,
-    faults: native.Faults | None,
-    file_system: dict[str, Any],
-) -> ChosenWriter:
-    align = int(file_system["place_align"])
-    settings = ranks.broadcast(
-        ranks.agree(
-            "choosing the writer",
-            lambda: choose_settings(root, backend=backend, align=align) if ranks.rank == 0 else None,
-        )
-    )
-    return ranks.agree(
-        "making the writer",
-        lambda: make_writer(
-            root,
-            backend=backend,
-            budget_bytes=budget_bytes,
-            faults=faults,
-            settings=settings,
-            file_system=file_system,
-            quiet=ranks.rank != 0,
-        ),
-    )
 
 
 def _facts(loop: Loop, writer: ChosenWriter, every: int, on_full: str) -> dict[str, Any]:

@@ -20,13 +20,12 @@ from capture.state.interface import Available, StateProvider, TensorItem
 from capture.state.objects import decode_object
 from capture.state.providers import DataloaderPosition, ModuleParameters, RandomState
 from catalog.errors import CorruptError, MismatchError, NotFoundError, RestoreError, SetupError
+from catalog.format.manifest import NOT_STATE
 from catalog.history import History
 from catalog.read.check_data import check_extents
 from catalog.records import CheckpointRef, Extent
 
 __all__ = ["all_providers", "restore", "restore_live", "state_dict_of"]
-
-_NOT_TENSORS = frozenset({"header", "pad", "object", "object_tensor"})
 
 StateDict = dict[str, dict[str, torch.Tensor]]
 
@@ -147,7 +146,7 @@ def state_dict_of(
     the nearest, for a pattern that fits nothing.
     """
     names, kinds = _patterns(names), _patterns(kinds)
-    extents = [extent for extent in history.extents(ref) if extent.kind not in _NOT_TENSORS]
+    extents = [extent for extent in history.extents(ref) if extent.kind not in NOT_STATE]
     chosen = choose(extents, rank=0)
     _check_patterns(ref, chosen, names, kinds)
     wanted = {
@@ -176,7 +175,7 @@ def _prepare(
     tensors = {
         key: (tuple(members[0].shape), members[0].dtype)
         for key, members in chosen.by_key.items()
-        if key[0] not in _NOT_TENSORS
+        if key[0] not in NOT_STATE
     }
     objects = Asked(_objects(history.root, chosen))
     available = Available(tensors, objects)

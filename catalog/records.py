@@ -3,7 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-__all__ = ["CheckpointRef", "Extent", "Marker", "MarkerPart", "Placement", "RunFacts"]
+__all__ = ["CHECKSUM_BYTES", "CheckpointRef", "Extent", "Marker", "MarkerPart", "Placement", "RunFacts"]
+
+CHECKSUM_BYTES = 16
+"""The size of every checksum that is stored or returned by `native`: XXH3-128."""
 
 Placement = Literal["partitioned", "replicated", "rank_local"]
 
@@ -24,7 +27,7 @@ class Extent:
     """One manifest row: a byte range of one file that holds one fragment of one logical tensor.
 
     `shape` is the logical tensor's global shape; the fragment is `[start, start + numel)` of it, flattened. `file` is
-    relative to the history's root, with forward slashes. `checksum` is the XXH3-128 of the stored bytes (16 bytes,
+    relative to the history's root, with forward slashes. `checksum` is the XXH3-128 of the stored bytes (CHECKSUM_BYTES,
     canonical). `dtype` is a safetensors dtype, `start` and `numel` count elements, `offset` and `nbytes` count bytes.
     Extents of the kinds `header`, `pad`, `object` and `object_tensor` are no tensors of the model. Every byte of a data
     file belongs to exactly one extent.

@@ -6,6 +6,7 @@ hook before the update itself, and `latest` is moved in the background (`checkpo
 """
 
 import atexit
+import functools
 import os
 import secrets
 import warnings
@@ -29,7 +30,7 @@ from capture.deepspeed_checkpoints.tree import decode_state, encode_state
 from capture.loops.deepspeed.hooks import attach_barrier, wrap
 from capture.snapshot.device_copies import CUDA
 from capture.snapshot.failures import Failures
-from capture.snapshot.writer import ChosenWriter, choose_settings, make_writer
+from capture.snapshot.writer import ChosenWriter, agree_on_writer
 from catalog.errors import HistoryError, SetupError, SnapshotError, UnsupportedError
 
 __all__ = ["NativeCheckpointEngine", "install"]
@@ -91,7 +92,9 @@ class NativeCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         self.name = "DSHistory"
         self._engine = engine
         self._pickle = pickle
-        self._made_with = (backend, budget_bytes, faults)
+        self._make_writer = functools.partial(
+            agree_on_writer, backend=backend, budget_bytes=budget_bytes, faults=faults
+        )
         self._ranks = Ranks(deepspeed.comm.get_rank(), deepspeed.comm.get_world_size())
         self._session = self._ranks.broadcast(secrets.token_hex(8))
         self._count = 0
@@ -263,32 +266,9 @@ class NativeCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
             return
         self._ranks.prove_shared(folder)
         file_system = native.probe_file_system(str(folder))
-        align = int(file_system["place_align"])
         if self._writer is None:
-            self._writer = self._make_writer(folder, file_system, align)
-        self._shared[folder] = align
-
-    def _make_writer(self, folder: Path, file_system: dict[str, Any], align: int) -> ChosenWriter:
-        backend, budget_bytes, faults = self._made_with
-        rank = self._ranks.rank
-        settings = self._ranks.broadcast(
-            self._ranks.agree(
-                "choosing the writer",
-                lambda: choose_settings(folder, backend=backend, align=align) if rank == 0 else None,
-            )
-        )
-        return self._ranks.agree(
-            "making the writer",
-            lambda: make_writer(
-                folder,
-                backend=backend,
-                budget_bytes=budget_bytes,
-                faults=faults,
-                settings=settings,
-                file_system=file_system,
-                quiet=rank != 0,
-            ),
-        )
+            self._writer = self._make_writer(folder, self._ranks, file_system=file_system)
+        self._shared[folder] = int(file_system["place_align"])
 
     def _decoded(self, path: Path, map_location: Any) -> Any:
         tree, tensors = read_tree(path)

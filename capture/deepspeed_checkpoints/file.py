@@ -28,12 +28,13 @@ from capture.state.objects import EncodedObject
 from catalog.disk.durable import publish, temporary_path
 from catalog.errors import CorruptError, FormatError, SnapshotError
 from catalog.format.header import Entry, Header, encode_header, entries_json, parse_header, read_header
+from catalog.records import CHECKSUM_BYTES
 
 __all__ = ["StateWrite", "is_state_file", "read_tree"]
 
 _FORMAT = "dshistory-state-1"
 _TREE = "object/tree"
-_NO_DIGEST = "0" * 32
+_NO_DIGEST = "0" * (2 * CHECKSUM_BYTES)
 _HUGE = 1 << 50
 
 
@@ -120,7 +121,10 @@ class StateWrite:
             raise SnapshotError(f"{self.final}: its device tensors can't be copied: {self.copies.failure}") from error
 
     def _ends(self, checksums: bytes) -> tuple[bytes, bytes]:
-        digests = {part.key: checksums[16 * i : 16 * i + 16].hex() for i, part in enumerate(self.plan.parts)}
+        digests = {
+            part.key: checksums[CHECKSUM_BYTES * i : CHECKSUM_BYTES * (i + 1)].hex()
+            for i, part in enumerate(self.plan.parts)
+        }
         content = json.dumps({"checksums": digests, "tree": self.tree}, separators=(",", ":"), allow_nan=False).encode()
         objects = [PlacedObject(EncodedObject("tree", content), "rank_local")]
         tail = make_tail(objects, self.plan, file=self.final.name)
@@ -173,7 +177,12 @@ def read_tree(path: Path) -> tuple[Any, dict[str, torch.Tensor]]:
         nbytes=np.array([entry.end - entry.begin for entry in full], dtype=np.uint64),
     )
     for i, entry in enumerate(full):
-        _require(path, entry.key, content["checksums"].get(entry.key), digests[16 * i : 16 * i + 16].hex())
+        _require(
+            path,
+            entry.key,
+            content["checksums"].get(entry.key),
+            digests[CHECKSUM_BYTES * i : CHECKSUM_BYTES * (i + 1)].hex(),
+        )
     return content["tree"], {key.removeprefix("state/"): tensor for key, tensor in tensors.items()}
 
 

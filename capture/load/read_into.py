@@ -13,7 +13,7 @@ import native
 from capture.load.assignments import Assignment
 from capture.state.dtypes import torch_dtype
 from catalog.errors import CorruptError, FormatError
-from catalog.records import Extent
+from catalog.records import CHECKSUM_BYTES, Extent
 
 __all__ = ["read_extents", "read_into"]
 
@@ -49,7 +49,7 @@ class _Batch:
                 f"{error.filename}: {error.strerror}: the file is damaged, truncated or missing"
             ) from error
         for i, extent in enumerate(self.extents):
-            digest = digests[16 * i : 16 * i + 16]
+            digest = digests[CHECKSUM_BYTES * i : CHECKSUM_BYTES * (i + 1)]
             if digest != extent.checksum:
                 raise CorruptError(
                     f"{self.root / extent.file}: {extent.kind} {extent.name!r} at offset {extent.offset}: the manifest's checksum is "

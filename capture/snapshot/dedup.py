@@ -15,12 +15,11 @@ import numpy as np
 import native
 from capture.snapshot.parts import Part, may_rest
 from capture.snapshot.plan import Plan
-from catalog.records import Extent
+from catalog.records import CHECKSUM_BYTES, Extent
 
 __all__ = ["Guess", "Place", "Published", "Resting"]
 
 _MAX_WAITING = 8
-_DIGEST_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,7 @@ class Published:
 
     def checksum(self, index: int) -> bytes:
         """That of one part of the plan."""
-        return self.checksums[_DIGEST_BYTES * index : _DIGEST_BYTES * (index + 1)]
+        return self.checksums[CHECKSUM_BYTES * index : CHECKSUM_BYTES * (index + 1)]
 
 
 class Resting:
@@ -128,7 +127,7 @@ class Guess:
             )
             for i, part in enumerate(self._parts):
                 place = self._places[part.key]
-                if digests[_DIGEST_BYTES * i : _DIGEST_BYTES * (i + 1)] == place.checksum:
+                if digests[CHECKSUM_BYTES * i : CHECKSUM_BYTES * (i + 1)] == place.checksum:
                     self.references.append(_reference(part, place))
                 else:
                     self.moved.append((part, ctypes.string_at(part.address, part.nbytes)))
@@ -139,7 +138,7 @@ class Guess:
 def _unchanged(last: Published, now: Published) -> dict[str, Place]:
     parts = now.plan.parts
     if last.plan is now.plan:
-        digest = np.dtype(f"V{_DIGEST_BYTES}")
+        digest = np.dtype(f"V{CHECKSUM_BYTES}")
         same = np.flatnonzero(np.frombuffer(last.checksums, digest) == np.frombuffer(now.checksums, digest)).tolist()
     else:
         known = {part.key: last.checksum(i) for i, part in enumerate(last.plan.parts)}

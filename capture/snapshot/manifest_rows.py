@@ -9,10 +9,9 @@ import pyarrow as pa
 
 import native
 from catalog.format.extents import SCHEMA
+from catalog.records import CHECKSUM_BYTES
 
 __all__ = ["PlannedRows"]
-
-_DIGEST_BYTES = 16
 
 
 class PlannedRows:
@@ -30,11 +29,13 @@ class PlannedRows:
         }
         self._order = np.array(order, dtype=np.int64)
         zeros = b"".join(_checksum_of_zeros(nbytes) for _, nbytes in pads)
-        self._digests_of_pads = np.frombuffer(zeros, np.uint8).reshape(-1, _DIGEST_BYTES)
+        self._digests_of_pads = np.frombuffer(zeros, np.uint8).reshape(-1, CHECKSUM_BYTES)
 
     def table(self, checksums: bytes, *, file: str) -> pa.Table:
         """The rows, with the checksums of the parts, 16 bytes each in the plan's order."""
-        digests = np.concatenate([np.frombuffer(checksums, np.uint8).reshape(-1, _DIGEST_BYTES), self._digests_of_pads])
+        digests = np.concatenate(
+            [np.frombuffer(checksums, np.uint8).reshape(-1, CHECKSUM_BYTES), self._digests_of_pads]
+        )
         data = pa.py_buffer(np.ascontiguousarray(digests[self._order]))
         columns = {
             **self._columns,

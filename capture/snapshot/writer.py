@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import native
+from capture.collectives import Ranks
 from capture.snapshot.writer_tuning import Settings, settings_for
 from catalog.errors import SetupError
 
-__all__ = ["ChosenWriter", "choose_settings", "make_writer"]
+__all__ = ["ChosenWriter", "agree_on_writer"]
 
 LEAST_BLOCK_BYTES = 64 << 10
 
@@ -25,14 +26,50 @@ class ChosenWriter:
     facts: dict[str, Any]
 
 
-def choose_settings(root: Path, *, backend: str | None, align: int) -> dict[str, Any]:
+def agree_on_writer(
+    root: Path,
+    ranks: Ranks,
+    *,
+    backend: str | None,
+    budget_bytes: int,
+    faults: native.Faults | None,
+    file_system: dict[str, Any],
+) -> ChosenWriter:
+    """This rank's writer for files below `root`, with the same settings as every other rank's. A collective; SetupError
+    on all ranks when one of them can't make its writer.
+
+    `file_system` is what `native.probe_file_system(root)` has returned. The notices are warned of on rank 0 alone.
+    """
+    # Choosing may measure by writing to `root`. Only rank 0 does, since ranks that measure at once disturb each other.
+    align = int(file_system["place_align"])
+    settings = ranks.broadcast(
+        ranks.agree(
+            "choosing the writer",
+            lambda: _choose_settings(root, backend=backend, align=align) if ranks.rank == 0 else None,
+        )
+    )
+    return ranks.agree(
+        "making the writer",
+        lambda: _make_writer(
+            root,
+            backend=backend,
+            budget_bytes=budget_bytes,
+            faults=faults,
+            settings=settings,
+            file_system=file_system,
+            quiet=ranks.rank != 0,
+        ),
+    )
+
+
+def _choose_settings(root: Path, *, backend: str | None, align: int) -> dict[str, Any]:
     """Block size and depth for the file system of `root`, as JSON that all ranks take from rank 0."""
     chosen = backend or ("posix" if native.probe_io_uring() else "io_uring")
     settings = settings_for(root, backend=chosen, align=align)
     return {"block_bytes": settings.block_bytes, "depth": settings.depth, "origin": settings.origin}
 
 
-def make_writer(
+def _make_writer(
     root: Path,
     *,
     backend: str | None,

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from catalog.errors import CorruptError, FormatError
+from catalog.records import CHECKSUM_BYTES
 from native import checksum
 
 __all__ = ["MAX_ROWS", "MAX_TABLE_BYTES", "decode_checked", "encode_checked", "read_bounded"]
@@ -27,7 +28,6 @@ MAX_TABLE_BYTES = 1 << 30
 """The largest size of a decompressed table."""
 
 _MAGIC = b"PAR1"
-_CHECKSUM_BYTES = 16
 _BATCH_ROWS = 16_384
 
 
@@ -60,10 +60,10 @@ def decode_checked(data: bytes, *, schema: pa.Schema, file: str) -> tuple[pa.Tab
     MAX_ROWS rows, or takes more than MAX_TABLE_BYTES once decompressed. The errors name `file`.
     """
     at = _footer_start(data, file=file)
-    if at - _CHECKSUM_BYTES < len(_MAGIC):
+    if at - CHECKSUM_BYTES < len(_MAGIC):
         raise FormatError(f"{file}: too short for a table with a checksum")
-    stored = data[at - _CHECKSUM_BYTES : at]
-    expected = checksum(data[: at - _CHECKSUM_BYTES] + data[at:])
+    stored = data[at - CHECKSUM_BYTES : at]
+    expected = checksum(data[: at - CHECKSUM_BYTES] + data[at:])
     if stored != expected:
         raise CorruptError(
             f"{file}: field checksum: the file says {stored.hex()}, its bytes give {expected.hex()}: the file was "

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from catalog.format.dtypes import MAX_DIMENSIONS
-from catalog.records import Extent
+from catalog.records import CHECKSUM_BYTES, Extent
 
 __all__ = ["MAX_FIGURE", "SCHEMA", "element_counts", "extent_records", "extent_table"]
 
@@ -26,7 +26,7 @@ SCHEMA = pa.schema(
         pa.field("file", pa.string(), nullable=False),
         pa.field("offset", pa.int64(), nullable=False),
         pa.field("nbytes", pa.int64(), nullable=False),
-        pa.field("checksum", pa.binary(16), nullable=False),
+        pa.field("checksum", pa.binary(CHECKSUM_BYTES), nullable=False),
         pa.field("placement", pa.string(), nullable=False),
         pa.field("aliases", pa.list_(pa.field("element", pa.string(), nullable=False)), nullable=False),
         pa.field("codec", pa.string(), nullable=False),

@@ -19,6 +19,7 @@ from catalog.disk.checked_parquet import decode_checked, encode_checked, read_bo
 from catalog.disk.durable import make_dirs, publish_bytes
 from catalog.errors import FormatError
 from catalog.paths import HistoryPaths
+from catalog.records import CHECKSUM_BYTES
 
 __all__ = [
     "SCHEMA",
@@ -41,7 +42,7 @@ SCHEMA = pa.schema(
         pa.field("placement", pa.string(), nullable=False),
         pa.field("start", pa.int64(), nullable=False),
         pa.field("numel", pa.int64(), nullable=False),
-        pa.field("checksum", pa.binary(16), nullable=False),
+        pa.field("checksum", pa.binary(CHECKSUM_BYTES), nullable=False),
         pa.field("nan", pa.int64(), nullable=False),
         pa.field("inf", pa.int64(), nullable=False),
         pa.field("zeros", pa.int64(), nullable=False),

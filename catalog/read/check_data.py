@@ -11,7 +11,7 @@ from catalog.errors import FormatError
 from catalog.format.header import Entry, read_header
 from catalog.format.manifest import Manifest
 from catalog.read.batched_read import Buffer, batches, read_pieces
-from catalog.records import Extent
+from catalog.records import CHECKSUM_BYTES, Extent
 
 __all__ = ["DamagedExtent", "check_data_file", "check_extents", "check_header"]
 
@@ -99,7 +99,7 @@ def _compared(root: Path, batch: list[Extent], buffer: Buffer) -> Iterator[Damag
             yield DamagedExtent(batch[0].file, _field(batch[0]), f"not readable: {error}")
         return
     for index, extent in enumerate(batch):
-        actual = checksums[16 * index : 16 * index + 16]
+        actual = checksums[CHECKSUM_BYTES * index : CHECKSUM_BYTES * (index + 1)]
         if actual != extent.checksum:
             place = f"bytes {extent.offset} to {extent.offset + extent.nbytes}"
             told = f"{place} have the checksum {actual.hex()}, the manifest says {extent.checksum.hex()}: damaged"

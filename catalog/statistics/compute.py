@@ -22,7 +22,7 @@ from catalog.format.statistics_file import SCHEMA, StatisticsFile, publish_stati
 from catalog.paths import HistoryPaths, parse_data_file
 from catalog.read.batched_read import Buffer, Piece, batches, read_pieces
 from catalog.read.checkpoint import read_part
-from catalog.records import CheckpointRef, Extent
+from catalog.records import CHECKSUM_BYTES, CheckpointRef, Extent
 
 __all__ = ["BUCKETS", "SKETCHED_KINDS", "analyze_part", "buckets_of", "missing_parts", "sketch_key"]
 
@@ -128,7 +128,7 @@ def _computed(root: Path, batch: list[Extent], buffer: Buffer) -> list[dict[str,
     digests = _read(root, [(extent.file, extent.offset, extent.nbytes) for extent in batch], buffer)
     rows = []
     for i, extent in enumerate(batch):
-        if digests[16 * i : 16 * i + 16] != extent.checksum:
+        if digests[CHECKSUM_BYTES * i : CHECKSUM_BYTES * (i + 1)] != extent.checksum:
             raise CorruptError(
                 f"{root / extent.file}: {extent.kind} {extent.name!r} at offset {extent.offset}: the bytes are not "
                 "those that were written: the file is damaged"

@@ -17,11 +17,12 @@ from capture.state.interface import Available, TensorItem
 from capture.state.optimizer_match import require_same_rule
 from capture.state.providers.tree import ModuleTree, tensor_marks
 from catalog.errors import MismatchError, UnsupportedError
+from catalog.format.manifest import NOT_STATE
 from catalog.records import Placement
 
 __all__ = ["TorchOptimizer"]
 
-_TAKEN = frozenset({"model", "buffer", "master", "object", "object_tensor", "header", "pad"})
+_RESERVED_KINDS = NOT_STATE | {"model", "buffer", "master"}
 
 
 class TorchOptimizer:
@@ -193,7 +194,7 @@ def _item(name: str, key: str, value: torch.Tensor) -> TensorItem:
 
 
 def _kind(key: str, name: str) -> str:
-    if key in _TAKEN:
+    if key in _RESERVED_KINDS:
         raise UnsupportedError(
             f"optimizer state {key!r} of {name!r} has the name of a reserved kind; rename it in the optimizer"
         )
