@@ -150,7 +150,7 @@ class _StateDecoder(Decoder):
             return known.make(self.value(tree["value"], path))
         match tree["$"]:
             case "tensor":
-                return _seen(self.held(tree, path), tree)
+                return _seen(self.stored_tensor(tree, path), tree)
             case "ordered":
                 made = OrderedDict(self.value(tree["items"], path))
                 if "metadata" in tree:

@@ -1,8 +1,8 @@
-"""DTensors and FSDP2: which range of a logical tensor lies in this rank's memory, and which tensor is the lasting one.
+"""DTensors and FSDP2: the range of each logical tensor that this rank holds, and the tensor that holds it permanently.
 
-FSDP2 hangs the gathered weights into the module from a forward until it reshards, and frees them afterwards. What lasts,
-and what the optimizer updates in place, is the local shard. Nothing here imports torch's DTensor or FSDP before the training
-has.
+FSDP2 puts the gathered weights into the module for a forward pass and frees them when it reshards. The local shard is
+permanent, and the optimizer updates it in place, so capture always refers to the shard. Nothing here imports torch's
+DTensor or FSDP unless the training already has: `sys.modules` answers whether any can exist.
 """
 
 import sys
@@ -30,8 +30,9 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LocalPart:
-    """Elements `[start, start + tensor.numel())` of a logical tensor of `shape`, as they lie in this rank's memory; `through`
-    is the DTensor that they are written by.
+    """Elements `[start, start + tensor.numel())` of a logical tensor of `shape`, in this rank's memory.
+
+    `through` is the DTensor around `tensor`; writes through it change the same memory.
     """
 
     shape: tuple[int, ...]
@@ -42,12 +43,12 @@ class LocalPart:
 
 
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a DTensor on this rank; any other tensor is its own."""
+    """Return the local memory of a DTensor; any other tensor is returned as it is."""
     return tensor._local_tensor if _is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def local_tensors(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The same for many; costs nothing in a training without DTensors."""
+    """Apply `local_tensor` to each tensor. Costs nothing in a training without DTensors."""
     dtensor = sys.modules.get("torch.distributed.tensor")
     if dtensor is None:
         return tensors
@@ -56,8 +57,10 @@ def local_tensors(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def local_part(tensor: torch.Tensor, *, what: str) -> LocalPart:
-    """What this rank holds of `tensor`, detached. UnsupportedError, with `what` as its name, unless that is one range
-    of the flattened logical tensor, and either the same on all ranks or another on each.
+    """Return this rank's part of `tensor`, detached.
+
+    UnsupportedError, which names `what`, unless the part is one range of the flattened logical tensor, and is either
+    the same on all ranks or different on each.
     """
     shape = tuple(tensor.shape)
     local = local_tensor(tensor).detach()
@@ -67,7 +70,10 @@ def local_part(tensor: torch.Tensor, *, what: str) -> LocalPart:
 
 
 def sharded_of(module: torch.nn.Module) -> dict[int, torch.Tensor]:
-    """By the id of what hangs in the modules below `module` at the moment: the sharded parameter it is gathered from."""
+    """Map the id of each FSDP2 parameter that is currently an attribute of a module to its sharded parameter.
+
+    Between a forward and the reshard that attribute is the gathered weight; at other times it is the sharded parameter.
+    """
     found = {}
     for state in _states(module):
         for held in _held(state):
@@ -77,7 +83,7 @@ def sharded_of(module: torch.nn.Module) -> dict[int, torch.Tensor]:
 
 
 def drop_gathered(module: torch.nn.Module) -> None:
-    """Free gathered weights, so that the next forward gathers what the shards hold by then, and partial gradients."""
+    """Free gathered weights and partial gradients, so that the next forward gathers what the shards hold by then."""
     for state in _states(module):
         for group in state._fsdp_param_groups:
             group.reshard()
@@ -87,13 +93,13 @@ def drop_gathered(module: torch.nn.Module) -> None:
 
 
 def refuse_flat_parameters(module: torch.nn.Module) -> None:
-    """UnsupportedError for the first generation of FSDP, whose parameters have no tensors of their own."""
+    """Raise UnsupportedError for FSDP1: its flat parameters leave the logical ones without tensors."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     for name, part in module.named_modules():
         if fsdp is not None and isinstance(part, fsdp.FullyShardedDataParallel):
             raise UnsupportedError(
-                f"module {name or type(part).__name__!r} is wrapped in FullyShardedDataParallel, which flattens its parameters: "
-                "use torch.distributed.fsdp.fully_shard"
+                f"module {name or type(part).__name__!r} is wrapped in FullyShardedDataParallel, which flattens its "
+                "parameters: use torch.distributed.fsdp.fully_shard"
             )
 
 
@@ -103,13 +109,16 @@ def _is_dtensor(tensor: torch.Tensor) -> bool:
 
 
 def _range(tensor: Any, shape: tuple[int, ...], *, what: str) -> tuple[int, Placement]:
-    """Where the local part of a DTensor begins, and whether the other ranks have the same or another."""
+    """Return the first element of a DTensor's local part, and whether other ranks hold the same part or other ones."""
     if not prod(shape):
         return 0, "replicated"
     mesh, placements = tensor.device_mesh, tensor.placements
+    # The plan divides replicated items over all ranks, and expects partitioned ones of all ranks to cover the tensor
+    # exactly once. A mesh of some of the ranks, or shards with replicas, fits neither.
     if mesh.size() != dist.get_world_size() or mesh.get_coordinate() is None:
         raise UnsupportedError(
-            f"{what} is a DTensor on a mesh of {mesh.size()} of {dist.get_world_size()} ranks: capture needs a mesh of all ranks"
+            f"{what} is a DTensor on a mesh of {mesh.size()} of {dist.get_world_size()} ranks: capture needs a mesh "
+            "of all ranks"
         )
     wide = [placement for size, placement in zip(mesh.shape, placements, strict=True) if size > 1]
     if any(type(placement).__name__ not in ("Shard", "Replicate") for placement in wide):
@@ -124,8 +133,9 @@ def _range(tensor: Any, shape: tuple[int, ...], *, what: str) -> tuple[int, Plac
 
 
 def _start(shape: tuple[int, ...], tensor: Any, *, what: str) -> int:
-    """The first element of this rank's block, which is one range when it is of length 1 in all dimensions before the last
-    one that is cut.
+    """Return the first element of this rank's block in the flattened logical tensor.
+
+    A block is one contiguous range exactly when it has length 1 in every dimension before the last one that is cut.
     """
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -133,9 +143,10 @@ def _start(shape: tuple[int, ...], tensor: Any, *, what: str) -> int:
     cut = max((i for i, size in enumerate(mine) if size != shape[i]), default=0)
     if prod(mine) and any(size != 1 for size in mine[:cut]):
         raise UnsupportedError(
-            f"{what} of shape {tuple(shape)} is a DTensor placed as {tensor.placements}: a rank's block is no single range of it; "
-            "shard dimension 0"
+            f"{what} of shape {tuple(shape)} is a DTensor placed as {tensor.placements}: a rank's block is no single "
+            "range of it; shard dimension 0"
         )
+    # An empty block has no first element, so its empty range is placed at the end of the tensor.
     return sum(first * prod(shape[i + 1 :]) for i, first in enumerate(at)) if prod(mine) else prod(shape)
 
 

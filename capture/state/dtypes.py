@@ -1,4 +1,4 @@
-"""Torch dtypes by the names that the format gives them."""
+"""Conversion between torch dtypes and the names that they have in the file format, which are those of safetensors."""
 
 import torch
 
@@ -27,7 +27,7 @@ _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 
 
 def dtype_name(dtype: torch.dtype, *, what: str) -> str:
-    """The format's name of a dtype. UnsupportedError, naming `what`, when it has none."""
+    """Return the format's name of `dtype`. UnsupportedError, which names `what`, when the format has none."""
     try:
         return _NAMES[dtype]
     except KeyError as error:
@@ -37,7 +37,7 @@ def dtype_name(dtype: torch.dtype, *, what: str) -> str:
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """The dtype of a name of the format. FormatError when this torch has none."""
+    """Return the torch dtype for a name of the format. FormatError for a name that the format does not define."""
     try:
         return _DTYPES[name]
     except KeyError as error:

@@ -1,8 +1,11 @@
-"""Python objects as data: a JSON tree whose tensors are extents of their own. Nothing is ever pickled or unpickled.
+"""Python objects as data: a JSON tree, whose tensors are stored as separate extents. Nothing is pickled or unpickled.
 
-JSON's own values stand for themselves; everything else is `{"$": tag, ...}`: tuple, bytes, dict (keys that are no strings, or a key "$"), float (NaN and
-infinities, as hex), tensor and ndarray (by the name of their extent, or with dtype, shape and bytes), dtype, device. Anything else is refused by its
-path in the object.
+JSON's own values represent themselves. Everything else is a JSON object with a tag, `{"$": tag, ...}`. The tags are:
+  - tuple, bytes, dtype, device;
+  - dict: a dictionary with keys that are not strings, or with a key "$";
+  - float: NaN and the infinities, as hex;
+  - tensor, ndarray: by the name of an extent, or with dtype, shape and bytes in the JSON itself.
+A value of any other class is refused, and the error names its path in the object.
 """
 
 import base64
@@ -26,8 +29,10 @@ _MAX_DEPTH = 200
 
 @dataclass(slots=True)
 class EncodedObject:
-    """An object's JSON and its tensors by extent name: private contiguous copies in host memory, taken when it was
-    encoded.
+    """An object's JSON, and its tensors by extent name.
+
+    The tensors are private contiguous copies in host memory, made when the object was encoded: later changes of the
+    object do not reach them.
     """
 
     name: str
@@ -36,7 +41,7 @@ class EncodedObject:
 
 
 def encode_object(name: str, value: Any) -> EncodedObject:
-    """Encode `value` as it is now. UnsupportedError names the path of what can't be stored as data."""
+    """Encode the current value of `value`. UnsupportedError names the path of anything that can't be stored as data."""
     encoded = EncodedObject(name, b"")
     tree = Encoder(encoded).tree(value, name, 0)
     encoded.json = json.dumps(tree, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
@@ -44,7 +49,7 @@ def encode_object(name: str, value: Any) -> EncodedObject:
 
 
 def decode_object(name: str, data: bytes, *, tensor: Callable[[str], torch.Tensor]) -> Any:
-    """The object of `data`; `tensor` gives the tensor of an extent name. FormatError names what is malformed."""
+    """Decode `data`; `tensor` returns the tensor for an extent name. FormatError names the part that is malformed."""
     try:
         tree = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -53,7 +58,11 @@ def decode_object(name: str, data: bytes, *, tensor: Callable[[str], torch.Tenso
 
 
 def inlined(encoded: EncodedObject) -> EncodedObject:
-    """The same object with its tensors inside its JSON: for a header that has no room for their names."""
+    """Return the same object with its tensors inside its JSON.
+
+    A snapshot uses this for an object that has grown since the plan was made: its header has no room left for the names
+    of further extents.
+    """
     tree = _with_data(json.loads(encoded.json), encoded.tensors)
     return EncodedObject(encoded.name, json.dumps(tree, separators=(",", ":"), ensure_ascii=False).encode())
 
@@ -76,17 +85,21 @@ def _with_data(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
 
 
 class Encoder:
-    """Values to trees. A subclass that knows more classes overrides `tree`, one that keeps tensors elsewhere `tensor`."""
+    """Converts values to JSON trees.
+
+    A subclass overrides `tree` to support more classes, and `tensor` to keep tensors elsewhere.
+    """
 
     def __init__(self, encoded: EncodedObject) -> None:
         self._encoded = encoded
 
     def tree(self, value: Any, path: str, depth: int) -> Any:
-        """The JSON of `value`, which is found at `path`."""
+        """Return the JSON tree of `value`, whose path in the object is `path`."""
         if depth > _MAX_DEPTH:
             raise UnsupportedError(f"{path}: nested deeper than {_MAX_DEPTH} levels, or containing itself")
         if value is None or type(value) in (bool, int, str):
             return value
+        # A subclass of float, such as numpy's float64, is stored as a plain float; JSON has no NaN or infinity.
         if isinstance(value, float):
             return float(value) if isfinite(value) else {"$": "float", "hex": float(value).hex()}
         if type(value) is list:
@@ -98,7 +111,7 @@ class Encoder:
         return self._leaf(value, path)
 
     def mapping(self, value: Mapping[Any, Any], path: str, depth: int) -> Any:
-        """The JSON of a dictionary, its order kept."""
+        """Return the JSON tree of a dictionary; the order of its keys is preserved."""
         if all(type(key) is str for key in value) and "$" not in value:
             return {key: self.tree(item, f"{path}[{key!r}]", depth + 1) for key, item in value.items()}
         pairs = [
@@ -123,12 +136,12 @@ class Encoder:
         if isinstance(value, torch.device):
             return {"$": "device", "name": str(value)}
         raise UnsupportedError(
-            f"{path}: a {type(value).__module__}.{type(value).__qualname__} can't be stored as data: keep it out of the state, "
-            "or give its content as numbers, strings, lists, dicts or tensors"
+            f"{path}: a {type(value).__module__}.{type(value).__qualname__} can't be stored as data: keep it out "
+            "of the state, or give its content as numbers, strings, lists, dicts or tensors"
         )
 
     def tensor(self, tensor: torch.Tensor, path: str) -> dict[str, Any]:
-        """Keep a private contiguous host tensor; how the tree refers to it."""
+        """Keep `tensor`, a private contiguous host tensor, and return the fields that refer to it."""
         entry = f"{self._encoded.name}/{len(self._encoded.tensors)}"
         dtype_name(tensor.dtype, what=path)
         self._encoded.tensors[entry] = tensor
@@ -136,13 +149,13 @@ class Encoder:
 
 
 class Decoder:
-    """Trees to values. A subclass that knows more tags overrides `tagged`."""
+    """Converts JSON trees back to values. A subclass overrides `tagged` to support more tags."""
 
     def __init__(self, tensor: Callable[[str], torch.Tensor]) -> None:
         self._tensor = tensor
 
     def value(self, tree: Any, path: str) -> Any:
-        """What `tree` stands for."""
+        """Return the value that `tree` represents. FormatError names the path of a malformed part."""
         if isinstance(tree, list):
             return [self.value(item, f"{path}[{i}]") for i, item in enumerate(tree)]
         if not isinstance(tree, dict):
@@ -152,12 +165,14 @@ class Decoder:
         try:
             return self.tagged(tree, path)
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            # A file may contain a tagged tree with missing or wrong fields, which fails in these ways. A FormatError of
+            # a nested tree, which is also a ValueError, already names the exact path.
             if isinstance(error, FormatError):
                 raise
             raise FormatError(f"object {path}: malformed {tree.get('$')!r}: {error}") from error
 
     def tagged(self, tree: dict[str, Any], path: str) -> Any:
-        """What a tree with a tag stands for."""
+        """Return the value that a tree with a tag represents."""
         match tree["$"]:
             case "tuple":
                 return tuple(self.value(item, f"{path}[{i}]") for i, item in enumerate(tree["items"]))
@@ -168,9 +183,9 @@ class Decoder:
             case "bytes":
                 return base64.b64decode(tree["base64"], validate=True)
             case "tensor":
-                return self.held(tree, path)
+                return self.stored_tensor(tree, path)
             case "ndarray":
-                return self.held(tree, path).numpy()
+                return self.stored_tensor(tree, path).numpy()
             case "dtype":
                 return _dtype(tree["name"], path)
             case "device":
@@ -178,8 +193,8 @@ class Decoder:
             case tag:
                 raise FormatError(f"object {path}: the tag {tag!r} is not known to this release")
 
-    def held(self, tree: dict[str, Any], path: str) -> torch.Tensor:
-        """A tensor that has an extent of its own, or lies in the JSON."""
+    def stored_tensor(self, tree: dict[str, Any], path: str) -> torch.Tensor:
+        """Return the tensor that `tree` refers to by extent name, or holds in its own JSON."""
         if "entry" in tree:
             return self._tensor(tree["entry"])
         dtype, data = _dtype(tree["dtype"], path), bytearray(base64.b64decode(tree["base64"], validate=True))

@@ -1,4 +1,8 @@
-"""Whether two optimizer classes follow the same update rule, so that the state of one means the same to the other."""
+"""The check that two optimizer classes follow the same update rule, so that state of one has a meaning for the other.
+
+torch and DeepSpeed have several implementations of one rule (AdamW, DeepSpeedCPUAdam, FusedAdam, ...), and a checkpoint
+of one may be restored into another. A checkpoint keeps only the class name of the rule, so the check compares names.
+"""
 
 import re
 
@@ -10,16 +14,19 @@ _IMPLEMENTATIONS = re.compile(r"DeepSpeed|CPU|Fused|Torch")
 
 
 def require_same_rule(saved: str, here: str) -> None:
-    """MismatchError unless the qualified class names stand for the same rule: the same class, wherever it was imported
-    from, or the implementations of one rule in torch and DeepSpeed (whose Adam is AdamW by a switch).
+    """Raise MismatchError unless both qualified class names stand for the same update rule.
+
+    That is the same class, wherever it was imported from, or implementations of one rule in torch and in DeepSpeed.
     """
     if _last(saved) == _last(here):
         return
+    # DeepSpeed's Adam becomes AdamW by an argument, so its name does not tell them apart. In torch they are two classes
+    # with different rules, and one must not be restored into the other.
     both_torch = saved.startswith("torch.") and here.startswith("torch.")
     if both_torch or _rule(saved) != _rule(here):
         raise MismatchError(
-            f"the checkpoint's optimizer is a {saved}, this one a {here}: their state does not mean the same; build the one the "
-            "checkpoint was written with, or restore without an optimizer: nothing was changed"
+            f"the checkpoint's optimizer is a {saved}, this one is a {here}, and their state has different meanings; "
+            "build the one the checkpoint was written with, or restore without an optimizer: nothing was changed"
         )
 
 

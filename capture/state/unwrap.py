@@ -1,4 +1,4 @@
-"""Out of what frameworks put around modules, optimizers and schedulers: the objects themselves and their logical names."""
+"""Unwrapping: the modules, optimizers, schedulers and loaders inside framework wrappers, and their logical names."""
 
 from typing import Any
 
@@ -9,11 +9,11 @@ __all__ = ["logical_name", "scaler_of", "unwrapped", "unwrapped_loader", "unwrap
 _WRAPPERS = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
 
 _PARTS_OF_WRAPPERS = frozenset({"_orig_mod", "_checkpoint_wrapped_module"})
-"""The parts of a name that torch.compile and torch's activation checkpointing add, at any depth."""
+"""Name components that torch.compile and torch's activation checkpointing insert, at any depth."""
 
 
 def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
-    """The module inside DistributedDataParallel, DataParallel and torch.compile, whose names are the logical ones."""
+    """Return the module inside DistributedDataParallel, DataParallel and torch.compile: it has the logical names."""
     while True:
         inner = module.module if isinstance(module, _WRAPPERS) else getattr(module, "_orig_mod", None)
         if not isinstance(inner, torch.nn.Module):
@@ -22,32 +22,38 @@ def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def logical_name(name: str) -> str:
-    """The name that a tensor or a submodule has without the wrappers on the way to it."""
+    """Return the name of a tensor or submodule without the components that wrappers have added to it."""
     return ".".join(part for part in name.split(".") if part not in _PARTS_OF_WRAPPERS)
 
 
 def unwrapped_optimizer(optimizer: Any) -> Any:
-    """The optimizer inside wrappers that keep it as `.optimizer`, such as Accelerate's: the one whose `step` updates."""
+    """Return the torch optimizer inside wrappers that keep it as `.optimizer`, as Accelerate's does."""
     while isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
         optimizer = optimizer.optimizer
     return optimizer
 
 
 def scaler_of(optimizer: Any) -> Any:
-    """The gradient scaler that Accelerate's wrapper of an optimizer calls; None without one."""
+    """Return the gradient scaler that Accelerate's wrapper of an optimizer calls; None without one."""
     return getattr(optimizer, "scaler", None) if unwrapped_optimizer(optimizer) is not optimizer else None
 
 
 def unwrapped_scheduler(scheduler: Any) -> Any:
-    """The scheduler inside Accelerate's wrapper, which has no state of its own. Other wrappers may have: they stay."""
+    """Return the scheduler inside Accelerate's wrapper, which itself keeps no state.
+
+    Any other wrapper may keep state, so it is returned as it is.
+    """
     return scheduler.scheduler if _is_of_accelerate(scheduler) and hasattr(scheduler, "scheduler") else scheduler
 
 
 def unwrapped_loader(dataloader: Any) -> Any:
-    """The data loader inside Accelerate's wrapper, which reads a batch ahead and accounts for that in its own state."""
+    """Return the data loader inside Accelerate's wrapper, which tells whether there is a position to store.
+
+    The position itself is the wrapper's: the wrapper reads one batch ahead and corrects for that in its own state.
+    """
     return dataloader.base_dataloader if _is_of_accelerate(dataloader) else dataloader
 
 
 def _is_of_accelerate(wrapper: Any) -> bool:
-    # Its loaders claim the class of the loader inside.
+    # Not isinstance: its loaders report the class of the loader inside as their own `__class__`.
     return type(wrapper).__module__.partition(".")[0] == "accelerate"
