@@ -1,8 +1,13 @@
-"""DeepSpeed's CheckpointEngine over the native writer, installed on a live engine.
+"""DeepSpeed's CheckpointEngine interface over the native writer, installed on a live engine.
 
-DeepSpeed's own protocol for asynchronous engines is not used: it commits at the next `engine.step` only, never in a pipeline, lets the
-training wait for the disk there, and moves `latest` when rank 0 is done. So `get_commit_info` has nothing to commit; the barrier is a
-hook before the update itself, and `latest` is moved in the background (`checkpoint_saves`).
+DeepSpeed has a protocol for engines that write in the background: at the next `engine.step` it asks `get_commit_info`
+for a pending save, commits it there, and writes `latest`. This engine does not use it, for three reasons. A pipeline's
+`train_batch` never reaches that code, so such a save would never be committed. The training would wait there for the
+disk. And `latest` would move as soon as rank 0 has committed, whatever the other ranks still have to write.
+
+So `get_commit_info` keeps its default, None, and a save is committed in the background: `saves` moves `latest` once the
+files of all ranks are durable. What the training does wait for, before an update, is only that its memory has been
+read: the barrier, a hook on the optimizer's own `step`, which every kind of engine calls.
 """
 
 import atexit
@@ -22,11 +27,16 @@ from deepspeed.utils import zero_to_fp32
 import native
 from capture.collectives import Ranks
 from capture.deepspeed_checkpoints.classes import DEEPSPEED_CLASSES
-from capture.deepspeed_checkpoints.file import StateWrite, is_state_file, read_tree
-from capture.deepspeed_checkpoints.lazy_memory import lazy_providers, steady_storages
+from capture.deepspeed_checkpoints.file import FileWrite, is_tree_file, read_tree
+from capture.deepspeed_checkpoints.lazy_memory import lazy_providers, lazy_storages
 from capture.deepspeed_checkpoints.saves import Save, Saves
-from capture.deepspeed_checkpoints.torch_files import load_torch_file, moved, redirect_torch_load, save_torch_file
-from capture.deepspeed_checkpoints.tree import decode_state, encode_state
+from capture.deepspeed_checkpoints.torch_files import (
+    load_torch_file,
+    redirect_torch_load,
+    save_torch_file,
+    to_map_location,
+)
+from capture.deepspeed_checkpoints.tree import decode_tree, encode_tree
 from capture.loops.deepspeed.hooks import attach_barrier, wrap
 from capture.snapshot.device_copies import CUDA
 from capture.snapshot.failures import Failures
@@ -35,7 +45,7 @@ from catalog.errors import HistoryError, SetupError, SnapshotError, UnsupportedE
 
 __all__ = ["NativeCheckpointEngine", "install"]
 
-_live: weakref.WeakSet["NativeCheckpointEngine"] = weakref.WeakSet()
+_open_engines: weakref.WeakSet["NativeCheckpointEngine"] = weakref.WeakSet()
 
 
 def install(
@@ -47,22 +57,24 @@ def install(
     backend: Literal["io_uring", "posix"] | None,
     faults: native.Faults | None,
 ) -> "NativeCheckpointEngine":
-    """See `capture.checkpoint_engine`."""
+    """Install a NativeCheckpointEngine on `engine`, as `capture.checkpoint_engine` documents."""
     previous = engine.checkpoint_engine
     if isinstance(previous, NativeCheckpointEngine):
         try:
             previous.close()
         except SnapshotError as error:
-            # Of this rank alone: the others are about to wait for it.
+            # A warning, not an error: the failure may be this rank's alone, and the other ranks are about to enter the
+            # collectives of the installation.
             warnings.warn(str(error), stacklevel=3)
     elif previous.is_decoupled():
         raise SetupError(
-            f"the engine has {type(previous).__qualname__}, which saves in the background too: leave it out of the configuration"
+            f"the engine has {type(previous).__qualname__}, which saves in the background too: leave it out of the "
+            "configuration"
         )
     if engine.use_node_local_storage():
         raise UnsupportedError(
-            "checkpoints in node-local storage can't be proved whole, for no rank sees the others' files: turn off "
-            "checkpoint.use_node_local_storage"
+            "checkpoints in node-local storage can't be proved whole, because no rank sees the other ranks' files: "
+            "turn off checkpoint.use_node_local_storage"
         )
     made = NativeCheckpointEngine(
         engine, budget_bytes=budget_bytes, lazy=lazy, pickle=pickle, backend=backend, faults=faults
@@ -72,10 +84,10 @@ def install(
 
 
 class NativeCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
-    """What `capture.checkpoint_engine` installs. Its methods are for the training thread.
+    """The checkpoint engine that `capture.checkpoint_engine` installs. Its methods are for the training thread.
 
-    A save that fails is a warning at the next update, save or load, and a SnapshotError from `wait` and `close`; the training
-    goes on, and `latest` stays at the tag before.
+    A save that fails is reported as a warning at the next update, save or load, and as a SnapshotError from `wait` and
+    `close`. The training goes on, and `latest` keeps naming the tag before.
     """
 
     def __init__(
@@ -96,13 +108,14 @@ class NativeCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
             agree_on_writer, backend=backend, budget_bytes=budget_bytes, faults=faults
         )
         self._ranks = Ranks(deepspeed.comm.get_rank(), deepspeed.comm.get_world_size())
+        # Part of every save's id, so that receipts of an earlier process under the same tag do not count.
         self._session = self._ranks.broadcast(secrets.token_hex(8))
-        self._count = 0
+        self._saves_begun = 0
         self._writer: ChosenWriter | None = None
-        self._shared: dict[Path, int] = {}
-        self._saving: Save | None = None
-        self._inside = False
-        self._unreleased: list[StateWrite] = []
+        self._align: dict[Path, int] = {}
+        self._current: Save | None = None
+        self._inside_save = False
+        self._unreleased: list[FileWrite] = []
         self._closed = False
         self._saves = Saves(rank=self._ranks.rank, world_size=self._ranks.world_size)
         self._failures = Failures(self._saves.take_failures)
@@ -115,106 +128,118 @@ class NativeCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
             wrap(engine, "save_checkpoint", self._around_save),
             wrap(engine, "load_checkpoint", self._around_load),
         ]
-        _live.add(self)
+        _open_engines.add(self)
 
-    # What DeepSpeed calls.
+    # The interface of DeepSpeed's CheckpointEngine.
 
     def create(self, info: CheckpointCommitInfo) -> None:
-        """Begin a save. SetupError, on all ranks, when they do not see the same folder or no writer can be made."""
-        if not self._inside:
+        """Begin a save. SetupError, on all ranks, when they do not see the same folder or can't make a writer."""
+        # save_16bit_model calls this too. It writes one file, on rank 0, and no checkpoint that could become `latest`.
+        if not self._inside_save:
             return
         folder = Path(info.save_dir).absolute()
         self._prepare(folder)
-        self._count += 1
-        self._saving = Save(f"{self._session}-{self._count}", folder, info.tag, info.save_latest)
+        self._saves_begun += 1
+        self._current = Save(f"{self._session}-{self._saves_begun}", folder, info.tag, info.save_latest)
 
     def save(self, state_dict: Any, path: str) -> None:
-        """Begin to write a file of the save. UnsupportedError names what is no data; a file that can't be made fails the save.
+        """Begin to write a file of the save that `create` began.
 
-        Outside `save_checkpoint` (`save_16bit_model`) it is for other programs to read, so it is torch.save's, durable at return.
+        UnsupportedError names a value that can't be stored as data. A file that can't be created makes the save fail.
+        Outside `save_checkpoint`, that is in `save_16bit_model`, other programs will read the file: it is then in
+        torch.save's format, and durable when this returns.
         """
-        if self._saving is None:
+        if self._current is None:
             save_torch_file(state_dict, Path(path))
             return
-        state = encode_state(state_dict, known=DEEPSPEED_CLASSES, pickle=self._pickle)
+        tree = encode_tree(state_dict, known=DEEPSPEED_CLASSES, pickle=self._pickle)
         assert self._writer is not None, "create comes first"
         try:
-            write = StateWrite.start(
-                state,
+            write = FileWrite.start(
+                tree,
                 Path(path).absolute(),
                 writer=self._writer.writer,
-                steady=steady_storages(self._engine, self._providers),
-                align=self._shared[self._saving.folder],
+                lazy_storages=lazy_storages(self._engine, self._providers),
+                align=self._align[self._current.folder],
             )
         except OSError as error:
-            self._saves.fail(self._saving, error)
+            # Not raised: DeepSpeed's next collective would then wait for this rank forever. The missing receipt keeps
+            # `latest` where it is.
+            self._saves.fail(self._current, error)
             return
         self._unreleased.append(write)
-        self._saves.add(self._saving, write)
+        self._saves.add(self._current, write)
 
     def load(self, path: str, map_location: Any = None) -> Any:
-        """The state in a file of ours, verified, or in one of torch.save; waits for what this process is still writing.
-        FormatError, CorruptError; `map_location` as in torch.load, None keeps ours in host memory.
+        """Return the state in a file of this engine, verified, or in one of torch.save.
+
+        Waits first for everything that this process is still writing. `map_location` means what it does in torch.load,
+        except that None keeps the tensors of our files in host memory. FormatError, CorruptError.
         """
         _wait_for_all()
-        if is_state_file(Path(path)):
+        if is_tree_file(Path(path)):
             return self._decoded(Path(path), map_location)
         classes = [one.cls for one in DEEPSPEED_CLASSES]
         return load_torch_file(Path(path), map_location=map_location, classes=classes, pickle=self._pickle)
 
     def commit(self, info: CheckpointCommitInfo) -> bool:
-        """`wait`; True. `save_checkpoint` does not call it."""
+        """Call `wait` and return True. Only `save_16bit_model` calls this: a decoupled `save_checkpoint` does not."""
         self.wait()
         return True
 
     def is_decoupled(self) -> bool:
-        """True: what is saved is committed later, and `latest` is not DeepSpeed's to write."""
+        """Return True: saves are committed later. It also stops `save_checkpoint` from writing `latest` itself."""
         return True
 
     def preserves_storage_sharing(self) -> bool:
-        """False: of a tensor that is a part of a larger storage only that part is written, so none needs to be cloned."""
+        """Return False: a view of a larger storage is written without the rest of it.
+
+        torch.save would write the whole storage, which is why DeepSpeed clones tensors for engines that return True.
+        """
         return False
 
     def cleanup(self) -> None:
-        """`close`."""
+        """Call `close`. DeepSpeed does when the engine is destroyed."""
         self.close()
 
-    # What the hooks call.
+    # The interface of the hooks, `capture.loops.interface.Barrier`.
 
     def before_update(self) -> None:
-        """The barrier."""
+        """Run the barrier before an update writes the state, and warn of saves that have failed."""
         self.release()
         self._failures.warn()
 
     def before_access(self, what: str) -> None:
-        """The barrier on other ways to the state."""
+        """Run the barrier before anything else that writes or moves the state."""
         self.release()
 
     def layout_changed(self) -> None:
-        """Nothing is planned ahead."""
+        """Do nothing: every save lists the memory anew."""
 
     def closing(self) -> None:
-        """`cleanup` comes when the engine is destroyed."""
+        """Do nothing: DeepSpeed calls `cleanup` when the engine is destroyed."""
 
-    # For everybody.
+    # The interface for users.
 
     def release(self) -> None:
-        """Return once the state may be written to: nothing of it is read any more. The files may not be written yet."""
+        """Return once none of the state is read any more, so that it may be written to. The files may be incomplete."""
         for write in self._unreleased:
             write.release()
         self._unreleased.clear()
 
     def wait(self) -> None:
-        """Return once this rank's files are durable; when all ranks have returned, `latest` is moved. SnapshotError when a
-        save has failed since the last `wait`.
+        """Return once this rank's files are durable. When it has returned on all ranks, `latest` has been moved.
+
+        SnapshotError when a save has failed since the last `wait`.
         """
         self.release()
         self._saves.wait()
         self._failures.raise_all()
 
     def close(self) -> None:
-        """Finish what is pending and put the previous engine back. Idempotent. SnapshotError when a save failed that was
-        not warned of yet.
+        """Finish pending saves and put the previous engine back. Idempotent.
+
+        SnapshotError when a save has failed that no warning has reported yet.
         """
         if self._closed:
             return
@@ -229,7 +254,7 @@ class NativeCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
             self._writer.writer.close()
         self._failures.raise_all()
 
-    # The rest.
+    # Internals.
 
     def _install(self, engine: Any) -> Callable[[], None]:
         previous, engine.checkpoint_engine = engine.checkpoint_engine, self
@@ -242,53 +267,60 @@ class NativeCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
 
     def _around_save(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._failures.warn()
-        self._inside = True
+        self._inside_save = True
         try:
             result = inner(*args, **kwargs)
-            if self._saving is not None:
-                self._saves.seal(self._saving)
+            if self._current is not None:
+                # Only here are all files of the save known to have been begun, on a path that no exception has left.
+                # From here on the background thread commits it: nothing waits, and no later call of DeepSpeed is
+                # needed.
+                self._saves.complete(self._current)
             return result
         finally:
-            # Of a call that has raised no receipt is published: it was not sealed.
-            self._saving, self._inside = None, False
+            # A call that raised has not completed its save, so the save leaves no receipt and never becomes `latest`.
+            self._current, self._inside_save = None, False
 
     def _around_load(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self.release()
         _wait_for_all()
-        # Whoever finished last has moved `latest` by now, and DeepSpeed may look at it.
+        # Every rank has finished its saves when all have come here, so `latest` is where it will stay, and DeepSpeed
+        # may read it. Before the barrier a rank could still find the tag before.
         deepspeed.comm.barrier()
         self._failures.warn()
         return inner(*args, **kwargs)
 
     def _prepare(self, folder: Path) -> None:
-        """Once for each folder: that all ranks see it, and how it is to be written."""
-        if folder in self._shared:
+        """Once for each folder, check that all ranks see it and note its alignment; make a writer for the first."""
+        if folder in self._align:
             return
         self._ranks.prove_shared(folder)
         file_system = native.probe_file_system(str(folder))
         if self._writer is None:
             self._writer = self._make_writer(folder, self._ranks, file_system=file_system)
-        self._shared[folder] = int(file_system["place_align"])
+        self._align[folder] = int(file_system["place_align"])
 
     def _decoded(self, path: Path, map_location: Any) -> Any:
-        tree, tensors = read_tree(path)
-        placed = {name: moved(tensor, map_location) for name, tensor in tensors.items()}
-        return decode_state(tree, placed, what=str(path), known=DEEPSPEED_CLASSES, pickle=self._pickle)
+        json, tensors = read_tree(path)
+        placed = {name: to_map_location(tensor, map_location) for name, tensor in tensors.items()}
+        return decode_tree(json, placed, what=str(path), known=DEEPSPEED_CLASSES, pickle=self._pickle)
 
 
 def _wait_for_all() -> None:
-    """For every engine of this process: what one of them is writing another one may load."""
-    for one in list(_live):
+    """Wait for every engine of this process: one may load what another is still writing."""
+    for one in list(_open_engines):
         one._saves.wait()
 
 
 def _readable_by_zero_to_fp32(made: NativeCheckpointEngine) -> Callable[[], None]:
-    """For scripts that call it, and for DeepSpeed itself under ZeRO-3 with load_optimizer_states=False."""
+    """Let DeepSpeed's zero_to_fp32 read our files; return a function that undoes it.
+
+    Scripts call that module, and so does DeepSpeed itself, to load ZeRO-3 weights with load_optimizer_states=False.
+    """
     reference = weakref.ref(made)
 
     def load(path: Path) -> Any:
         alive = reference()
-        assert alive is not None, "it is undone by close, which DeepSpeed calls before the engine goes"
+        assert alive is not None, "close undoes the redirection, and DeepSpeed calls it before the engine goes"
         return alive.load(str(path), "cpu")
 
     return redirect_torch_load(zero_to_fp32, load)
@@ -299,7 +331,8 @@ def _close_at_exit(made: NativeCheckpointEngine) -> None:
 
     def close() -> None:
         alive = reference()
-        # A forked child has a copy, which must not write into its parent's checkpoint.
+        # A forked child inherits the handler and a copy of the engine, which must not write into the parent's
+        # checkpoint.
         if alive is not None and os.getpid() == owner:
             try:
                 alive.close()

@@ -1,8 +1,9 @@
-"""One state in one file: laid out and written like a data file of a history, but with its checksums and its tree inside.
+"""One checkpoint tree in one file, laid out like a data file of a history, with its checksums and its tree inside.
 
-A safetensors file whose entries `state/...` are the tensors and whose last entry, `object/tree`, is JSON: {"checksums": the XXH3-128 of each
-tensor entry, "tree": the state}. The metadata carry the tree's checksum and, over the header with zeros in its place, the header's own.
-It exists under its name only whole and durable.
+It is a safetensors file. The entries `state/...` are the tensors. The last entry, `object/tree`, is JSON: {"checksums":
+the XXH3-128 of each tensor entry, "tree": the JSON tree}. The metadata hold two more checksums: that of `object/tree`,
+and that of the header itself, computed with zeros in its own place. So every byte that matters is covered, and any
+reader of safetensors can open the tensors. The file exists under its name only when it is whole and durable.
 """
 
 import errno
@@ -16,11 +17,12 @@ import numpy as np
 import torch
 
 import native
-from capture.deepspeed_checkpoints.tree import StateTree
+from capture.deepspeed_checkpoints.tree import CheckpointTree
 from capture.snapshot.change_detector import Witness
 from capture.snapshot.data_file import PlacedObject, make_tail
 from capture.snapshot.device_copies import CUDA, CopyEngine
 from capture.snapshot.device_feed import Copies, DeviceTake, NoCopies
+from capture.snapshot.parts import HUGE
 from capture.snapshot.plan import Plan, make_plan
 from capture.state.dtypes import torch_dtype
 from capture.state.interface import TensorItem
@@ -30,17 +32,19 @@ from catalog.errors import CorruptError, FormatError, SnapshotError
 from catalog.format.header import Entry, Header, encode_header, entries_json, parse_header, read_header
 from catalog.records import CHECKSUM_BYTES
 
-__all__ = ["StateWrite", "is_state_file", "read_tree"]
+__all__ = ["FileWrite", "is_tree_file", "read_tree"]
 
 _FORMAT = "dshistory-state-1"
 _TREE = "object/tree"
-_NO_DIGEST = "0" * (2 * CHECKSUM_BYTES)
-_HUGE = 1 << 50
+_NO_CHECKSUM = "0" * (2 * CHECKSUM_BYTES)
 
 
 @dataclass(eq=False)
-class StateWrite:
-    """A file being written. It holds every storage that the writer may still read until it is finished."""
+class FileWrite:
+    """A file that is being written.
+
+    Until it is finished or aborted, it keeps every storage alive that the writer may still read.
+    """
 
     final: Path
     tree: Any
@@ -49,62 +53,76 @@ class StateWrite:
     job: native.WriteJob
     copies: Copies
     witness: Witness
-    _judging: threading.Lock = field(default_factory=threading.Lock)
-    _touched: list[str] | None = None
+    _checking: threading.Lock = field(default_factory=threading.Lock)
+    _changed: list[str] | None = None
 
     @classmethod
     def start(
         cls,
-        state: StateTree,
+        state: CheckpointTree,
         final: Path,
         *,
         writer: native.Writer,
-        steady: frozenset[int],
+        lazy_storages: frozenset[int],
         align: int,
         copies: CopyEngine = CUDA,
     ) -> Self:
-        """Begin to write `state` as it is now. Tensors in the storages `steady` (their addresses) are read until `release`,
-        all others are copied before this returns. OSError when the file can't be made, UnsupportedError by name.
+        """Begin to write the current content of `state` to `final`.
+
+        Tensors in `lazy_storages`, given by their data pointers, are read from their own memory until `release`; all
+        others are copied before this returns. `align` is the placement alignment of the file system in bytes. OSError
+        when the file can't be created; UnsupportedError names a tensor that can't be stored.
         """
         items = [
-            TensorItem(name, "state", tuple(tensor.shape), tensor, placement="rank_local", when=_when(tensor, steady))
+            TensorItem(
+                name, "state", tuple(tensor.shape), tensor, placement="rank_local", when=_when(tensor, lazy_storages)
+            )
             for name, tensor in state.tensors.items()
         ]
-        reserve = [Entry(_TREE, "U8", (_HUGE,), _HUGE, _HUGE)]
+        # The tree is encoded only at the end, since it holds the checksums; the header reserves the longest possible
+        # entry.
+        reserve = [Entry(_TREE, "U8", (HUGE,), HUGE, HUGE)]
         plan = make_plan(items, rank=0, world_size=1, align=align, reserve=reserve, copies=copies)
         witness = Witness(plan.live_items)
+        # Before the job starts, and on this thread: the copies must be queued on the device before anything that could
+        # overwrite the tensors.
         taken = None
         if plan.device_parts:
             offsets, parts = zip(*plan.device_parts, strict=True)
             taken = DeviceTake(parts, offsets, end=plan.data_end, writer=writer, copies=copies)
         tmp = temporary_path(final)
         job = writer.start(plan.write, str(tmp))
-        return cls(final, state.tree, plan, tmp, job, NoCopies() if taken is None else taken.feed(job), witness)
+        return cls(final, state.json, plan, tmp, job, NoCopies() if taken is None else taken.feed(job), witness)
 
     @property
     def live_bytes(self) -> int:
-        """Bytes that are read from the training's own memory after `start`."""
+        """The bytes that are read from the training's own memory after `start`."""
         return sum(part.nbytes for part in self.plan.live_parts)
 
     def release(self) -> None:
-        """The barrier: return once no live byte is needed any more. Never raises for an I/O failure: `finish` does."""
+        """Return once the training may write to all memory of the state again. This is the barrier.
+
+        Never raises for an I/O failure, which `finish` reports.
+        """
         self.copies.wait()
         self.job.release()
-        self._judge()
+        self._find_changed()
 
     def finish(self) -> None:
-        """Wait for the data, write the ends, publish. OSError, or SnapshotError that names tensors which were written to
-        too early; then the file can only be aborted.
+        """Wait for the data, write the header and the tree, and publish the file.
+
+        OSError for an I/O failure; SnapshotError names tensors that were written to before `release`. After either the
+        file can only be aborted.
         """
         self._wait()
         checksums = self.job.checksums()
-        self._require_intact()
+        self._require_unchanged()
         header, tail = self._ends(checksums)
         self.job.finish(header=header, trailer=tail)
         publish(self.tmp, self.final)
 
     def abort(self) -> None:
-        """Stop, and remove the file; nothing is read any more. Idempotent."""
+        """Stop writing and remove the file. When it returns, no memory of the state is read any more. Idempotent."""
         self.job.abort()
         self.copies.wait()
         self.tmp.unlink(missing_ok=True)
@@ -114,62 +132,69 @@ class StateWrite:
             self.job.wait()
         except OSError as error:
             if error.errno == errno.EFAULT:
-                # The writer knows an address; whose memory it was stands in the plan.
-                self._require_intact()
+                # The writer knows only the address of memory that is gone; the check knows the name of the tensor.
+                self._require_unchanged()
             if self.copies.failure is None:
                 raise
             raise SnapshotError(f"{self.final}: its device tensors can't be copied: {self.copies.failure}") from error
 
     def _ends(self, checksums: bytes) -> tuple[bytes, bytes]:
-        digests = {
+        by_key = {
             part.key: checksums[CHECKSUM_BYTES * i : CHECKSUM_BYTES * (i + 1)].hex()
             for i, part in enumerate(self.plan.parts)
         }
-        content = json.dumps({"checksums": digests, "tree": self.tree}, separators=(",", ":"), allow_nan=False).encode()
+        content = json.dumps({"checksums": by_key, "tree": self.tree}, separators=(",", ":"), allow_nan=False).encode()
         objects = [PlacedObject(EncodedObject("tree", content), "rank_local")]
         tail = make_tail(objects, self.plan, file=self.final.name)
         fragments = [self.plan.header_json, entries_json(tail.entries)]
-        metadata = {"format": _FORMAT, "tree": native.checksum(content).hex(), "header": _NO_DIGEST}
-        unsealed = encode_header(fragments, metadata=metadata, data_start=self.plan.data_start)
-        metadata["header"] = native.checksum(unsealed).hex()
+        metadata = {"format": _FORMAT, "tree": native.checksum(content).hex(), "header": _NO_CHECKSUM}
+        # The header's checksum is computed while its own field is zeros. It then replaces them: the length stays the
+        # same.
+        blank = encode_header(fragments, metadata=metadata, data_start=self.plan.data_start)
+        metadata["header"] = native.checksum(blank).hex()
         return encode_header(fragments, metadata=metadata, data_start=self.plan.data_start), tail.data
 
-    def _judge(self) -> list[str]:
-        # At the barrier the training thread has looked, and afterwards the next update may write.
-        with self._judging:
-            if self._touched is None:
-                self._touched = self.witness.moved()
-            return self._touched
+    def _find_changed(self) -> list[str]:
+        # Looked for once, and then remembered: either the barrier comes first, after which the training may write and a
+        # second look would blame it, or the save thread has finished reading before the barrier.
+        with self._checking:
+            if self._changed is None:
+                self._changed = self.witness.moved()
+            return self._changed
 
-    def _require_intact(self) -> None:
-        touched = self._judge()
-        if touched:
-            more = f" and {len(touched) - 3} more" if len(touched) > 3 else ""
+    def _require_unchanged(self) -> None:
+        changed = self._find_changed()
+        if changed:
+            more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
             raise SnapshotError(
-                f"{self.final}: {', '.join(touched[:3])}{more} was written to, or freed, after save_checkpoint and before the next "
-                "update, while it was being read; edit after engine.checkpoint_engine.release(), or install with lazy=False"
+                f"{self.final}: {', '.join(changed[:3])}{more} was written to, or freed, after save_checkpoint and "
+                "before the next update, while it was being read; edit after engine.checkpoint_engine.release(), or "
+                "install with lazy=False"
             )
 
 
-def _when(tensor: torch.Tensor, steady: frozenset[int]) -> Any:
-    return "lazy" if tensor.numel() and tensor.untyped_storage().data_ptr() in steady else "eager"
+def _when(tensor: torch.Tensor, lazy_storages: frozenset[int]) -> Any:
+    return "lazy" if tensor.numel() and tensor.untyped_storage().data_ptr() in lazy_storages else "eager"
 
 
-def is_state_file(path: Path) -> bool:
-    """Whether the file is one of ours, by its first bytes. OSError when it can't be read."""
+def is_tree_file(path: Path) -> bool:
+    """Return whether the first bytes of the file show this module's format. OSError when it can't be read."""
     with path.open("rb") as file:
         head = file.read(4096)
     return f'"format":"{_FORMAT}"'.encode() in head
 
 
 def read_tree(path: Path) -> tuple[Any, dict[str, torch.Tensor]]:
-    """The JSON tree of a file and its tensors, in host memory, everything verified. FormatError, CorruptError."""
+    """Return the JSON tree of a file, and its tensors in host memory, for `decode_tree`.
+
+    Everything is verified: CorruptError when a checksum does not match, FormatError when the file is malformed.
+    """
     header = _checked_header(path)
     content = _content(path, header)
     entries = [entry for entry in header.entries if entry.key.startswith("state/")]
     tensors = {entry.key: torch.empty(entry.shape, dtype=torch_dtype(entry.dtype)) for entry in entries}
     full = [entry for entry in entries if entry.end > entry.begin]
-    digests = native.read(
+    found = native.read(
         [str(path)],
         file_index=np.zeros(len(full), dtype=np.uint32),
         offsets=np.array([header.data_start + entry.begin for entry in full], dtype=np.uint64),
@@ -177,11 +202,11 @@ def read_tree(path: Path) -> tuple[Any, dict[str, torch.Tensor]]:
         nbytes=np.array([entry.end - entry.begin for entry in full], dtype=np.uint64),
     )
     for i, entry in enumerate(full):
-        _require(
+        _require_checksum(
             path,
             entry.key,
             content["checksums"].get(entry.key),
-            digests[CHECKSUM_BYTES * i : CHECKSUM_BYTES * (i + 1)].hex(),
+            found[CHECKSUM_BYTES * i : CHECKSUM_BYTES * (i + 1)].hex(),
         )
     return content["tree"], {key.removeprefix("state/"): tensor for key, tensor in tensors.items()}
 
@@ -191,9 +216,9 @@ def _checked_header(path: Path) -> Header:
     with path.open("rb") as file:
         raw = file.read(header.data_start)
     expected = str(header.metadata.get("header"))
-    unsealed = raw.replace(f'"header":"{expected}"'.encode(), f'"header":"{_NO_DIGEST}"'.encode(), 1)
-    _require(path, "the header", expected, native.checksum(unsealed).hex())
-    # What was read for the check is what counts.
+    blank = raw.replace(f'"header":"{expected}"'.encode(), f'"header":"{_NO_CHECKSUM}"'.encode(), 1)
+    _require_checksum(path, "the header", expected, native.checksum(blank).hex())
+    # Parsed again from the bytes that were verified: the file may have changed since the first read.
     return parse_header(raw[8:], file_bytes=path.stat().st_size, path=path)
 
 
@@ -204,7 +229,7 @@ def _content(path: Path, header: Header) -> dict[str, Any]:
     with path.open("rb") as file:
         file.seek(header.data_start + entry.begin)
         data = file.read(entry.end - entry.begin)
-    _require(path, _TREE, header.metadata.get("tree"), native.checksum(data).hex())
+    _require_checksum(path, _TREE, header.metadata.get("tree"), native.checksum(data).hex())
     try:
         content = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -214,6 +239,6 @@ def _content(path: Path, header: Header) -> dict[str, Any]:
     return content
 
 
-def _require(path: Path, what: str, expected: str | None, found: str) -> None:
+def _require_checksum(path: Path, what: str, expected: str | None, found: str) -> None:
     if expected != found:
         raise CorruptError(f"{path}: {what}: the file's checksum is {expected}, the bytes give {found}: it is damaged")

@@ -1,4 +1,4 @@
-"""Files that torch.save wrote, as the checkpoint engine reads them: without running code of theirs unless that is allowed."""
+"""Files in torch.save's format: reading them without running code that they choose, and writing them durably."""
 
 import pickle as pickling
 from collections.abc import Callable, Sequence
@@ -12,8 +12,9 @@ from numpy._core.multiarray import _reconstruct, scalar
 from catalog.disk.durable import publish, temporary_path
 from catalog.errors import FormatError
 
-__all__ = ["load_torch_file", "moved", "redirect_torch_load", "save_torch_file"]
+__all__ = ["load_torch_file", "redirect_torch_load", "save_torch_file", "to_map_location"]
 
+# numpy 2 moved these functions to numpy._core; files that numpy 1 wrote name them under numpy.core.
 _ARRAY_MAKERS = [(one, f"numpy.core.multiarray.{one.__name__}") for one in (_reconstruct, scalar)]
 _NUMPY = (
     _reconstruct,
@@ -26,8 +27,10 @@ _NUMPY = (
 
 
 def load_torch_file(path: Path, *, map_location: Any, classes: Sequence[type], pickle: bool) -> Any:
-    """The content of a torch.save file that names no classes but `classes` and numpy's arrays; any at all with `pickle`.
-    FormatError names the one in the way.
+    """Return the content of a torch.save file.
+
+    Unless `pickle` is true, the file may name only `classes`, numpy's arrays and what torch itself allows; FormatError
+    gives torch's account of any other class. With `pickle` the file is unpickled, which runs code that it chooses.
     """
     if pickle:
         return torch.load(path, map_location=map_location, weights_only=False)
@@ -36,13 +39,13 @@ def load_torch_file(path: Path, *, map_location: Any, classes: Sequence[type], p
             return torch.load(path, map_location=map_location, weights_only=True)
     except pickling.UnpicklingError as error:
         raise FormatError(
-            f"{path}: neither one of our files nor a torch.save file of plain data: {error}\nIf you trust it, load it with "
-            "capture.checkpoint_engine(engine, pickle=True)"
+            f"{path}: neither one of our files nor a torch.save file of plain data: {error}\nIf you trust it, load it "
+            "with capture.checkpoint_engine(engine, pickle=True)"
         ) from error
 
 
 def save_torch_file(state_dict: Any, path: Path) -> None:
-    """torch.save, but whole and durable under its name or not there."""
+    """Write `state_dict` with torch.save. The file appears under its name only when it is whole and durable."""
     tmp = temporary_path(path)
     try:
         torch.save(state_dict, tmp)
@@ -52,22 +55,23 @@ def save_torch_file(state_dict: Any, path: Path) -> None:
         raise
 
 
-def moved(tensor: torch.Tensor, map_location: Any) -> torch.Tensor:
-    """A host tensor to where `map_location`, torch.load's argument, says. None: it stays in host memory."""
+def to_map_location(tensor: torch.Tensor, map_location: Any) -> torch.Tensor:
+    """Move a host tensor as torch.load does for the same `map_location`, except that None keeps it in host memory."""
     if map_location is None:
         return tensor
     if isinstance(map_location, dict):
         return tensor.to(map_location.get("cpu", "cpu"))
     if not callable(map_location):
         return tensor.to(map_location)
+    # As in torch.load, the function may return the storage itself, a moved copy, or None for no opinion.
     storage = map_location(tensor.untyped_storage(), "cpu")
     if storage is None or storage.device == tensor.device:
         return tensor
     return tensor.to(storage.device)
 
 
-class _Torch:
-    """torch, but for `load`, which is that of the newest of `loads`."""
+class _TorchWithLoad:
+    """A stand-in for the torch module whose `load` is the newest of `loads`; every other attribute is torch's."""
 
     def __init__(self, loads: list[Callable[[Path], Any]]) -> None:
         self.loads = loads
@@ -80,11 +84,13 @@ class _Torch:
 
 
 def redirect_torch_load(module: Any, load: Callable[[Path], Any]) -> Callable[[], None]:
-    """Let `torch.load` in `module` alone be `load`: for code that has no other way to be told of our files. Returns what undoes
-    it, in whatever order.
+    """Replace `torch.load` by `load` inside `module` alone, and return a function that undoes it.
+
+    This is for library code that calls `torch.load` itself and offers no way to pass another reader. Several
+    replacements of one module may be undone in any order.
     """
-    if not isinstance(module.torch, _Torch):
-        module.torch = _Torch([])
+    if not isinstance(module.torch, _TorchWithLoad):
+        module.torch = _TorchWithLoad([])
     loads = module.torch.loads
     loads.append(load)
 

@@ -1,59 +1,139 @@
-"""A whole checkpoint dictionary as data: a JSON tree, and beside it the tensors it refers to, none of them copied.
+"""A checkpoint dictionary as data: a JSON tree and the tensors that it refers to, none of which is copied.
 
-Tensors that share memory go on sharing it: what overlaps is one entry, of which each tensor is a view. On top of the tags of
-`objects`: ordered (a dictionary), the tags of known classes, scalar (of numpy), and pickle, which exists only where both sides ask for it.
+Tensors that share memory still share it when they are decoded: overlapping tensors become one entry, and each of them a
+view of it. The tags extend those of `capture.state.objects`: ordered (an OrderedDict), scalar (of numpy), one tag for
+each known class, and pickle, which exists only where both the saving and the loading side allow it.
+
+Instances of known classes are found by their exact type when encoding and by their tag when decoding, so a file can't
+name a class that is not listed here or by the caller.
 """
 
+import argparse
 import base64
+import pathlib
 import pickle as pickling
 import re
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
+from torch.torch_version import TorchVersion
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from capture.deepspeed_checkpoints.known_classes import KnownClass
 from capture.state.dtypes import dtype_name
 from capture.state.objects import Decoder, EncodedObject, Encoder
 from catalog.errors import FormatError, UnsupportedError
 
-__all__ = ["StateTree", "decode_state", "encode_state"]
+__all__ = [
+    "COMMON_CLASSES",
+    "CheckpointTree",
+    "KnownClass",
+    "by_fields",
+    "by_value",
+    "decode_tree",
+    "encode_tree",
+]
 
 _TO_SLASHES = re.compile(r"\['?(.*?)'?\]")
 
 
-@dataclass(slots=True)
-class StateTree:
-    """JSON for `tree`, and its tensors by entry name: live references, or copies where a tensor is not dense."""
+@dataclass(frozen=True, slots=True)
+class KnownClass:
+    """A class whose instances are stored as data.
 
-    tree: Any
+    `take` returns plain data or further known instances. `make` is its inverse and runs no code that the file chooses.
+    """
+
+    tag: str
+    cls: type
+    take: Callable[[Any], Any]
+    make: Callable[[Any], Any]
+
+
+def by_fields(tag: str, cls: Any) -> KnownClass:
+    """Make a KnownClass for a class whose instances consist of their `__dict__`."""
+
+    def make(fields: dict[str, Any]) -> Any:
+        # Neither `__init__` nor `__setstate__` is called: the file supplies values, never behaviour.
+        made = cls.__new__(cls)
+        made.__dict__.update(fields)
+        return made
+
+    return KnownClass(tag, cls, lambda instance: dict(vars(instance)), make)
+
+
+def by_value(tag: str, cls: type[Enum]) -> KnownClass:
+    """Make a KnownClass for an enumeration of plain values."""
+    return KnownClass(tag, cls, lambda member: member.value, cls)
+
+
+def _span(value: slice | range) -> list[Any]:
+    return [value.start, value.stop, value.step]
+
+
+COMMON_CLASSES = (
+    KnownClass("size", torch.Size, list, torch.Size),
+    KnownClass("set", set, list, set),
+    KnownClass("frozenset", frozenset, list, frozenset),
+    KnownClass("complex", complex, lambda value: [value.real, value.imag], lambda parts: complex(*parts)),
+    KnownClass("slice", slice, _span, lambda parts: slice(*parts)),
+    KnownClass("range", range, _span, lambda parts: range(*parts)),
+    KnownClass("bytearray", bytearray, bytes, bytearray),
+    KnownClass("path", type(pathlib.Path()), str, pathlib.Path),
+    KnownClass("torch_version", TorchVersion, str, TorchVersion),
+    by_fields("argparse.Namespace", argparse.Namespace),
+    by_fields("SimpleNamespace", SimpleNamespace),
+)
+"""The known classes of Python and torch."""
+
+
+@dataclass(slots=True)
+class CheckpointTree:
+    """A JSON tree, and its tensors by entry name.
+
+    The tensors are live references to the memory of the state, or copies where the elements of one are not dense there.
+    """
+
+    json: Any
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
-def encode_state(value: Any, *, known: Sequence[KnownClass], pickle: bool) -> StateTree:
-    """`value` as it is now. UnsupportedError names the path of what is no data; with `pickle` that is pickled."""
-    encoder = _StateEncoder(known, pickle=pickle)
-    tree = encoder.tree(value, "", 0)
-    return StateTree(tree, _entries(encoder.leaves))
+def encode_tree(value: Any, *, known: Sequence[KnownClass], pickle: bool) -> CheckpointTree:
+    """Encode `value`, whose tensors are referred to and not copied.
+
+    An object that is neither data nor of a `known` class is pickled where `pickle` is true; otherwise UnsupportedError
+    names its path.
+    """
+    encoder = _TreeEncoder(known, pickle=pickle)
+    json = encoder.tree(value, "", 0)
+    return CheckpointTree(json, _entries(encoder.leaves))
 
 
-def decode_state(
-    tree: Any, tensors: Mapping[str, torch.Tensor], *, what: str, known: Sequence[KnownClass], pickle: bool
+def decode_tree(
+    json: Any, tensors: Mapping[str, torch.Tensor], *, what: str, known: Sequence[KnownClass], pickle: bool
 ) -> Any:
-    """The inverse. FormatError names what is malformed, of a class that is not known, or pickled without `pickle`."""
+    """Decode the JSON tree and the tensors of a CheckpointTree; the result refers to the memory of `tensors`.
+
+    FormatError, with the path below `what`, for a malformed part, an instance of a class that is not `known`, or a
+    pickle where `pickle` is false.
+    """
     try:
-        return _StateDecoder(tensors, known, pickle=pickle).value(tree, what)
+        return _TreeDecoder(tensors, known, pickle=pickle).value(json, what)
     except RecursionError as error:
         raise FormatError(f"object {what}: nested too deeply") from error
 
 
 @dataclass(slots=True)
 class _Leaf:
-    """A tensor, and the node of the tree that shall refer to it."""
+    """A tensor, and the node of the tree that is to refer to it.
+
+    `begin` and `end` are the range of its storage, in elements, from its first element to behind its last.
+    """
 
     tensor: torch.Tensor
     node: dict[str, Any]
@@ -73,7 +153,7 @@ class _Leaf:
         return self.begin, self.tensor.shape, self.tensor.stride()
 
 
-class _StateEncoder(Encoder):
+class _TreeEncoder(Encoder):
     def __init__(self, known: Sequence[KnownClass], *, pickle: bool) -> None:
         super().__init__(EncodedObject("state", b""))
         self.leaves: list[_Leaf] = []
@@ -92,12 +172,15 @@ class _StateEncoder(Encoder):
             return {"$": "scalar", "array": self.tree(np.asarray(value), path, depth)}
         if isinstance(value, np.ndarray) and not value.dtype.hasobject:
             return self._array(value, path)
+        # The base class would store any mapping as a dict and any float as a float. A checkpoint has to come back with
+        # the types that it had, so subclasses are not data here.
         if isinstance(value, (Mapping, float)) and type(value) not in (dict, float):
             return self._other(value, path)
         try:
             return super().tree(value, path, depth)
         except UnsupportedError:
-            # Of this very value: what lies in a container has been through here by itself.
+            # Raised for this value itself. What is inside a container has passed through here on its own and has been
+            # pickled if that is allowed, so an error that comes out of a container is final.
             if isinstance(value, (list, tuple, dict)):
                 raise
             return self._other(value, path)
@@ -105,7 +188,8 @@ class _StateEncoder(Encoder):
     def _ordered(self, value: "OrderedDict[Any, Any]", path: str, depth: int) -> dict[str, Any]:
         node = {"$": "ordered", "items": self.mapping(value, path, depth)}
         if "_metadata" in vars(value):
-            # What a module's state_dict says of the versions of its layers is an attribute of the dictionary.
+            # Module.state_dict() keeps the versions of the layers' formats as an attribute of the dictionary, and
+            # load_state_dict() needs them.
             node["metadata"] = self.tree(vars(value)["_metadata"], f"{path}._metadata", depth + 1)
         return node
 
@@ -119,7 +203,7 @@ class _StateEncoder(Encoder):
         where = path or "the state"
         if tensor.layout is not torch.strided or is_traceable_wrapper_subclass(tensor):
             raise UnsupportedError(
-                f"{where}: a {type(tensor).__qualname__} of layout {tensor.layout} is no dense tensor"
+                f"{where}: a {type(tensor).__qualname__} of layout {tensor.layout} is not a dense tensor"
             )
         if tensor.is_meta or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
             raise UnsupportedError(f"{where}: a meta, quantized or lazily conjugated tensor has no bytes of its own")
@@ -132,13 +216,14 @@ class _StateEncoder(Encoder):
         name = f"{type(value).__module__}.{type(value).__qualname__}"
         if not self._pickle:
             raise UnsupportedError(
-                f"{path or 'the state'}: a {name} can't be stored as data: give its content as numbers, strings, lists, dicts or "
-                "tensors, or call capture.checkpoint_engine(engine, pickle=True), here and where it is loaded"
+                f"{path or 'the state'}: a {name} can't be stored as data: give its content as numbers, strings, "
+                "lists, dicts or tensors, or call capture.checkpoint_engine(engine, pickle=True), here and where it is "
+                "loaded"
             )
         return {"$": "pickle", "class": name, "base64": base64.b64encode(pickling.dumps(value)).decode()}
 
 
-class _StateDecoder(Decoder):
+class _TreeDecoder(Decoder):
     def __init__(self, tensors: Mapping[str, torch.Tensor], known: Sequence[KnownClass], *, pickle: bool) -> None:
         super().__init__(tensors.__getitem__)
         self._known = {one.tag: one for one in known}
@@ -150,7 +235,7 @@ class _StateDecoder(Decoder):
             return known.make(self.value(tree["value"], path))
         match tree["$"]:
             case "tensor":
-                return _seen(self.stored_tensor(tree, path), tree)
+                return _view(self.stored_tensor(tree, path), tree)
             case "ordered":
                 made = OrderedDict(self.value(tree["items"], path))
                 if "metadata" in tree:
@@ -161,33 +246,37 @@ class _StateDecoder(Decoder):
             case "pickle":
                 if not self._pickle:
                     raise FormatError(
-                        f"object {path}: a pickled {tree['class']}, and unpickling runs code that the file chooses: if you trust it, "
-                        "load it with capture.checkpoint_engine(engine, pickle=True)"
+                        f"object {path}: a pickled {tree['class']}, and unpickling runs code that the file chooses: if "
+                        "you trust it, load it with capture.checkpoint_engine(engine, pickle=True)"
                     )
                 return pickling.loads(base64.b64decode(tree["base64"], validate=True))
         return super().tagged(tree, path)
 
 
-def _seen(held: torch.Tensor, tree: dict[str, Any]) -> torch.Tensor:
-    """A tensor object of its own, over the memory of its entry."""
+def _view(entry: torch.Tensor, tree: dict[str, Any]) -> torch.Tensor:
+    """Return a new tensor object over the memory of its entry."""
     view = tree.get("view")
-    tensor = held.detach() if view is None else torch.as_strided(held, view["shape"], view["stride"], view["begin"])
+    # as_strided refuses a view that reaches beyond the entry's storage, so a hostile file can't read other memory.
+    tensor = entry.detach() if view is None else torch.as_strided(entry, view["shape"], view["stride"], view["begin"])
     return tensor.requires_grad_() if tree.get("grad") else tensor
 
 
 def _entries(leaves: Sequence[_Leaf]) -> dict[str, torch.Tensor]:
-    """Name every piece of memory, once, and let the nodes of its tensors refer to it."""
+    """Make one entry of each piece of memory, and let the nodes of its tensors refer to it by name."""
     tensors: dict[str, torch.Tensor] = {}
     for group in _overlapping(leaves):
         first = group[0]
         name = _name(first.path, tensors)
         span = max(leaf.end for leaf in group) - first.begin
+        # An entry can be the tensor itself where all its tensors are that tensor, and its elements fill the memory that
+        # they span; or where a single tensor has gaps, since nothing shares the gaps: then the elements are gathered.
         alike = all(leaf.geometry == first.geometry for leaf in group)
-        gappy = len(group) == 1 and span > first.tensor.numel()
-        plain = alike and (first.tensor.is_contiguous() or gappy)
+        has_gaps = len(group) == 1 and span > first.tensor.numel()
+        plain = alike and (first.tensor.is_contiguous() or has_gaps)
         if plain:
             tensors[name] = first.tensor.contiguous()
         else:
+            # Otherwise the entry is the whole span, and each tensor a view of it.
             tensors[name] = torch.as_strided(first.tensor, (span,), (1,), first.begin)
         for leaf in group:
             leaf.node["entry"] = name
@@ -198,18 +287,20 @@ def _entries(leaves: Sequence[_Leaf]) -> dict[str, torch.Tensor]:
 
 
 def _overlapping(leaves: Sequence[_Leaf]) -> list[list[_Leaf]]:
-    """Tensors whose memory overlaps together, each group by its begin."""
+    """Group tensors whose memory overlaps, directly or through others; the first of a group begins first."""
     groups: list[list[_Leaf]] = []
-    homes: dict[Any, list[_Leaf]] = {}
+    storages: dict[Any, list[_Leaf]] = {}
     for leaf in leaves:
         if leaf.tensor.numel():
             storage = leaf.tensor.untyped_storage()
-            homes.setdefault((leaf.tensor.device, storage.data_ptr(), leaf.tensor.dtype), []).append(leaf)
+            # By dtype as well: one entry has one dtype. Tensors that see the same bytes as different dtypes are stored
+            # apart.
+            storages.setdefault((leaf.tensor.device, storage.data_ptr(), leaf.tensor.dtype), []).append(leaf)
         else:
             groups.append([leaf])
-    for home in homes.values():
+    for sharing in storages.values():
         end = -1
-        for leaf in sorted(home, key=lambda leaf: leaf.begin):
+        for leaf in sorted(sharing, key=lambda leaf: leaf.begin):
             if leaf.begin < end:
                 groups[-1].append(leaf)
             else:
@@ -219,7 +310,7 @@ def _overlapping(leaves: Sequence[_Leaf]) -> list[list[_Leaf]]:
 
 
 def _name(path: str, taken: Mapping[str, torch.Tensor]) -> str:
-    """The path with slashes, made unique."""
+    """Return the path with slashes between its keys, made unique among `taken`."""
     name = wanted = _TO_SLASHES.sub(r"/\1", path).lstrip("/") or "tensor"
     number = 1
     while name in taken:

@@ -1,4 +1,4 @@
-"""One state in one file: what comes back, what stays shared, what is refused, and that every damaged byte is found."""
+"""One checkpoint tree in one file: what comes back, what stays shared, what is refused, and that every damaged byte is found."""
 
 import json
 import pickle
@@ -13,10 +13,9 @@ from late_device import LateDevice
 from safetensors import safe_open
 
 import native
-from capture.deepspeed_checkpoints.file import StateWrite, is_state_file, read_tree
-from capture.deepspeed_checkpoints.known_classes import COMMON_CLASSES
-from capture.deepspeed_checkpoints.torch_files import load_torch_file, moved
-from capture.deepspeed_checkpoints.tree import decode_state, encode_state
+from capture.deepspeed_checkpoints.file import FileWrite, is_tree_file, read_tree
+from capture.deepspeed_checkpoints.torch_files import load_torch_file, to_map_location
+from capture.deepspeed_checkpoints.tree import COMMON_CLASSES, decode_tree, encode_tree
 from capture.snapshot.device_copies import CUDA
 from catalog.errors import FormatError, UnsupportedError
 
@@ -30,15 +29,15 @@ def writer():
     made.close()
 
 
-def begin(value, path, writer, *, steady=(), pickle=False, copies=CUDA):
-    state = encode_state(value, known=COMMON_CLASSES, pickle=pickle)
-    storages = frozenset(tensor.untyped_storage().data_ptr() for tensor in steady)
-    return StateWrite.start(state, path, writer=writer, steady=storages, align=4096, copies=copies)
+def begin(value, path, writer, *, lazy=(), pickle=False, copies=CUDA):
+    state = encode_tree(value, known=COMMON_CLASSES, pickle=pickle)
+    storages = frozenset(tensor.untyped_storage().data_ptr() for tensor in lazy)
+    return FileWrite.start(state, path, writer=writer, lazy_storages=storages, align=4096, copies=copies)
 
 
 def read(path, *, pickle=False):
     tree, tensors = read_tree(path)
-    return decode_state(tree, tensors, what=str(path), known=COMMON_CLASSES, pickle=pickle)
+    return decode_tree(tree, tensors, what=str(path), known=COMMON_CLASSES, pickle=pickle)
 
 
 def write(value, path, writer, **settings):
@@ -136,21 +135,21 @@ def test_the_metadata_of_a_state_dict_come_along(tmp_path, writer):
     module.load_state_dict(stored)
 
 
-def test_steady_memory_is_read_until_the_release_and_all_else_is_copied(tmp_path, writer):
-    steady, moving = torch.randn(20 * BLOCK), torch.randn(1000)
-    expected = steady.clone(), moving.clone()
+def test_lazy_memory_is_read_until_the_release_and_all_else_is_copied(tmp_path, writer):
+    lazy, moving = torch.randn(20 * BLOCK), torch.randn(1000)
+    expected = lazy.clone(), moving.clone()
     slow = native.Writer(
         backend="posix", budget_bytes=1 << 20, block_bytes=BLOCK, faults=native.Faults(delay_us=20_000)
     )
-    pending = begin({"steady": steady, "moving": moving}, tmp_path / "x.pt", slow, steady=[steady])
+    pending = begin({"lazy": lazy, "moving": moving}, tmp_path / "x.pt", slow, lazy=[lazy])
     assert pending.live_bytes == 4 * 20 * BLOCK
     moving.zero_()
     assert not (tmp_path / "x.pt").exists()
     pending.release()
-    steady.zero_()
+    lazy.zero_()
     pending.finish()
     stored = read(tmp_path / "x.pt")
-    assert torch.equal(stored["steady"], expected[0])
+    assert torch.equal(stored["lazy"], expected[0])
     assert torch.equal(stored["moving"], expected[1])
     slow.close()
 
@@ -159,7 +158,7 @@ def test_device_tensors_are_fed(tmp_path, writer):
     device = LateDevice(lambda tensor: tensor.numel() > 10)
     large, small = torch.randn(3 * BLOCK), torch.randn(3)
     expected = large.clone()
-    pending = begin({"large": large, "small": small}, tmp_path / "x.pt", writer, steady=[large], copies=device)
+    pending = begin({"large": large, "small": small}, tmp_path / "x.pt", writer, lazy=[large], copies=device)
     device.gate.set()
     pending.release()
     large.zero_()
@@ -243,11 +242,11 @@ def test_every_damaged_byte_that_matters_is_found(tmp_path, writer):
     ],
 )
 def test_a_malformed_tree_is_a_format_error(change):
-    state = encode_state({"w": torch.randn(5), "o": OrderedDict(a=1)}, known=COMMON_CLASSES, pickle=False)
-    tree = json.loads(json.dumps(state.tree))
+    state = encode_tree({"w": torch.randn(5), "o": OrderedDict(a=1)}, known=COMMON_CLASSES, pickle=False)
+    tree = json.loads(json.dumps(state.json))
     change(tree)
     with pytest.raises(FormatError):
-        decode_state(tree, state.tensors, what="x", known=COMMON_CLASSES, pickle=False)
+        decode_tree(tree, state.tensors, what="x", known=COMMON_CLASSES, pickle=False)
 
 
 def test_a_tree_that_is_too_deep_is_a_format_error():
@@ -255,7 +254,7 @@ def test_a_tree_that_is_too_deep_is_a_format_error():
     for _ in range(5000):
         tree = [tree]
     with pytest.raises(FormatError, match="too deeply"):
-        decode_state(tree, {}, what="x", known=COMMON_CLASSES, pickle=False)
+        decode_tree(tree, {}, what="x", known=COMMON_CLASSES, pickle=False)
 
 
 def test_a_failed_write_leaves_nothing_and_the_older_file_in_place(tmp_path, writer):
@@ -278,8 +277,8 @@ def test_files_of_torch_save_load_without_running_their_code(tmp_path, writer):
     theirs = tmp_path / "theirs.pt"
     value = {"w": torch.randn(3), "n": SimpleNamespace(x=1), "rng": np.arange(3), "f": np.float64(3)}
     torch.save(value, theirs)
-    assert is_state_file(ours)
-    assert not is_state_file(theirs)
+    assert is_tree_file(ours)
+    assert not is_tree_file(theirs)
     stored = load_torch_file(theirs, map_location="cpu", classes=[SimpleNamespace], pickle=False)
     assert torch.equal(stored["w"], value["w"])
     assert stored["n"] == value["n"]
@@ -306,6 +305,6 @@ def test_files_of_torch_save_load_without_running_their_code(tmp_path, writer):
 )
 def test_map_location_is_that_of_torch_load(where):
     tensor = torch.randn(3)
-    assert moved(tensor, where) is tensor
-    assert moved(tensor, "meta").is_meta
-    assert moved(tensor, {"cpu": "meta"}).is_meta
+    assert to_map_location(tensor, where) is tensor
+    assert to_map_location(tensor, "meta").is_meta
+    assert to_map_location(tensor, {"cpu": "meta"}).is_meta
