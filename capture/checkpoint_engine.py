@@ -23,13 +23,15 @@ def checkpoint_engine(
     backend: Literal["io_uring", "posix"] | None = None,
     faults: native.Faults | None = None,
 ) -> "NativeCheckpointEngine":
-    """Send `engine.save_checkpoint` and `engine.load_checkpoint` of a DeepSpeed engine through the native writer from now on.
+    """Send `save_checkpoint` and `load_checkpoint` of a DeepSpeed engine through the native writer from now on.
 
-    Guarantees that a save holds the state at the call, bit for bit, under the names that DeepSpeed gives its files; that
-    `latest` names a checkpoint only when all files of all ranks are durable; and that loading never runs code from a file
-    unless `pickle` allows it. `save_checkpoint` returns before the files are written; `load_checkpoint` waits for them.
+    Guarantees that a save holds the state at the call, bit for bit, under the names that DeepSpeed gives its files;
+    that `latest` names a checkpoint only when all files of all ranks are durable; and that loading never runs code from
+    a file unless `pickle` allows it. `save_checkpoint` returns before the files are written; `load_checkpoint` waits
+    for them.
 
-    engine: the engine that `deepspeed.initialize` returned. All ranks must call this, and all must see the same folders.
+    engine: the engine that `deepspeed.initialize` returned. All ranks must call this, and all must see the same
+    folders.
     budget_bytes: the staging memory, the only memory taken beyond the training's own.
     lazy: read memory that only an update changes until the next update. Edits of your own before that update must come
        after `engine.checkpoint_engine.release()`; otherwise they make the save fail by name, where torch counts them.
@@ -39,13 +41,15 @@ def checkpoint_engine(
     backend: the writer's backend; by default io_uring where the host allows it, else POSIX threads.
     faults: planned input/output faults, for tests.
 
-    Returns the engine that is now `engine.checkpoint_engine`. Its `wait` returns when everything is durable; its `close`
-    puts the previous engine back. Installing a second time closes the first. Raises SetupError, UnsupportedError.
+    Returns the engine that is now `engine.checkpoint_engine`. Its `wait` returns when everything is durable; its
+    `close` puts the previous engine back. Installing a second time closes the first. Raises SetupError,
+    UnsupportedError.
     """
     deepspeed = sys.modules.get("deepspeed")
     if deepspeed is None or not isinstance(engine, deepspeed.DeepSpeedEngine):
         raise SetupError(
-            f"expected a DeepSpeed engine, got {type(engine).__qualname__}: pass the engine that deepspeed.initialize returned"
+            f"expected a DeepSpeed engine, got {type(engine).__qualname__}: pass the engine that "
+            "deepspeed.initialize returned"
         )
     if backend not in (None, "io_uring", "posix"):
         raise SetupError(f'backend={backend!r}: give "io_uring", "posix" or None')

@@ -1,5 +1,6 @@
-"""The State Provider of a DeepSpeed engine's own small state: counters, the loss scaler, and the gradients that a
-restore discards.
+"""The State Provider of a DeepSpeed engine's small state: its counters and the loss scaler.
+
+A restore also discards partial gradients, because they belong to the state that was there before.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,8 +17,9 @@ _SCALER_STATE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis"
 
 
 class EngineState:
-    """Counters and loss scaler of `engine`; a restore also discards partial gradients, so that training goes on from a
-    clean boundary.
+    """The State Provider of the counters and the loss scaler of `engine`.
+
+    A restore discards partial gradients, so that the training goes on as right after an optimizer step.
     """
 
     def __init__(self, engine: Any) -> None:
@@ -35,7 +37,8 @@ class EngineState:
     def prepare(self, available: Available) -> None:
         if self._engine.inside_no_sync_ctxt:
             raise MismatchError(
-                "a restore inside engine.no_sync() would mix its gradients with the restored state; leave the context first"
+                "a restore inside engine.no_sync() would mix its gradients with the restored state; leave the context "
+                "first"
             )
 
     def finish(self, available: Available) -> None:
@@ -47,12 +50,13 @@ class EngineState:
             _write_scaler(self._engine, available.objects["loss_scaler"])
         scheduler = self._engine.lr_scheduler
         if hasattr(scheduler, "_last_lr"):
-            # DeepSpeed's schedulers do not store the rates that they set last.
+            # DeepSpeed's schedulers do not store the rates that they set last. The param groups have been restored by
+            # now.
             scheduler._last_lr = [group["lr"] for group in self._engine.optimizer.param_groups]
 
 
 def loss_scale(engine: Any) -> float | None:
-    """The current loss scale; None where losses are not scaled."""
+    """Return the current loss scale; None where losses are not scaled."""
     scaler = _grad_scaler(engine)
     if scaler is not None:
         return float(scaler.get_scale())
@@ -60,7 +64,7 @@ def loss_scale(engine: Any) -> float | None:
 
 
 def discard_gradients(engine: Any) -> None:
-    """Leave no trace of any backward pass since the last update, as DeepSpeed does when it skips an update on overflow."""
+    """Discard every trace of backward passes since the last update, as DeepSpeed does when an overflow skips one."""
     optimizer = engine.optimizer
     engine.zero_grad()
     engine._unmanaged_backward_count = 0
@@ -68,8 +72,8 @@ def discard_gradients(engine: Any) -> None:
         optimizer.zero_grad()
     if hasattr(optimizer, "averaged_gradients"):
         if hasattr(optimizer, "all_grad_tensors"):
-            # Stage 1 and 2: keyed by group for ever; -1 makes the next backward overwrite the accumulation buffers, not
-            # add to them.
+            # ZeRO 1 and 2 expect the keys, one per group, to stay. With -1 the next backward overwrites the
+            # accumulation buffers instead of adding to them.
             optimizer.averaged_gradients.update(dict.fromkeys(optimizer.averaged_gradients))
             optimizer.all_grad_tensors.update(dict.fromkeys(optimizer.all_grad_tensors))
             optimizer.micro_step_id = -1
@@ -82,7 +86,7 @@ def discard_gradients(engine: Any) -> None:
 
 
 def _grad_scaler(engine: Any) -> Any:
-    """torch's own GradScaler, which DeepSpeed uses under fp16 autocast."""
+    """Return torch's GradScaler, which DeepSpeed uses under fp16 autocast; None without one."""
     return engine.torch_autocast_z0_gradscaler or getattr(engine.optimizer, "torch_autocast_gradscaler", None)
 
 
@@ -106,7 +110,7 @@ def _read_scaler(engine: Any) -> dict[str, Any]:
 def _write_scaler(engine: Any, saved: Mapping[str, Any]) -> None:
     scaler, grad_scaler = _scaler_of(engine), _grad_scaler(engine)
     if _is_dynamic(scaler) == saved["dynamic"]:
-        # What else the scaler holds is this engine's configuration, and stays.
+        # Only the state is restored. The other attributes of the scaler are this engine's configuration.
         for key in saved["scaler"].keys() & vars(scaler).keys() if scaler is not None else ():
             setattr(scaler, key, saved["scaler"][key])
     if grad_scaler is not None and saved["grad_scaler"] is not None:

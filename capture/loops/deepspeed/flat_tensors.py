@@ -1,9 +1,20 @@
-"""Which fragment of which logical tensor lies where in the flat tensors of a DeepSpeed optimizer.
+"""The flat tensors of a DeepSpeed optimizer, and the fragments of logical tensors that they hold.
 
-Address arithmetic only: duck-typed, imports no deepspeed, moves no bytes. A *flat* is one tensor that the inner
-optimizer updates and keys its state by: a ZeRO partition, a flattened group, or a single fp32 copy of a parameter.
-Padding at the tails of flats belongs to no logical tensor: it is never captured, and a restore leaves it as it is
-(element-wise optimizers never mix it with real elements).
+This is address arithmetic only: it is duck-typed, imports no deepspeed and moves no bytes. A *flat* is one tensor that
+the inner optimizer updates and keys its state by: a ZeRO partition, a flattened group, or the fp32 copy of one
+parameter.
+
+How DeepSpeed fills the flats:
+  - ZeRO 1 and 2: the parameters of a group one after the other, at offsets that DeepSpeed records. It may reorder them
+    (round_robin_gradients) and pad between them (to 16 bytes, on request), and pads the end of the group to a multiple
+    of 2 x ranks elements. The group is then cut into equal partitions, so a cut may go through a parameter, and the
+    last ranks may hold nothing but padding.
+  - bf16 optimizer: the same cut, but always in order and without gaps between the parameters.
+  - ZeRO 3: each parameter by itself is padded to a multiple of the number of ranks and cut into equal partitions. A
+    flat is the concatenation of this rank's partitions, padding included, so padding lies in its middle too.
+  - fp16 without ZeRO: the whole group on every rank, or one fp32 copy per parameter.
+Padding belongs to no logical tensor. It is never captured, and a restore leaves it as it is: element-wise optimizers
+never mix it with real elements.
 """
 
 from collections.abc import Iterator, Mapping
@@ -31,8 +42,9 @@ _FLAT_ATTRIBUTES = (
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """Elements `[offset, offset + numel)` of a flat are `[start, start + numel)` of the flattened logical tensor
-    `name`.
+    """One range of a flat, and the range of a logical tensor that it holds.
+
+    Elements `[offset, offset + numel)` of the flat are `[start, start + numel)` of the flattened logical tensor `name`.
     """
 
     name: str
@@ -44,10 +56,10 @@ class Fragment:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Flat:
-    """One tensor of the inner optimizer: the key of its state, and itself the master weights unless `is_model`.
+    """One tensor of the inner optimizer, which is the key of its state and holds the master weights unless `is_model`.
 
-    `is_model`: its memory is the model's own weights (fp32 under ZeRO-3), so there is no separate master. `group`
-    indexes the inner optimizer's `param_groups`.
+    With `is_model` its memory is that of the model's own weights (fp32 under ZeRO 3), so that there are no separate
+    master weights. `group` is an index of the inner optimizer's `param_groups`.
     """
 
     tensor: torch.Tensor
@@ -57,7 +69,7 @@ class Flat:
     is_model: bool = False
 
     def slices(self, value: torch.Tensor) -> Iterator[tuple[Fragment, torch.Tensor]]:
-        """The fragments as views of `value`, a tensor laid out like this flat: the flat itself or a state tensor of it."""
+        """Yield each fragment as a view of `value`, which is the flat itself or a state tensor of the same shape."""
         dense = value.detach()
         for fragment in self.fragments:
             if fragment.numel == dense.numel():
@@ -67,10 +79,12 @@ class Flat:
 
 
 def flats_of(optimizer: Any, names: Mapping[int, str]) -> tuple[Flat, ...]:
-    """The flats of any DeepSpeed optimizer that has them, in its own order.
+    """Return the flats of a DeepSpeed optimizer in the order in which it keeps them.
 
-    `names` maps `id(parameter)` to its logical name. UnsupportedError for a class whose layout is not known.
+    `names` maps the id of each parameter to its logical name. UnsupportedError for a class whose flats are not known.
     """
+    # By attribute and not by class: subclasses and wrappers keep the attributes. ZeRO 3 comes first, and each later
+    # test is for an attribute that no optimizer before it has.
     if hasattr(optimizer, "fp32_partitioned_groups_flat"):
         return tuple(_stage3(optimizer, names))
     if hasattr(optimizer, "single_partition_of_fp32_groups"):
@@ -82,13 +96,16 @@ def flats_of(optimizer: Any, names: Mapping[int, str]) -> tuple[Flat, ...]:
     if hasattr(optimizer, "fp32_groups"):
         return tuple(_unfused(optimizer, names))
     raise UnsupportedError(
-        f"the layout of optimizer {type(optimizer).__qualname__} is not known, so its state can't be captured; "
+        f"the flat tensors of optimizer {type(optimizer).__qualname__} are not known, so its state can't be captured; "
         "use ZeRO stage 0-3 with a torch or DeepSpeed Adam-like optimizer"
     )
 
 
 def flat_tensors(optimizer: Any) -> list[torch.Tensor]:
-    """The tensors that the flats of `flats_of` lie in, as they are now."""
+    """Return the tensors behind the flats of `flats_of`, without computing any fragments.
+
+    This is cheap enough for every snapshot, where it tells whether DeepSpeed has replaced a flat.
+    """
     found: list[torch.Tensor] = []
     for name in _FLAT_ATTRIBUTES:
         for one in getattr(optimizer, name, ()):
@@ -97,8 +114,9 @@ def flat_tensors(optimizer: Any) -> list[torch.Tensor]:
 
 
 def group_parameters(optimizer: Any) -> list[list[Any]]:
-    """The trainable parameters of each param group of the inner optimizer, in order; the same on every rank."""
+    """Return the trainable parameters of each param group of the inner optimizer, in order. Equal on every rank."""
     if hasattr(optimizer, "sub_group_to_group_id"):
+        # ZeRO 3 divides each group into sub-groups of limited size, and `fp16_groups` is the list of sub-groups.
         groups: list[list[Any]] = [[] for _ in optimizer.optimizer.param_groups]
         for index, sub_group in enumerate(optimizer.fp16_groups):
             groups[optimizer.sub_group_to_group_id[index]].extend(sub_group)
@@ -108,9 +126,12 @@ def group_parameters(optimizer: Any) -> list[list[Any]]:
 
 
 def local_partition(optimizer: Any, parameter: Any) -> tuple[int, torch.Tensor]:
-    """This rank's part of a ZeRO-3 parameter, without padding: its start in the flattened logical tensor, and a view of
-    `ds_tensor`.
+    """Return this rank's part of a ZeRO 3 parameter without padding.
+
+    It is given by its start in the flattened logical tensor and a view of `ds_tensor`.
     """
+    # `ds_tensor.ds_numel` is the size of a partition with padding, equal on all ranks; `ds_numel` that of the parameter
+    # without. On the last ranks the partition may begin behind the end of the parameter, and then all of it is padding.
     size = int(parameter.ds_tensor.ds_numel)
     start = min(size * int(optimizer._get_param_partition_rank(parameter)), int(parameter.ds_numel))
     numel = min(size, int(parameter.ds_numel) - start)
@@ -118,7 +139,9 @@ def local_partition(optimizer: Any, parameter: Any) -> tuple[int, torch.Tensor]:
 
 
 def _stage12(optimizer: Any, names: Mapping[int, str]) -> Iterator[Flat]:
-    # Not `_hp_mapping`: under round_robin_gradients it ignores the reordering of the group, these offsets do not.
+    # The recorded offsets include the padding between parameters. They belong to the reordered group; `_hp_mapping`
+    # would not do, as it ignores the reordering of round_robin_gradients. Shapes come from the meta tensors, because
+    # offloading the states replaces the parameters' storage with empty tensors.
     for index, flat in enumerate(optimizer.single_partition_of_fp32_groups):
         begin = dist.get_rank(optimizer.real_dp_process_group[index]) * int(optimizer.partition_size[index])
         tensors = zip(
@@ -145,11 +168,13 @@ def _stage3(optimizer: Any, names: Mapping[int, str]) -> Iterator[Flat]:
         fragments = []
         for parameter in optimizer.fp16_groups[index]:
             start, part = local_partition(optimizer, parameter)
+            # Offsets count partitions with their padding, which is why they are read and not summed up here.
             _, offset, _ = optimizer.grad_position[optimizer.get_param_id(parameter)]
             if part.numel():
                 fragments.append(
                     Fragment(names[id(parameter)], tuple(parameter.ds_shape), start, part.numel(), int(offset))
                 )
+        # In an fp32 training the flat shares the memory of the partitions: there is no second copy of the weights.
         low_precision = optimizer.fp16_partitioned_groups_flat[index]
         is_model = flat.numel() > 0 and low_precision.data_ptr() == flat.data_ptr()
         yield Flat(flat, optimizer.sub_group_to_group_id[index], "partitioned", tuple(fragments), is_model)
@@ -169,7 +194,7 @@ def _unfused(optimizer: Any, names: Mapping[int, str]) -> Iterator[Flat]:
 
 
 def _sequence(parameters: list[Any], names: Mapping[int, str]) -> Iterator[tuple[str, tuple[int, ...], int]]:
-    """Name, shape and offset of parameters that were flattened one after the other, without gaps."""
+    """Yield name, shape and offset of parameters that are flattened one after the other, without gaps."""
     offset = 0
     for parameter in parameters:
         yield names[id(parameter)], tuple(parameter.shape), offset
@@ -177,7 +202,10 @@ def _sequence(parameters: list[Any], names: Mapping[int, str]) -> Iterator[tuple
 
 
 def _overlap(name: str, shape: tuple[int, ...], offset: int, begin: int, numel: int) -> Fragment | None:
-    """What of a tensor at `offset` of a group lies inside the partition `[begin, begin + numel)` of that group."""
+    """Return the fragment that a tensor at `offset` of a group has in the group's range `[begin, begin + numel)`.
+
+    None when they do not overlap. The fragment's own offset is relative to the partition.
+    """
     low = max(offset, begin)
     high = min(offset + torch.Size(shape).numel(), begin + numel)
     return Fragment(name, shape, low - offset, high - low, low - begin) if low < high else None

@@ -1,9 +1,11 @@
-"""Param groups of a DeepSpeed optimizer as data: hyperparameters, logical parameter names, and the values that a whole
-group shares.
+"""The param groups of a DeepSpeed optimizer as data, the object `optimizer` of a checkpoint.
 
-The object `optimizer`: `class`; `groups`, each the hyperparameters and `params`, the logical names; `kinds`, the
-optimizer state that is stored as tensors; `state`, for each key that a group shares (`step`) one value per group, None
-where a group has none yet.
+The object has these fields:
+  - `class`: the qualified name of the optimizer's class;
+  - `groups`: for each param group its hyperparameters, and in `params` the logical names of its parameters;
+  - `kinds`: the keys of the optimizer state that is stored as tensors;
+  - `state`: for each key whose value a whole group shares, such as `step`, one value per group; None where a group has
+    no value yet.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,20 +28,24 @@ __all__ = [
 ]
 
 _SHOWN = 3
-_STRUCTURE = ("params", "moe", "name")  # which parameters a group has, and over which ranks: this engine's own
+# These say which parameters a group has and over which ranks it is divided. They are this engine's, never the
+# checkpoint's.
+_STRUCTURE = ("params", "moe", "name")
 
 
 def class_name(optimizer: Any) -> str:
-    """The qualified name of an optimizer's class."""
+    """Return the qualified name of an optimizer's class."""
     return f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
 
 
 def read_groups(inner: Any, group_names: Sequence[Sequence[str]], flats: Sequence[Flat]) -> dict[str, Any]:
-    """The object `optimizer` of `inner`, the optimizer that DeepSpeed wraps; the same on every rank."""
+    """Return the object `optimizer` of `inner`, the optimizer that DeepSpeed wraps. Equal on every rank."""
     groups = [
         {**{key: value for key, value in group.items() if key != "params"}, "params": list(names)}
         for group, names in zip(inner.param_groups, group_names, strict=True)
     ]
+    # The first flat speaks for its group: the update treats all flats of a group alike, so their shared values are
+    # equal.
     shared = [shared_values(inner, next((f for f in flats if f.group == index), None)) for index in range(len(groups))]
     keys = sorted({key for values in shared for key in values})
     kinds = {key for flat in flats for key, value in inner.state.get(flat.tensor, {}).items() if is_flat(value, flat)}
@@ -52,12 +58,12 @@ def read_groups(inner: Any, group_names: Sequence[Sequence[str]], flats: Sequenc
 
 
 def is_flat(value: Any, flat: Flat) -> bool:
-    """Whether a state value is laid out like its flat, element for element."""
+    """Return whether a state value has one element for each element of its flat."""
     return isinstance(value, torch.Tensor) and value.shape == flat.tensor.shape
 
 
 def shared_values(inner: Any, flat: Flat | None) -> dict[str, Any]:
-    """State values that all elements of a flat share: 0-dim tensors and plain numbers."""
+    """Return the state values that all elements of a flat share: 0-dim tensors and plain numbers."""
     if flat is None:
         return {}
     state = inner.state.get(flat.tensor, {})
@@ -69,32 +75,35 @@ def shared_values(inner: Any, flat: Flat | None) -> dict[str, Any]:
 
 
 def match_groups(group_names: Sequence[Sequence[str]], saved: Mapping[str, Any], *, frozen: frozenset[str]) -> None:
-    """MismatchError unless the checkpoint has the same groups of the same parameters; parameters frozen here may be
-    missing here.
+    """Raise MismatchError unless the checkpoint has the same param groups of the same parameters.
+
+    Parameters that are `frozen` here may be in a group of the checkpoint: this engine's optimizer does not hold them.
     """
     groups = saved["groups"]
     if len(groups) != len(group_names):
         raise MismatchError(
-            f"the checkpoint has {len(groups)} optimizer param groups, this engine has {len(group_names)}; build the optimizer "
-            "with the same groups"
+            f"the checkpoint has {len(groups)} optimizer param groups, this engine has {len(group_names)}; build the "
+            "optimizer with the same groups"
         )
     for index, (names, group) in enumerate(zip(group_names, groups, strict=True)):
         lacking = sorted(set(names) - set(group["params"]))
         surplus = sorted(set(group["params"]) - set(names) - frozen)
         if lacking or surplus:
             raise MismatchError(
-                f"optimizer param group {index}: only in this engine {_shown(lacking)}, only in the checkpoint {_shown(surplus)}; "
-                "build the optimizer with the same groups"
+                f"optimizer param group {index}: only in this engine {_shown(lacking)}, only in the checkpoint "
+                f"{_shown(surplus)}; build the optimizer with the same groups"
             )
 
 
 def write_groups(inner: Any, saved: Mapping[str, Any]) -> None:
-    """Put the hyperparameters back; of another optimizer class only those that `inner` knows."""
+    """Restore the hyperparameters; from another optimizer class, only those that `inner` also has."""
     same = saved["class"] == class_name(inner)
     for group, stored in zip(inner.param_groups, saved["groups"], strict=True):
         for key, value in stored.items():
             if key in _STRUCTURE or not (same or key in group):
                 continue
+            # A tensor (`lr` of a capturable optimizer) keeps its memory: graphs that were captured before read from
+            # there.
             if isinstance(group.get(key), torch.Tensor):
                 group[key].copy_(torch.as_tensor(value))
             else:
@@ -102,11 +111,13 @@ def write_groups(inner: Any, saved: Mapping[str, Any]) -> None:
 
 
 def set_shared(inner: Any, flat: Flat, key: str, value: Any) -> None:
-    """Set one shared value of a flat's state, in the form in which `inner` itself would hold it."""
+    """Set one shared value of a flat's state, in the form that `inner` itself uses."""
     state = inner.state[flat.tensor]
     if isinstance(state.get(key), torch.Tensor):
         state[key].copy_(torch.as_tensor(value))
     elif type(inner).__module__.startswith("torch."):
+        # torch keeps `step` as a tensor, on the device only where the update runs wholly there; DeepSpeed's own
+        # optimizers keep Python numbers.
         group = inner.param_groups[flat.group]
         device = flat.tensor.device if group.get("capturable") or group.get("fused") else torch.device("cpu")
         dtype = value.dtype if isinstance(value, torch.Tensor) else torch.float32
@@ -117,11 +128,12 @@ def set_shared(inner: Any, flat: Flat, key: str, value: Any) -> None:
 
 
 def replay_bias_correction(inner: Any, flats: Sequence[Flat]) -> None:
-    """Bring the counter hidden in DeepSpeedCPUAdam's extension to the number of updates in its state.
+    """Bring the counter inside DeepSpeedCPUAdam's extension to the number of updates in the optimizer state.
 
-    The extension keeps beta^step as a product of floats, one factor an update, and where it finds another step than it
-    expects it takes the power instead, which differs in the last bit. No bytes of the state hold that product, so it is
-    made again: by the same updates, of nothing. About half a second per million steps.
+    The extension keeps beta^step as a running product of floats, with one factor per update. When a step is not the one
+    it expects, it computes the power instead, which differs in the last bit. The product is stored nowhere in the
+    state, so it is recomputed here by the same number of updates of empty tensors. That takes half a second per million
+    steps.
     """
     if not hasattr(inner, "ds_opt_adam"):
         return

@@ -1,9 +1,14 @@
 """The State Provider of a DeepSpeed optimizer: weights, master weights and optimizer state as fragments of logical
 tensors.
 
-Duck-typed, imports no deepspeed. What it lists are views into the engine's own flat tensors, so a plan can coalesce a
-whole partition into one memory run. Values that every element of a flat shares (Adam's `step`) are stored once per
-param group in the object `optimizer`.
+It is duck-typed and imports no deepspeed. The items are views into the engine's own flat tensors, so a plan can
+coalesce a whole partition into one run of memory. Values that every element of a flat shares (Adam's `step`) are stored
+once per param group in the object `optimizer`.
+
+Under ZeRO 3 `param.data` is never used. It is the gathered weight while a module runs, and an empty tensor otherwise;
+for persistent parameters it stays gathered across steps and is stale after a restore. Stable are `param.ds_tensor`,
+which is this rank's partition and changes only with an update, and `param.ds_shape`, the shape of the whole. A snapshot
+therefore gathers nothing, needs no collective, and may read the weights until the next update.
 """
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -34,17 +39,16 @@ __all__ = ["ZeroState"]
 
 
 class ZeroState:
-    """Parameters, master weights and optimizer state of `optimizer`, a DeepSpeed optimizer over the parameters of
-    `module`.
+    """The State Provider of `optimizer`, a DeepSpeed optimizer over the parameters of `module`.
 
-    A restore writes the weights as they were stored; where the checkpoint has them in another precision they are
+    A restore writes the weights as they were stored. Where the checkpoint has them in another precision, they are
     derived from the restored master weights instead, as the optimizer itself does after an update. Optimizer state that
-    this process does not have yet is created, state that the checkpoint does not have yet (it was taken before the
-    first update) is dropped.
+    this process does not have yet is created. State that the checkpoint does not have, because it was taken before the
+    first update, is dropped.
     """
 
     def __init__(self, optimizer: Any, module: torch.nn.Module, *, topology: Topology | None) -> None:
-        """`topology` where the ranks hold different parameters; making the provider is then a collective."""
+        """`topology` is given where the ranks hold different parameters; making the provider is then a collective."""
         self._optimizer = optimizer
         self._topology = topology
         self._tree = ModuleTree(module, of="parameters")
@@ -65,6 +69,8 @@ class ZeroState:
 
     def layout(self) -> Hashable:
         self._require_here()
+        # Everything that decides which memory `tensors` lists, but no fragments: those follow from it, and computing
+        # them at every snapshot would be slow.
         held = [getattr(parameter, "ds_tensor", parameter) for _, parameter, _ in self._tree]
         states = list(self._inner.state.values())
         values = [value for state in states for value in state.values()]
@@ -103,7 +109,7 @@ class ZeroState:
         if self._derived(available):
             self._derive_weights()
         if hasattr(self._optimizer, "checkpoint_event_prologue"):
-            # The gathered copies of persistent ZeRO-3 parameters are stale until they are released and gathered again.
+            # The gathered copies of persistent ZeRO 3 parameters are stale until they are released and gathered again.
             self._optimizer.checkpoint_event_prologue()
             self._optimizer.checkpoint_event_epilogue()
         self._forget()
@@ -121,11 +127,11 @@ class ZeroState:
 
     @property
     def _inner(self) -> Any:
-        # Asked for each time: DeepSpeed replaces it when it first sees an Adagrad.
+        # Looked up each time, because DeepSpeed replaces the inner optimizer when it first sees an Adagrad.
         return self._optimizer.optimizer
 
     def _named(self) -> Iterator[tuple[str, Any, tuple[str, ...]]]:
-        """Every parameter once: its first name, and the further names it is tied to."""
+        """Yield every parameter once, with its first logical name and the further names that are tied to it."""
         for name, parameter, aliases in self._tree:
             yield self._logical(name), parameter, tuple(self._logical(alias) for alias in aliases)
 
@@ -148,6 +154,7 @@ class ZeroState:
                 yield TensorItem(name, "model", tuple(parameter.shape), parameter.detach(), aliases=aliases)
                 continue
             start, part = local_partition(self._optimizer, parameter)
+            # A rank whose partition is all padding has nothing of this parameter to write.
             if part.numel():
                 yield TensorItem(name, "model", tuple(parameter.ds_shape), part, start, "partitioned", aliases=aliases)
 
@@ -163,8 +170,9 @@ class ZeroState:
                     yield from _items(flat, key, value)
                 elif isinstance(value, torch.Tensor) and value.dim() > 0:
                     raise UnsupportedError(
-                        f"optimizer state {key!r} of {class_name(self._inner)} has shape {tuple(value.shape)}, the flat tensor it belongs "
-                        f"to has {tuple(flat.tensor.shape)}; it can't be addressed by parameter, use an element-wise optimizer"
+                        f"optimizer state {key!r} of {class_name(self._inner)} has shape {tuple(value.shape)}, the "
+                        f"flat tensor that it belongs to has {tuple(flat.tensor.shape)}; it can't be addressed by "
+                        "parameter, use an element-wise optimizer"
                     )
 
     def _state(self, flat: Flat) -> Mapping[str, Any]:
@@ -176,13 +184,13 @@ class ZeroState:
         kinds = set(saved["kinds"])
         if held and kinds and held != kinds:
             raise MismatchError(
-                f"the checkpoint has optimizer state {sorted(kinds)} of {saved['class']}, this engine {sorted(held)} of "
-                f"{class_name(self._inner)}; use the same kind of optimizer"
+                f"the checkpoint has optimizer state {sorted(kinds)} of {saved['class']}, this engine has "
+                f"{sorted(held)} of {class_name(self._inner)}; use the same kind of optimizer"
             )
         if kinds and not held:
             dtypes = {kind: dtype for (kind, _), (_, dtype) in available.tensors.items()}
-            # Not in the optimizer's own state before its bytes are there: a restore that is refused must leave it able
-            # to train.
+            # Kept here until the bytes have been read, and only then put into the optimizer's own state: a restore that
+            # is refused must leave the optimizer able to train.
             self._created[flat.tensor] = {
                 kind: torch.zeros_like(flat.tensor, dtype=torch_dtype(dtypes[kind]), requires_grad=False)
                 for kind in saved["kinds"]
@@ -199,7 +207,7 @@ class ZeroState:
             set_shared(self._inner, flat, "step", self._common_step(flat.group))
 
     def _step_targets(self, saved: Mapping[str, Any], available: Available) -> dict[str, torch.Tensor]:
-        """Where to read `step` to when the checkpoint has one per parameter, as plain torch optimizers do."""
+        """Return targets for `step` when the checkpoint has one per parameter, as plain torch optimizers have."""
         if "step" in saved["state"]:
             return {}
         names = (name for group in self._groups for name in group)
@@ -210,12 +218,13 @@ class ZeroState:
         if any(not torch.equal(step, steps[0]) for step in steps):
             raise RestoreError(
                 f"the parameters of optimizer group {group} had different numbers of updates in the checkpoint "
-                f"({float(min(steps)):.0f} to {float(max(steps)):.0f}); a ZeRO partition counts them together, so it can't go on from there"
+                f"({float(min(steps)):.0f} to {float(max(steps)):.0f}); a ZeRO partition counts them together, so "
+                "training can't go on from there"
             )
         return steps[0]
 
     def _link_state(self) -> None:
-        """Let DeepSpeed's own view of the optimizer state (`safe_get_full_optimizer_state`) follow."""
+        """Relink the restored state to the parameters, where DeepSpeed's `safe_get_full_optimizer_state` looks for it."""
         if hasattr(self._optimizer, "_lazy_init_hp_params_optimizer_state"):
             self._optimizer._hp_optimizer_states_linked = False
             if all(flat.tensor in self._inner.state for flat in self._flats()):
@@ -227,7 +236,11 @@ class ZeroState:
         return frozenset(name for group in self._groups for name in group)
 
     def _derived(self, available: Available) -> frozenset[str]:
-        """The weights that the checkpoint has in another precision, so that they must come from the master weights."""
+        """Return the names of the weights that the checkpoint has in another precision.
+
+        They must be derived from the master weights: converting them from the stored precision would not give the bits
+        that an update gives.
+        """
         masters = self._master_names()
         stored = {name: torch_dtype(dtype) for (kind, name), (_, dtype) in available.tensors.items() if kind == "model"}
         return frozenset(n for n, p, _ in self._named() if n in masters and stored.get(n, p.dtype) != p.dtype)
