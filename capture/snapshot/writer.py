@@ -35,7 +35,7 @@ def agree_on_writer(
     faults: native.Faults | None,
     file_system: dict[str, Any],
 ) -> ChosenWriter:
-    """This rank's writer for files below `root`, with the same settings as every other rank's. A collective; SetupError
+    """Return this rank's writer for files below `root`, with the same settings on all ranks. A collective; SetupError
     on all ranks when one of them can't make its writer.
 
     `file_system` is what `native.probe_file_system(root)` has returned. The notices are warned of on rank 0 alone.

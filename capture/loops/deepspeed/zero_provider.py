@@ -224,7 +224,7 @@ class ZeroState:
         return steps[0]
 
     def _link_state(self) -> None:
-        """Relink the restored state to the parameters, where DeepSpeed's `safe_get_full_optimizer_state` looks for it."""
+        """Link the restored state to the parameters again, for DeepSpeed's `safe_get_full_optimizer_state`."""
         if hasattr(self._optimizer, "_lazy_init_hp_params_optimizer_state"):
             self._optimizer._hp_optimizer_states_linked = False
             if all(flat.tensor in self._inner.state for flat in self._flats()):
