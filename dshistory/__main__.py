@@ -1,4 +1,4 @@
-"""`python -m dshistory`: the command line."""
+"""Run the command line, for `python -m dshistory`."""
 
 import sys
 

@@ -1,113 +1,71 @@
-"""The history opened last: what the module's own functions act on.
+"""The current history: the one opened last, on which the functions of the package act.
 
-A convenience of the main thread: only an `open` there makes its history the current one. Other code and other threads
-use the object.
+It is a convenience for the main thread: only an `open` there changes the current history. Other threads, and code that
+works with several histories, use `Explorer` objects.
 """
 
 import functools
-import inspect
 import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Concatenate, Final, ParamSpec, TypeVar
+from typing import Any
 
 from catalog.errors import NotFoundError
 from dshistory.explorer import Explorer
+from dshistory.registry import Verb, verb
 
-__all__ = [
-    "analyze",
-    "anomalies",
-    "bisect",
-    "current",
-    "default_path",
-    "diff",
-    "distances",
-    "explore",
-    "export",
-    "histogram",
-    "layers",
-    "log",
-    "open",
-    "reindex",
-    "restore",
-    "show",
-    "sql",
-    "tags",
-    "tensor",
-    "trajectory",
-    "verify",
-    "watch",
-]
-
-P = ParamSpec("P")
-R = TypeVar("R")
+__all__ = ["current", "on_current", "open"]
 
 _opened: list[Explorer] = []
+"""Empty, or the current history alone."""
 
 
-def default_path() -> Path:
-    """Where the history is when nobody says: $DSHISTORY, else ./history."""
-    return Path(os.environ.get("DSHISTORY") or "history")
-
-
+@verb("open ./history", surfaces=("magic",), needs_history=False)
 def open(path: Path | str | None = None) -> Explorer:
-    """Open a history for looking; the module's functions act on it from then on.
+    """Open a history and make it the current one: the functions of the module act on it from then on.
 
     Args:
         path: its folder; default: $DSHISTORY, else ./history
     """
-    explorer = Explorer.open(default_path() if path is None else path)
+    explorer = Explorer.open(_default_path() if path is None else path)
     if threading.current_thread() is threading.main_thread():
         _opened[:] = [explorer]
     return explorer
 
 
 def current() -> Explorer:
-    """The history opened last, else the default one. Raises NotFoundError, saying where it looked, when there is
-    none."""
+    """Return the history opened last, else the default one. Raises NotFoundError, with the folder that it looked at,
+    when there is none."""
     if _opened:
         return _opened[0]
+    path = _default_path()
     try:
-        return Explorer.open(default_path())
+        return Explorer.open(path)
     except NotFoundError as error:
-        place = "$DSHISTORY" if os.environ.get("DSHISTORY") else "./history"
+        origin = "$DSHISTORY" if os.environ.get("DSHISTORY") else "./history"
         raise NotFoundError(
-            f"no history was opened, and there is none at {default_path().absolute()} ({place}); "
+            f"no history was opened, and there is none at {path} ({origin}); "
             "open one with dshistory.open(PATH) or %dshistory open PATH, or name it on the command line with -C PATH"
         ) from error
 
 
-def _on_current(method: Callable[Concatenate[Explorer, P], R]) -> Callable[P, R]:
-    """The method as a function on the current history, with the same arguments and help."""
+def _default_path() -> Path:
+    from capture.defaults import history_path
 
-    @functools.wraps(method)
-    def function(*args: P.args, **kwargs: P.kwargs) -> R:
-        return method(current(), *args, **kwargs)
+    return history_path(None)
 
-    signature = inspect.signature(method)
-    without_self = list(signature.parameters.values())[1:]
-    function.__signature__ = signature.replace(parameters=without_self)  # type: ignore[attr-defined]
-    function.__qualname__ = method.__name__
+
+@functools.cache
+def on_current(verb: Verb) -> Callable[..., Any]:
+    """Return the verb as a function that acts on the current history, with the verb's own arguments and help."""
+    if not verb.needs_history:
+        return verb.function
+
+    @functools.wraps(verb.function)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        return verb.function(current(), *args, **kwargs)
+
+    function.__signature__ = verb.signature  # type: ignore[attr-defined]
+    function.__qualname__ = verb.attribute
     return function
-
-
-log: Final = _on_current(Explorer.log)
-show: Final = _on_current(Explorer.show)
-diff: Final = _on_current(Explorer.diff)
-trajectory: Final = _on_current(Explorer.trajectory)
-layers: Final = _on_current(Explorer.layers)
-histogram: Final = _on_current(Explorer.histogram)
-explore: Final = _on_current(Explorer.explore)
-watch: Final = _on_current(Explorer.watch)
-distances: Final = _on_current(Explorer.distances)
-anomalies: Final = _on_current(Explorer.anomalies)
-bisect: Final = _on_current(Explorer.bisect)
-tensor: Final = _on_current(Explorer.tensor)
-tags: Final = _on_current(Explorer.tags)
-restore: Final = _on_current(Explorer.restore)
-export: Final = _on_current(Explorer.export)
-sql: Final = _on_current(Explorer.sql)
-analyze: Final = _on_current(Explorer.analyze)
-verify: Final = _on_current(Explorer.verify)
-reindex: Final = _on_current(Explorer.reindex)

@@ -1,4 +1,4 @@
-"""The history as a person asks it: every verb is a method here or, about a whole run, of `OverTime`, and nowhere else."""
+"""The explorer: one object for one history, with a method for every verb; the rooms below do the work."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 from catalog.errors import SetupError
 from catalog.history import History
 from dshistory.display.report import Report
-from dshistory.display.table import Table, told_apart
-from dshistory.options import ExportFormat, Grouping, Weights
-from dshistory.over_time import OverTime, Ref
+from dshistory.display.table import Table, with_unique_names
+from dshistory.options import ExportFormat, Grouping, Metric, Predicate, Ref, Weights
 from dshistory.patterns import Patterns
+from dshistory.registry import verb
 from dshistory.reports import show
 
 if TYPE_CHECKING:
@@ -18,20 +18,27 @@ if TYPE_CHECKING:
 
     from dshistory.comparison.diff import DiffTable
     from dshistory.reports.log import LogTable
+    from dshistory.trends.bisect import Bisection
+    from dshistory.trends.distances import DistanceTable
+    from dshistory.trends.histogram import HistogramTable
+    from dshistory.trends.layers import LayersTable
+    from dshistory.trends.trajectory import TrajectoryTable
     from dshistory.widgets import Exploration
 
 __all__ = ["Explorer"]
 
 
-class Explorer(OverTime):
-    """One history, opened for looking; holds no lock and no file, also while a training writes it.
+class Explorer:
+    """One history, opened for reading; holds no lock and no open file, also while a training writes the history.
 
     Every method reads what is committed at the moment of the call. Errors are those of `catalog.errors`."""
 
+    def __init__(self, history: History) -> None:
+        self.history = history
+
     @classmethod
     def open(cls, path: Path | str) -> "Explorer":
-        """The history in that folder. Raises NotFoundError when there is none, FormatError when it is of a newer
-        version."""
+        """Open the history in a folder. Raises NotFoundError when there is none, FormatError for a newer version."""
         return cls(History.open(path))
 
     @property
@@ -39,31 +46,31 @@ class Explorer(OverTime):
         """The folder of the history."""
         return self.history.root
 
+    @verb("log", "log --run 20261121-101502-7f3a9c")
     def log(self, *, run: str | None = None) -> "LogTable":
-        """The checkpoints, oldest first: step, metrics, bytes, state, health, tags.
+        """List the checkpoints, oldest first: step, metrics, bytes, state, health and tags.
 
-        Health is from the statistics: ok, or how much is not finite (Inf in buffers counts not: masks have it); unknown
-        (null) without statistics. New bytes are what its files take on disk.
+        Health comes from the statistics: ok, or how many elements are not finite, and in how many tensors. Infinities
+        in buffers do not count, because masks contain them. Health is unknown (null) without statistics. New bytes are
+        those that the checkpoint's own files take on disk.
 
         Args:
-            run: only this run; else all of them
+            run: only this run; default: all runs
         """
         from dshistory.reports import log
 
         return log.log(self.history, run=run)
 
+    @verb("show", "show 1200", "show best")
     def show(self, ref: Ref = "latest") -> Report:
-        """What one checkpoint consists of: kinds, objects and files, with their bytes.
+        """Describe one checkpoint: its kinds, objects and files, with their bytes.
 
         Args:
             ref: the checkpoint
         """
         return show.show(self.history, self.history.resolve(ref))
 
-    def tags(self) -> Table:
-        """The tags, with the checkpoints that they name."""
-        return show.tags(self.history)
-
+    @verb("diff 1200 1250", "diff 1200 latest --names '*.mlp.*' --kinds '*'")
     def diff(
         self,
         a: Ref,
@@ -79,24 +86,24 @@ class Explorer(OverTime):
         parts: int | None = None,
         quiet: bool = False,
     ) -> "DiffTable":
-        """What changed from checkpoint a to checkpoint b: a row per logical tensor, the most moved first.
+        """Compare two checkpoints: a row for each logical tensor, the most changed first.
 
-        In float64, whatever world size or stage wrote the two; reads in bounded memory, and not at all what is equal by
-        checksum. Where more than 256 MiB would have to be read, what has sketches is estimated from them at once, unless
-        exact; the column bound says how far off that may be. Where values are not finite, norms and changes are over the
-        elements finite on both sides.
+        Computed in float64, whatever world size or ZeRO stage wrote the two, in bounded memory; tensors with equal
+        checksums are not read. When more than 256 MiB would have to be read, tensors with sketches are estimated from
+        those unless `exact` is given; the column bound then gives the error bound. Where values are not finite, norms
+        and changes cover the elements that are finite in both checkpoints.
 
         Args:
             a: the checkpoint before
             b: the checkpoint after
             kinds: patterns of kinds: model, buffer, master, exp_avg, ...; '*' for all
             names: patterns of tensor names, as '*.mlp.*'
-            by: a row for each tensor, or for each layer or kind, with norms as of one long vector
-            metrics: only these columns, as cosine or 'norm_*', the rows ordered by the first of them
+            by: a row for each tensor, or for each layer or kind, with norms over its tensors as one long vector
+            metrics: only these columns, as cosine or 'norm_*', with the rows ordered by the first of them
             exact: read the tensors, however large
-            tensor: look into this one, of the one kind: a row for each index along an axis
+            tensor: compare only this tensor, of a single kind: a row for each index along an axis
             axis: the axis of that tensor: 0 for its rows
-            parts: cut the axis into so many equal parts, as for the heads of an attention
+            parts: cut the axis into this many equal parts, as for the heads of an attention
             quiet: no progress bar
         """
         from dshistory.comparison import diff, drilldown
@@ -104,7 +111,7 @@ class Explorer(OverTime):
         before, after = self.history.resolve(a), self.history.resolve(b)
         if tensor is not None:
             if not isinstance(kinds, str):
-                raise SetupError(f"diff: tensor= is looked into in one kind, not in {kinds}")
+                raise SetupError(f"diff: tensor= needs a single kind, not {kinds}")
             table = drilldown.drill_down(
                 self.history, before, after, name=tensor, kind=kinds, axis=axis, parts=parts, quiet=quiet
             )
@@ -112,10 +119,97 @@ class Explorer(OverTime):
             table = diff.diff(self.history, before, after, kinds=kinds, names=names, by=by, exact=exact, quiet=quiet)
         return table if metrics is None else table.only(metrics)
 
-    def explore(self, names: Patterns = "*", *, kinds: Patterns = "model", run: str | None = None) -> "Exploration":
-        """The history as a widget: timeline, layers by steps, one tensor over time, a diff; each gesture shows its line of Python.
+    @verb("trajectory '*.mlp.*'", "trajectory lm_head.weight --metric norm --kinds '*'")
+    def trajectory(
+        self,
+        names: Patterns = "*",
+        *,
+        metric: Metric = "relative_update",
+        kinds: Patterns = "model",
+        by: str = "tensor",
+        run: str | None = None,
+        exact: bool = False,
+        quiet: bool = False,
+    ) -> "TrajectoryTable":
+        """Follow tensors over the checkpoints of a run and its parents: a row for each tensor and step.
 
-        Needs the [notebook] extra: SetupError where it is not installed.
+        Metrics of one checkpoint come from its statistics; without statistics norms are read from the tensors, and
+        other metrics are unknown. Metrics of the change since the checkpoint before are exact or estimated as in a
+        diff; tensors with equal checksums are not read.
+
+        Args:
+            names: patterns of tensor names, as '*.mlp.*'
+            metric: of one checkpoint: norm, mean, std, rms, min, max, zeros (their share), nan, inf, nonfinite; of the
+                change since the checkpoint before: relative_update (or update_ratio, the same), update_norm, cosine,
+                max_change, changed_share, sign_flips
+            kinds: patterns of kinds: model, buffer, master, exp_avg, ...; '*' for all
+            by: a row for each tensor, or for each layer or kind, over its tensors as one long vector
+            run: this run and its parents; default: the current run
+            exact: read the tensors, however large
+            quiet: no progress bar
+        """
+        from dshistory.trends import trajectory
+
+        return trajectory.trajectory(
+            self.history, names=names, metric=metric, kinds=kinds, by=by, run=run, exact=exact, quiet=quiet
+        )
+
+    @verb("layers", "layers '*.mlp.*' --metric norm --first 1000")
+    def layers(
+        self,
+        names: Patterns = "*",
+        *,
+        metric: str = "relative_update",
+        kinds: Patterns = "model",
+        run: str | None = None,
+        first: int | None = None,
+        last: int | None = None,
+        quiet: bool = False,
+    ) -> "LayersTable":
+        """Follow layers over the checkpoints of a run and its parents: a row for each, over its tensors as one long
+        vector.
+
+        Metrics of one checkpoint come from its statistics. relative_update, update_norm and cosine are estimated from
+        sketches, over the tensors that have them; max_change, changed_share and sign_flips are computed as in a
+        trajectory. A value is unknown (null) where the checkpoint or the one before it has no statistics.
+
+        Args:
+            names: patterns of tensor names, as '*.mlp.*'
+            metric: a metric of `trajectory`
+            kinds: patterns of kinds: model, master, exp_avg, ...; '*' for all
+            run: this run and its parents; default: the current run
+            first: the first step
+            last: the last step
+            quiet: no progress bar
+        """
+        from dshistory.trends import layers
+
+        return layers.layers(
+            self.history, names=names, metric=metric, kinds=kinds, run=run, first=first, last=last, quiet=quiet
+        )
+
+    @verb("histogram lm_head.weight", "histogram lm_head.weight --state exp_avg_sq")
+    def histogram(self, name: str, *, state: str = "model", run: str | None = None) -> "HistogramTable":
+        """Show the magnitudes of a tensor's elements over a run and its parents: a row for each checkpoint and power of
+        two.
+
+        The counts come from the statistics.
+
+        Args:
+            name: the tensor's name
+            state: model, buffer, master, exp_avg, ...
+            run: this run and its parents; default: the current run
+        """
+        from dshistory.trends import histogram
+
+        return histogram.histogram(self.history, name=name, kind=state, run=run)
+
+    @verb("explore", "explore '*.mlp.*'", surfaces=("magic",))
+    def explore(self, names: Patterns = "*", *, kinds: Patterns = "model", run: str | None = None) -> "Exploration":
+        """Explore the history in a widget: a timeline, layers by steps, one tensor over time and a diff.
+
+        Every gesture shows the line of Python that does the same. Needs the [notebook] extra; raises SetupError where
+        it is not installed.
 
         Args:
             names: patterns of tensor names to begin with, as '*.mlp.*'
@@ -126,24 +220,28 @@ class Explorer(OverTime):
 
         return widgets.explore(self, names, kinds=kinds, run=run)
 
+    @verb("watch", "watch --seconds 5", surfaces=("magic",))
     def watch(
         self, names: Patterns = "*", *, kinds: Patterns = "model", run: str | None = None, seconds: float = 1.0
     ) -> "Exploration":
-        """The widget of `explore`, live: what a training commits and logs appears while it runs, until `close()` or until
-        this explorer watches anew: a cell that is run again leaves nothing behind.
+        """Watch a training in the widget of `explore`: checkpoints and metrics appear while it runs.
+
+        The widget stays live until `close()` or until this explorer watches again, so a notebook cell that is run twice
+        leaves no second watcher behind.
 
         Args:
             names: patterns of tensor names to begin with, as '*.mlp.*'
             kinds: patterns of kinds to begin with: model, master, exp_avg, ...; '*' for all
             run: this run and its parents; default: the current run, also when a new one begins
-            seconds: between two looks at the history
+            seconds: the time between two looks at the history
         """
         from dshistory import widgets
 
         return widgets.watch(self, names, kinds=kinds, run=run, seconds=seconds)
 
+    @verb("tensor lm_head.weight 1200", "tensor lm_head.weight 1200 --state exp_avg")
     def tensor(self, name: str, step: Ref = "latest", *, state: str = "model") -> "torch.Tensor":
-        """One logical tensor of one checkpoint: reads only its own bytes and verifies them.
+        """Read one logical tensor of one checkpoint: only its own bytes, verified against their checksums.
 
         Args:
             name: the tensor's name, or an alias of it
@@ -154,6 +252,12 @@ class Explorer(OverTime):
 
         return diff.tensor(self.history, self.history.resolve(step), name=name, kind=state)
 
+    @verb("tags")
+    def tags(self) -> Table:
+        """List the tags, with the checkpoint that each of them names."""
+        return show.tags(self.history)
+
+    @verb("restore 1200 --kinds model", surfaces=("magic",))
     def restore(
         self,
         ref: Ref = "latest",
@@ -169,17 +273,17 @@ class Explorer(OverTime):
         kinds: Patterns | None = None,
         verify: bool = True,
     ) -> Any:
-        """Put a training back to a checkpoint, bit for bit; without a target, return its tensors by kind and name.
+        """Restore a training to a checkpoint, bit for bit; without a target, return its tensors by kind and name.
 
         Args:
             ref: the checkpoint
             engine: a DeepSpeed engine
             model: a torch module, with its optimizer, scheduler and scaler
-            dataloader: the loader to put back to its position
+            dataloader: the data loader, which continues at its position
             providers: the training's own State Providers
-            names: only tensors whose names fit, without a target only
-            kinds: only these kinds, without a target only
-            verify: look at all bytes before the first is overwritten
+            names: only tensors whose names match; without a target only
+            kinds: only these kinds; without a target only
+            verify: check every byte before the first one is overwritten
         """
         import capture
         from dshistory.tensors.state_dict import RestoredState
@@ -200,6 +304,7 @@ class Explorer(OverTime):
         )
         return RestoredState(done) if isinstance(done, dict) else done
 
+    @verb("export 1200 step-1200.safetensors", "export latest my-model --format huggingface --config config.json")
     def export(
         self,
         step: Ref,
@@ -217,27 +322,27 @@ class Explorer(OverTime):
     ) -> Table:
         """Write a checkpoint in another format: a row for each file written, with its bytes.
 
-        Whole or not at all: it is made beside `path` under a temporary name, made durable, and named last. Raises SetupError,
-        with what there is, for an unknown format, a place that is taken, or an option that the format does not have;
-        NotFoundError for what the checkpoint does not have.
+        The export is atomic: it is written beside `path` under a temporary name, made durable, and renamed last. Raises
+        SetupError, with the valid choices, for an unknown format, a path that exists, or an option that the format does
+        not have; NotFoundError for state that the checkpoint does not have.
 
         Args:
             step: the checkpoint
-            path: the file or folder to make
-            format: safetensors, huggingface, dcp, torch; deepspeed or universal, which have the optimizer too
+            path: the file or folder to create
+            format: safetensors, huggingface, dcp, torch; deepspeed or universal, which include the optimizer
             weights: model, or master for the fp32 weights that the optimizer updates
-            shard_bytes: safetensors and huggingface: a folder of files of at most so many bytes, with their index
-            config: huggingface: a config.json, or a folder that has one
+            shard_bytes: safetensors and huggingface: write a folder of files of at most this many bytes, with an index
+            config: huggingface: a config.json, or a folder with one
             model: huggingface: a model (or its configuration) in place of config
             zero_stage: deepspeed: 0, 1, 2 or 3; default: that of the run
-            world_size: deepspeed: for so many ranks; default: those of the run
-            overwrite: replace what is at path
+            world_size: deepspeed: the number of ranks; default: that of the run
+            overwrite: replace what exists at path
             quiet: no progress bar
         """
         from dshistory.conversion import exporting
 
         ref = self.history.resolve(step)
-        wanted = exporting.options(
+        options = exporting.options(
             weights=weights,
             shard_bytes=shard_bytes,
             config=config,
@@ -246,34 +351,90 @@ class Explorer(OverTime):
             world_size=world_size,
         )
         return exporting.export(
-            self.history, ref, Path(path), format=format, options=wanted, overwrite=overwrite, quiet=quiet
+            self.history, ref, Path(path), format=format, options=options, overwrite=overwrite, quiet=quiet
         )
 
+    @verb(
+        'sql "SELECT step, bytes FROM checkpoints"', "sql 'SELECT * FROM metrics WHERE step = $step' --params step=50"
+    )
     def sql(self, /, query: str, **params: object) -> Table:
-        """The rows of a DuckDB query over the catalog: runs, checkpoints, tensors, statistics, sketches, fragments, metrics,
-        tags, events. Nothing can be changed. Of columns of one name the others get a number.
+        """Query the catalog with SQL: the tables are runs, checkpoints, tensors, statistics, sketches, fragments,
+        metrics, tags and events.
+
+        DuckDB runs the query, which can read and cannot change anything. Columns of the same name get a number.
 
         Args:
             query: the SQL; $name stands for a value
-            params: values for the $names of the query
+            params: the values of the $names in the query
         """
-        return Table(told_apart(self.history.query(query, params)))
+        return Table(with_unique_names(self.history.query(query, params)))
 
-    def verify(self, ref: Ref | None = None, *, quiet: bool = False) -> Table:
-        """Read everything again and compare it with its checksums: a row for each problem, with file and field; none
-        when all is well.
+    @verb("distances", "distances '*.mlp.*'")
+    def distances(self, names: Patterns = "*", *, kinds: Patterns = "model", run: str | None = None) -> "DistanceTable":
+        """Estimate the distances between the checkpoints of a run and its parents, from sketches; `.path()` maps them
+        to the plane.
 
         Args:
-            ref: only this checkpoint; else all of them
+            names: patterns of tensor names, as '*.mlp.*'
+            kinds: patterns of kinds: model, master, exp_avg, ...; '*' for all
+            run: this run and its parents; default: the current run
+        """
+        from dshistory.trends import distances
+
+        return distances.step_distances(self.history, run=run, names=names, kinds=kinds)
+
+    @verb("anomalies")
+    def anomalies(self, *, run: str | None = None) -> Table:
+        """Find anomalies in a run and its parents: a row for each kind of anomaly and tensor, with the step where it
+        begins.
+
+        The kinds, all from the statistics: not finite; norm jumps and large update: five times more than in any of the
+        eight checkpoints before; second moment explodes: a hundred times more; goes to zero: half of a weight's
+        elements.
+
+        Args:
+            run: this run and its parents; default: the current run
+        """
+        from dshistory.trends import anomalies
+
+        return anomalies.anomalies(self.history, run=run)
+
+    @verb("bisect 'loss > 4.5'", "bisect 'grad_norm > 10' 1200 latest")
+    def bisect(
+        self,
+        predicate: Predicate,
+        good: Ref | None = None,
+        bad: Ref | None = None,
+        *,
+        run: str | None = None,
+        quiet: bool = False,
+    ) -> "Bisection":
+        """Find the first checkpoint at which a condition holds: a binary search over a run and its parents, as git
+        bisect.
+
+        Returns a row for each checkpoint tested; `.first` is the one found, `.before` the one right before it. It is
+        the first one provided that the condition holds at every later checkpoint. Both ends are tested first. Raises
+        MismatchError, with both answers, when they do not differ as they should; SetupError, with the checkpoint, when
+        the predicate fails.
+
+        Args:
+            predicate: a condition on a metric, as 'loss > 4.5'; in Python also a function that returns whether it holds
+                for a checkpoint with .step, .run, .metrics, .tensor(name, state=...) and .state_dict()
+            good: a checkpoint at which it does not hold yet; default: the first
+            bad: a later one at which it holds; default: the last
+            run: this run and its parents; default: the current run
             quiet: no progress bar
         """
-        return show.verify(self.history, None if ref is None else [self.history.resolve(ref)], quiet=quiet)
+        from dshistory.trends import bisect
 
+        return bisect.bisect(self.history, predicate, good=good, bad=bad, run=run, quiet=quiet)
+
+    @verb("analyze", "analyze 1200")
     def analyze(self, ref: Ref | None = None, *, quiet: bool = False) -> int:
-        """Compute the statistics that a training had no time for: returns how many checkpoints lacked some.
+        """Compute the statistics that the training did not compute; return how many checkpoints lacked some.
 
         Args:
-            ref: only of this checkpoint; else of all
+            ref: only this checkpoint; default: all of them
             quiet: no progress bar
         """
         from dshistory.reports import analyze
@@ -281,10 +442,22 @@ class Explorer(OverTime):
         refs = self.history.checkpoints() if ref is None else [self.history.resolve(ref)]
         return analyze.analyze(self.history, refs, quiet=quiet)
 
-    def reindex(self) -> int:
-        """Rebuild the index from manifests, markers and journals: returns how many checkpoints it has.
+    @verb("verify", "verify 1200")
+    def verify(self, ref: Ref | None = None, *, quiet: bool = False) -> Table:
+        """Verify every byte against its checksum: a row for each problem, with file and field; no rows when all is
+        well.
 
-        The index holds nothing that is not in those files, so this loses nothing."""
+        Args:
+            ref: only this checkpoint; default: all of them
+            quiet: no progress bar
+        """
+        return show.verify(self.history, None if ref is None else [self.history.resolve(ref)], quiet=quiet)
+
+    @verb("reindex")
+    def reindex(self) -> int:
+        """Rebuild the index from manifests, markers and journals; return how many checkpoints it contains.
+
+        The index contains only what these files contain, so nothing is lost."""
         return self.history.reindex()
 
     def __repr__(self) -> str:

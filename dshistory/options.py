@@ -1,9 +1,14 @@
-"""What an option may be when it is one of a few words: said once, for checks, help and completion."""
+"""The types of the verbs' arguments and the words that they may be, for checks, help and completion."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
+from catalog.records import CheckpointRef
 from dshistory.metrics import METRICS
+
+if TYPE_CHECKING:
+    from dshistory.trends.bisect import Checkpoint
 
 __all__ = [
     "DIFF_METRICS",
@@ -14,13 +19,23 @@ __all__ = [
     "ExportFormat",
     "Grouping",
     "Metric",
+    "Predicate",
+    "Ref",
     "Weights",
 ]
+
+Ref = int | str | CheckpointRef
+"""A checkpoint: a step (of the current run and its parents), -1 or "latest", "best", a tag, "run:step" or "run:best".
+"""
+
+Predicate = str | Callable[["Checkpoint"], Any]
+"""A condition on a checkpoint: on a metric, as "loss > 4.5", or a function of a `dshistory.trends.bisect.Checkpoint`.
+"""
 
 
 @dataclass(frozen=True)
 class Choices:
-    """Stands in an annotation beside `str`: the words that the parameter may be."""
+    """The words that a parameter may be; stands beside `str` in its annotation."""
 
     words: tuple[str, ...]
 
@@ -37,20 +52,20 @@ DIFF_METRICS: Final[tuple[str, ...]] = (
     "nonfinite_before",
     "nonfinite_after",
 )
-"""The numbers of a row of a diff, in the order of its columns."""
+"""The metrics of a row of a diff, in the order of its columns."""
 
 GROUPINGS: Final = ("tensor", "layer", "kind")
 EXPORT_FORMATS: Final = ("safetensors", "torch", "dcp", "huggingface", "deepspeed", "universal")
 WEIGHTS: Final = ("model", "master")
 
 Metric = Annotated[str, Choices(METRICS)]
-"""What a trajectory is about: a step itself, or the way from the checkpoint before."""
+"""A metric of a trajectory: of one checkpoint, or of the change since the checkpoint before."""
 
 Grouping = Annotated[str, Choices(GROUPINGS)]
-"""What a row of a diff stands for."""
+"""The rows of a diff: one for each tensor, layer or kind."""
 
 ExportFormat = Annotated[str, Choices(EXPORT_FORMATS)]
-"""What `export` writes."""
+"""A format that `export` writes."""
 
 Weights = Annotated[str, Choices(WEIGHTS)]
-"""Which weights `export` writes: those of the model, or the fp32 ones that the optimizer updates."""
+"""The weights that `export` writes: the model's own, or the fp32 ones that the optimizer updates."""

@@ -1,4 +1,4 @@
-"""Names and patterns against what a checkpoint has: matching, and the nearest ones when nothing fits."""
+"""Match names against patterns; suggest the nearest names when a pattern matches none."""
 
 from collections.abc import Collection, Iterable, Sequence
 from difflib import get_close_matches
@@ -13,8 +13,8 @@ Patterns = str | Sequence[str]
 
 
 def matching(names: Collection[str], patterns: Patterns, *, what: str, where: str) -> set[str]:
-    """The names that fit one of the patterns. Raises NotFoundError, naming the nearest, for a pattern that fits
-    none."""
+    """Return the names that match one of the patterns. Raises NotFoundError, with the nearest names, for a pattern that
+    matches none."""
     wanted = [patterns] if isinstance(patterns, str) else patterns
     found: set[str] = set()
     for pattern in wanted:
@@ -26,7 +26,7 @@ def matching(names: Collection[str], patterns: Patterns, *, what: str, where: st
 
 
 def nearest(wanted: str, names: Iterable[str], *, count: int = 5) -> str:
-    """A clause for an error: the names closest to the one that is not there."""
+    """Return a clause for an error message: the known names closest to the missing one."""
     known = sorted(set(names))
     if not known:
         return "there are none"

@@ -1,4 +1,4 @@
-"""Refuse to run when another module is imported in place of `capture`, `catalog` or `native`, which are plain words."""
+"""Refuse to run with another project's module named `capture`, `catalog` or `native`: the names are ordinary words."""
 
 import importlib.util
 from pathlib import Path

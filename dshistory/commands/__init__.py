@@ -1,6 +1,6 @@
-"""The verbs as text: the command line, the magics of IPython, and their completion; each made from the one registry of verbs.
+"""The verbs as text: the command line, the magics of IPython and their completion, each derived from the registry.
 
-Nothing is computed here, except by `doctor`, which looks at the machine and not at a history.
+Only `doctor` computes something here: it measures the machine and needs no history.
 """
 
 __all__: list[str] = []

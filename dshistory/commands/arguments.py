@@ -1,4 +1,4 @@
-"""Text to a verb's arguments, one parser for the command line and the magics."""
+"""Parse text into the arguments of a verb: one parser for the command line and the magics."""
 
 import re
 import shlex
@@ -10,19 +10,20 @@ from textwrap import fill
 from typing import Any, Final, NoReturn
 
 from dshistory import current
-from dshistory.commands.verbs import VERBS, Parameter, Surface, UsageError, Verb
+from dshistory.commands.parameters import Parameter, UsageError, parameters
+from dshistory.commands.verbs import all_verbs
 from dshistory.explorer import Explorer
 from dshistory.patterns import nearest
+from dshistory.registry import Surface, Verb
 
 __all__ = ["Call", "help_text", "overview", "parse", "split"]
-
 
 _NO_DEFAULT: Final = (None, Parameter.empty)
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A verb with its arguments; `history` is the folder named, None for the current one."""
+    """A verb with its arguments; `history` is the folder that the text names, None for the current history."""
 
     verb: Verb
     history: str | None
@@ -32,7 +33,7 @@ class Call:
     help: bool
 
     def make(self) -> Any:
-        """Do it, and return what the verb returns."""
+        """Run the verb and return its result."""
         if not self.verb.needs_history:
             return self.verb.function(*self.positional, **self.options)
         explorer = current.current() if self.history is None else Explorer.open(self.history)
@@ -48,7 +49,7 @@ class _Parser(ArgumentParser):
 
 
 def split(line: str) -> list[str]:
-    """A line as a shell would split it. Raises UsageError on an open quote."""
+    """Split a line into words as a shell does. Raises UsageError for an unclosed quote."""
     try:
         return shlex.split(line)
     except ValueError as error:
@@ -56,15 +57,15 @@ def split(line: str) -> list[str]:
 
 
 def parse(verb: Verb, words: Sequence[str], *, prog: str, forms: bool) -> Call:
-    """Bind words to the verb's parameters; `forms`: --json and --csv are options too.
+    """Bind words to the verb's parameters; with `forms`, --json and --csv are options too.
 
-    The first argument names the history when it is an existing folder, or one more than the verb takes. Raises
-    UsageError for what is missing, too much or not understood."""
+    The first argument names the history when it is an existing folder, or when there is one argument more than the verb
+    takes. Raises UsageError for an argument that is missing, superfluous or not understood."""
     given = _parser(verb, prog, forms).parse_intermixed_args(words)
     if given.help:
         return Call(verb, None, (), {}, "text", help=True)
     history, texts = given.history, list(given.arguments)
-    places = [parameter for parameter in verb.parameters if parameter.positional]
+    places = [parameter for parameter in parameters(verb) if parameter.positional]
     one_more = len(texts) > len(places) and not texts[0].lstrip("+-").isdigit()
     if verb.needs_history and history is None and texts and (one_more or _is_folder(texts[0])):
         history = texts.pop(0)
@@ -81,24 +82,28 @@ def _is_folder(text: str) -> bool:
     try:
         return Path(text).is_dir()
     except OSError:
-        # Longer than any name: a query.
+        # A text that is longer than any file name, such as a query.
         return False
 
 
 def help_text(verb: Verb, *, prog: str, forms: bool) -> str:
-    """What --help shows: usage, what it does, arguments, options, examples."""
+    """Return the text of --help: usage, summary, arguments, options and examples."""
     return _parser(verb, prog, forms).format_help()
 
 
 def overview(prog: str, surface: Surface) -> str:
-    """The verbs of a surface with their summaries."""
-    verbs = [f"  {verb.name:<11} {verb.summary.partition(': ')[0]}" for verb in VERBS if surface in verb.surfaces]
+    """Return the list of a surface's verbs, with the first clause of each summary."""
+    verbs = [f"  {verb.name:<11} {_clause(verb.summary)}" for verb in all_verbs() if surface in verb.surfaces]
     usage = f"usage: {prog} VERB [HISTORY] [arguments] [options]; {prog} VERB --help explains one"
-    return "\n".join([usage, "", "Look into the history of a training run.", "", *verbs])
+    return "\n".join([usage, "", "Explore the history of a training run.", "", *verbs])
+
+
+def _clause(summary: str) -> str:
+    return re.split(r"[:;.](?: |$)", summary)[0]
 
 
 def _parser(verb: Verb, prog: str, forms: bool) -> _Parser:
-    places = [parameter for parameter in verb.parameters if parameter.positional]
+    places = [parameter for parameter in parameters(verb) if parameter.positional]
     signature = [name.upper() if p.required else f"[{name.upper()}]" for p in places for name in [p.name]]
     path = ["[HISTORY]"] if verb.needs_history else []
     parser = _Parser(
@@ -111,7 +116,7 @@ def _parser(verb: Verb, prog: str, forms: bool) -> _Parser:
         allow_abbrev=False,
     )
     parser.add_argument("arguments", nargs="*", help=SUPPRESS)
-    for parameter in verb.parameters:
+    for parameter in parameters(verb):
         if not parameter.positional:
             _add_option(parser, parameter)
     _add_common(parser, verb, forms)
@@ -148,8 +153,7 @@ def _option_help(parameter: Parameter) -> str:
     text = parameter.help
     if parameter.flag and parameter.default:
         return f"do not: {text}"
-    unsaid = [word for word in parameter.choices if word not in text]
-    if unsaid:
+    if any(word not in text for word in parameter.choices):
         text += f"; one of {', '.join(parameter.choices)}"
     if parameter.flag or parameter.default in _NO_DEFAULT or "default:" in text:
         return text
@@ -169,7 +173,7 @@ def _add_common(parser: ArgumentParser, verb: Verb, forms: bool) -> None:
 
 def _options(verb: Verb, given: Namespace) -> dict[str, Any]:
     options: dict[str, Any] = {}
-    for parameter in verb.parameters:
+    for parameter in parameters(verb):
         value = None if parameter.positional else getattr(given, parameter.name)
         if value is None:
             continue

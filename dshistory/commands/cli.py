@@ -1,7 +1,7 @@
-"""The command line: every verb of `dshistory.commands.verbs`, in text, JSON or CSV.
+"""The command line: every verb, with its result as text, JSON or CSV.
 
-Exit status: 0 fine, 1 `verify` found problems, 2 a known error or wrong usage (one line on stderr), 130 after Ctrl-C,
-141 when the reader of our output went away.
+Exit status: 0 success, 1 `verify` found problems, 2 a known error or wrong usage (one line on stderr), 130 after
+Ctrl-C, 141 when the reader of the output closed it.
 """
 
 import json
@@ -15,15 +15,15 @@ from catalog.errors import HistoryError
 
 __all__ = ["main"]
 
-FINE: Final = 0
+SUCCESS: Final = 0
 PROBLEMS: Final = 1
 FAILED: Final = 2
 INTERRUPTED: Final = 130
-NO_READER: Final = 141
+READER_CLOSED: Final = 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line (default: this process's) and return its exit status."""
+    """Run a command line (default: the process's own) and return its exit status."""
     from dshistory.display.formats import text_of
 
     words = list(sys.argv[1:] if argv is None else argv)
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # Python flushes stdout again on exit; a closed pipe must not turn that into a message.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return NO_READER
+        return READER_CLOSED
     except KeyboardInterrupt:
         return INTERRUPTED
     except (HistoryError, OSError) as error:
@@ -55,24 +55,24 @@ def _run(words: Sequence[str]) -> int:
         words = [words[1], "--help"]
     if not words or words[0] in ("-h", "--help", "help"):
         print(overview("dshistory", "command line"))
-        print("\n--json and --csv change the output of a verb, --traceback shows where an error arose.")
-        return FINE
+        print("\n--json and --csv change the format of the output; --traceback shows where an error was raised.")
+        return SUCCESS
     if words[0] == "--version":
         print(_version())
-        return FINE
+        return SUCCESS
     verb = verb_named(words[0], "command line")
     prog = f"dshistory {verb.name}"
     call = parse(verb, words[1:], prog=prog, forms=True)
     if call.help:
         print(help_text(verb, prog=prog, forms=True), end="")
-        return FINE
+        return SUCCESS
     result = call.make()
     print(_shown(result, call.form))
-    return PROBLEMS if verb.name == "verify" and len(result) else FINE
+    return PROBLEMS if verb.name == "verify" and len(result) else SUCCESS
 
 
 def _shown(result: Any, form: str) -> str:
-    """A verb's result as text, JSON or CSV; what is no table has no CSV but its text."""
+    """Return a verb's result as text, JSON or CSV; for a result other than a table, CSV is its text."""
     from dshistory.display.report import Report
     from dshistory.display.table import Table, json_value
 

@@ -1,5 +1,4 @@
-"""What may come next in a `%dshistory` line, from the current history: verbs, options and their values, steps, tags, runs,
-kinds and tensor names."""
+"""Completion of `%dshistory` lines from the current history: verbs, options, steps, tags, runs, kinds, tensor names."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -10,23 +9,24 @@ from catalog.format.manifest import NOT_STATE
 from catalog.records import Extent
 from catalog.references import lineage
 from dshistory import current
+from dshistory.commands.parameters import Parameter, parameters
 from dshistory.commands.sql_cell import OPTIONS as CELL_OPTIONS
 from dshistory.commands.sql_cell import unquoted
 from dshistory.commands.sql_completion import Completions, query_completions
-from dshistory.commands.verbs import VERBS, Parameter, Verb
+from dshistory.commands.verbs import all_verbs
 from dshistory.explorer import Explorer
-from dshistory.options import DIFF_METRICS
-from dshistory.over_time import Ref
+from dshistory.options import DIFF_METRICS, Ref
+from dshistory.registry import Verb
 
 __all__ = ["line_completions"]
 
 
 def line_completions(line: str, *, saved: Sequence[str] = (), variables: Sequence[str] = ()) -> Completions:
-    """The words that may stand at the end of `line` (without the magic's own name), and what they replace; none when
-    nothing is known."""
+    """Return the words that can stand at the end of `line`, which begins after the magic's name, and the text that they
+    replace; no words when nothing fits."""
     words = line.split()
     start = words.pop() if line[-1:].strip() else ""
-    verbs = {verb.name: verb for verb in VERBS if "magic" in verb.surfaces}
+    verbs = {verb.name: verb for verb in all_verbs() if "magic" in verb.surfaces}
     if not words:
         return _beginning(start, [*verbs, "--help"] if start.startswith("-") else verbs)
     verb = verbs.get(words[0])
@@ -49,14 +49,14 @@ def line_completions(line: str, *, saved: Sequence[str] = (), variables: Sequenc
 
 
 def _beginning(start: str, texts: Iterable[str]) -> Completions:
-    """A quote at the beginning is kept, and closed."""
+    """Complete `start` from `texts`; a quote at the beginning is kept, and closed."""
     quote = start[0] if start[:1] in ("'", '"') else ""
     wanted = start.removeprefix(quote)
     return Completions(start, [f"{quote}{text}{quote}" for text in texts if text.startswith(wanted)])
 
 
 def _options(verb: Verb) -> list[str]:
-    options = [parameter.option for parameter in verb.parameters if not parameter.positional]
+    options = [parameter.option for parameter in parameters(verb) if not parameter.positional]
     return [
         *options,
         *(CELL_OPTIONS if verb.name == "sql" else ()),
@@ -66,13 +66,13 @@ def _options(verb: Verb) -> list[str]:
 
 
 def _next_parameter(verb: Verb, words: list[str]) -> Parameter | None:
-    """The option that waits for its value, else the first argument not given yet."""
-    options = {p.option: p for p in verb.parameters if not (p.positional or p.flag)}
+    """Return the option that needs its value next, else the first argument that is not given yet."""
+    options = {p.option: p for p in parameters(verb) if not (p.positional or p.flag)}
     if words and words[-1] in options:
         return options[words[-1]]
     before = ["", *words]
     given = [word for last, word in zip(before, words, strict=False) if not (word.startswith("--") or last in options)]
-    places = [parameter for parameter in verb.parameters if parameter.positional]
+    places = [parameter for parameter in parameters(verb) if parameter.positional]
     return places[len(given)] if len(given) < len(places) else None
 
 
@@ -89,12 +89,12 @@ def _values(parameter: Parameter | None, start: str) -> Completions:
     try:
         return _beginning(start, source(current.current(), start))
     except (HistoryError, OSError):
-        # Completion runs at every keypress; what is wrong with the history is said by the verb itself.
+        # Completion runs at every keypress; the verb itself reports what is wrong with the history.
         return Completions(start, [])
 
 
 def _paths(start: str) -> list[str]:
-    """Files and folders, hidden ones only when asked for; what would need quotes is left out."""
+    """Return files and folders, hidden ones only after a dot; names that need quotes are left out."""
     folder, slash, name = start.rpartition("/")
     place = Path(folder + slash).expanduser()
     try:
@@ -107,7 +107,7 @@ def _paths(start: str) -> list[str]:
 
 
 def _refs(explorer: Explorer, start: str) -> list[str]:
-    """The newest first: a list that is too long loses its end."""
+    """Return the references to checkpoints, the newest first, because a long list is cut at its end."""
     history = explorer.history
     run, colon, _ = start.rpartition(":")
     if colon:

@@ -1,4 +1,4 @@
-"""What this machine and folder can do: backends, alignment, limits, and rates measured with the library's own writer
+"""A report on the machine and a folder: backends, alignment, limits, and rates measured with the library's own writer
 and reader."""
 
 import os
@@ -22,6 +22,7 @@ from dshistory import current
 from dshistory.display.formats import Format
 from dshistory.display.report import Report
 from dshistory.display.table import Table
+from dshistory.registry import verb
 
 if TYPE_CHECKING:
     from capture.snapshot.writer_tuning import Settings
@@ -43,15 +44,16 @@ _FORMATS: Final[dict[str, Format]] = {
 }
 
 
+@verb("doctor .", needs_history=False)
 def doctor(folder: str | None = None, *, size_mib: int = 256) -> Report:
-    """What this machine can do in a folder: the writer backends that work and why others do not, what the file system
-    reports, measured write and read rates.
+    """Examine the machine and a folder: which writer backends work and why others do not, the properties of the file
+    system, and measured write and read rates.
 
-    Writes size_mib into a temporary file there and removes it, also when interrupted.
+    Writes size_mib into a temporary file in the folder and removes it, also when interrupted.
 
     Args:
-        folder: where a history is or will be; default: the current history's, else the working directory
-        size_mib: how much to write and read for the rates
+        folder: the folder of a history, existing or planned; default: the current history's, else the working directory
+        size_mib: the amount to write and read for the rates, in MiB
     """
     from capture.enable import DEFAULT_BUDGET_BYTES
     from capture.snapshot.writer_tuning import measure_settings
@@ -78,13 +80,14 @@ def doctor(folder: str | None = None, *, size_mib: int = 256) -> Report:
         "writer backends": Table(
             pa.Table.from_pylist(backends, schema=_BACKENDS_SCHEMA),
             formats={"write_bytes_s": "bytes"},
-            note=f"write rate of one file of {size_mib} MiB until durable; registered: whether the kernel let the "
-            f"{DEFAULT_BUDGET_BYTES // _MIB} MiB of staging memory that is the default be registered",
+            note=f"write rate: one file of {size_mib} MiB until it is durable; registered: whether the kernel accepts "
+            f"the default {DEFAULT_BUDGET_BYTES // _MIB} MiB of staging memory as registered buffers",
         ),
         "writer settings": Table(
             pa.Table.from_pylist(_settings_rows(settings), schema=_SETTINGS_SCHEMA),
             formats={"block_bytes": "bytes", "bytes_per_s": "bytes"},
-            note="chosen: what runs on this file system use from now on; the default stands unless another is clearly faster",
+            note="chosen: used by runs on this file system from now on; "
+            "the default stays unless another setting is clearly faster",
         ),
         "packages": Table(pa.table(packages)),
     }
@@ -114,7 +117,7 @@ _SETTINGS_SCHEMA: Final = pa.schema(
 
 
 def _settings_rows(settings: dict[str, "Settings"]) -> list[dict[str, object]]:
-    """A row for each setting that was tried, or for the default where nothing could be measured."""
+    """Return a row for each setting that was tried, or for the default where nothing could be measured."""
     rows: list[dict[str, object]] = []
     for backend, one in settings.items():
         untried = {"block_bytes": one.block_bytes, "depth": one.depth, "bytes_per_s": None}
@@ -158,7 +161,7 @@ def _machine_facts() -> dict[str, object]:
 
 
 def _measure(folder: Path, *, align: int, nbytes: int, budget_bytes: int) -> tuple[list[dict[str, object]], float]:
-    """A row for each backend, and the bytes a second that the reader gives."""
+    """Return a row for each backend, and the bytes per second that the reader reaches."""
     from capture.snapshot.writer_tuning import time_write
 
     memory = np.full(nbytes + align, 0x5A, np.uint8)
@@ -168,19 +171,19 @@ def _measure(folder: Path, *, align: int, nbytes: int, budget_bytes: int) -> tup
     for backend, why_not in (("io_uring", io_uring), ("posix", "")):
         row: dict[str, object] = {"backend": backend, "works": not why_not, "why_not": why_not or None}
         if not why_not:
-            engine = native.Writer(backend=backend, budget_bytes=budget_bytes)
+            writer = native.Writer(backend=backend, budget_bytes=budget_bytes)
             try:
-                row["registered"] = engine.registered
-                row["write_bytes_s"] = nbytes / time_write(engine, folder / backend, source, align=align)
+                row["registered"] = writer.registered
+                row["write_bytes_s"] = nbytes / time_write(writer, folder / backend, source, align=align)
             finally:
-                engine.close()
+                writer.close()
         rows.append(row)
     return rows, nbytes / _read(folder / "posix", source, offset=align)
 
 
 def _read(path: Path, target: _Bytes, *, offset: int) -> float:
-    """Seconds to read the bytes back from the device."""
-    _forget(path)
+    """Return the seconds that it takes to read the bytes back from the device."""
+    _drop_cached_pages(path)
     began = time.perf_counter()
     native.read(
         [str(path)],
@@ -192,8 +195,8 @@ def _read(path: Path, target: _Bytes, *, offset: int) -> float:
     return time.perf_counter() - began
 
 
-def _forget(path: Path) -> None:
-    """Drop the file's pages, so that reading it reads the device."""
+def _drop_cached_pages(path: Path) -> None:
+    """Drop the file's pages from the page cache, so that the next read goes to the device."""
     file = os.open(path, os.O_RDONLY)
     try:
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)

@@ -1,5 +1,4 @@
-"""The magics of IPython: `%dshistory VERB ...` and `%%dshistory sql [NAME <<]`, made from `dshistory.commands.verbs`; the only
-file that needs IPython."""
+"""The magics of IPython, `%dshistory VERB ...` and `%%dshistory sql [NAME <<]`; the only file that imports IPython."""
 
 import re
 from collections.abc import Mapping
@@ -17,9 +16,10 @@ from catalog.errors import HistoryError
 from dshistory.commands import sql_cell
 from dshistory.commands.arguments import help_text, overview, parse, split
 from dshistory.commands.completion import line_completions
+from dshistory.commands.parameters import UsageError
 from dshistory.commands.sql_cell import SavedQueries
 from dshistory.commands.sql_completion import Completions, query_completions
-from dshistory.commands.verbs import UsageError, verb_named
+from dshistory.commands.verbs import verb_named
 from dshistory.display.formats import text_of
 
 __all__ = ["DSHistoryMagics", "Help", "load", "unload"]
@@ -32,7 +32,7 @@ _CELL: Final = re.compile(rf"\s*%%{_NAME}\s+sql\b[^\n]*\n(.*)", re.DOTALL)
 
 
 class Help(str):
-    """Text that a notebook shows as it is."""
+    """Text that a notebook displays verbatim, not as a string literal."""
 
     __slots__ = ()
 
@@ -42,7 +42,7 @@ class Help(str):
 
 @magics_class
 class DSHistoryMagics(Magics):  # type: ignore[misc]
-    """`%dshistory`: the explorer's verbs on the history opened last."""
+    """The magic `dshistory`: the verbs, on the history opened last."""
 
     def __init__(self, shell: InteractiveShell) -> None:
         super().__init__(shell)
@@ -52,16 +52,16 @@ class DSHistoryMagics(Magics):  # type: ignore[misc]
     @needs_local_scope  # type: ignore[untyped-decorator]
     @line_cell_magic  # type: ignore[untyped-decorator]
     def dshistory(self, line: str, cell: str | None = None, local_ns: Mapping[str, Any] | None = None) -> Any:
-        """`%dshistory VERB ...` runs a verb of the explorer; `%dshistory` alone lists them, `%dshistory VERB --help`
-        explains one. `$name` and `{name}` stand for the values of variables.
+        """Run a verb: `%dshistory` alone lists them, `%dshistory VERB --help` explains one.
 
-        `%%dshistory sql [NAME <<]` runs the cell as a query and shows its rows, or puts them into NAME.
+        `$name` and `{name}` stand for the values of variables. `%%dshistory sql [NAME <<]` runs the cell as a query and
+        shows its rows, or assigns them to NAME.
         """
         namespace = _variables(self.shell, {**self.shell.user_ns, **(local_ns or {})})
         try:
             return self._run(line, namespace) if cell is None else self._run_cell(line, cell, namespace)
         except HistoryError as error:
-            # The shell shows its own usage errors as one line, without traceback; the cell still counts as failed.
+            # The shell shows its own usage errors as one line, without a traceback; the cell still counts as failed.
             raise ShellUsageError(text_of(" ".join(str(error).split()))) from error
 
     def _run(self, line: str, namespace: Mapping[str, Any]) -> Any:
@@ -71,7 +71,7 @@ class DSHistoryMagics(Magics):  # type: ignore[misc]
         if not name or name in ("-h", "--help", "help"):
             return Help(overview("%dshistory", "magic"))
         if name != "sql" and line.rstrip().endswith(";"):
-            # As everywhere in a notebook: done, but not shown.
+            # As everywhere in a notebook, a semicolon hides the result.
             self._run(line.rstrip().rstrip(";"), namespace)
             return None
         verb = verb_named(name, "magic")
@@ -120,7 +120,7 @@ class DSHistoryMagics(Magics):  # type: ignore[misc]
 
     @context_matcher(identifier=_NAME)  # type: ignore[untyped-decorator]
     def completer(self, context: CompletionContext) -> SimpleMatcherResult:
-        """What may come next in a `%dshistory` line or a query; in place of Python's own words."""
+        """Complete a `%dshistory` line or a query; Python's own completions are suppressed there."""
         known = {"saved": self._saved.names, "variables": self._variables()}
         before = "\n".join([*context.full_text.split("\n")[: context.cursor_line], context.text_until_cursor])
         found = Completions("", [])
@@ -150,7 +150,7 @@ def load(shell: InteractiveShell) -> None:
 
 
 def unload(shell: InteractiveShell) -> None:
-    """Take back what `load` brought; a variable `dshistory` of the user's own stays."""
+    """Remove what `load` added; a variable `dshistory` that the user assigned stays."""
     for kind in ("line", "cell"):
         shell.magics_manager.magics[kind].pop(_NAME, None)
     magics = shell.magics_manager.registry.pop(DSHistoryMagics.__name__)
@@ -159,7 +159,7 @@ def unload(shell: InteractiveShell) -> None:
 
 
 def _variables(shell: InteractiveShell, namespace: Mapping[str, Any]) -> dict[str, Any]:
-    """What can stand for a value: none of the shell's own names, modules, functions and classes."""
+    """Return the user's variables: without the shell's own names, modules, functions and classes."""
     return {
         name: value
         for name, value in namespace.items()
@@ -168,7 +168,7 @@ def _variables(shell: InteractiveShell, namespace: Mapping[str, Any]) -> dict[st
 
 
 def _expanded(word: str, namespace: Mapping[str, Any]) -> str:
-    """A word of a line with the values of variables in place of `$name` and `{name}`: one word, whatever is in them."""
+    """Replace `$name` and `{name}` by the values of variables; the result is one word, whatever they contain."""
     return _VARIABLE.sub(
         lambda found: str(namespace[name]) if (name := found[1] or found[2]) in namespace else found[0], word
     )

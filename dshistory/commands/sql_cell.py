@@ -1,6 +1,6 @@
 """The text of `%%dshistory sql` cells: the line above the query, values for its variables, and saved queries as CTEs.
 
-Values are bound as parameters, never pasted. The option names are those of JupySQL.
+Values are bound as parameters, never pasted into the query. The option names are those of JupySQL.
 """
 
 import re
@@ -11,24 +11,24 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from catalog.index.schema import VIEWS
-from dshistory.commands.verbs import UsageError
+from dshistory.commands.parameters import UsageError
 from dshistory.patterns import nearest
 
 __all__ = ["CELL_HELP", "OPTIONS", "Head", "SavedQueries", "bound", "parse_head", "read", "take_target", "unquoted"]
 
 CELL_HELP: Final = """
 as a cell, the query below its first line: %%dshistory sql [options] [NAME <<]
-  NAME <<               put the rows into the variable NAME and show nothing; NAME= << shows them too
-  -S NAME, --save NAME  keep the query: later ones read it as a table of that name
-  -w NAME, --with NAME  read this saved query (those that a query names are found anyway)
-  -N, --no-execute      do not run it, only save it
-  -f FILE, --file FILE  the query is in a file
+  NAME <<               assign the rows to the variable NAME and show nothing; NAME= << shows them too
+  -S NAME, --save NAME  save the query: later queries read it as a table of that name
+  -w NAME, --with NAME  read this saved query (the ones that a query names are found anyway)
+  -N, --no-execute      save the query without running it
+  -f FILE, --file FILE  read the query from a file
   $name, {{name}}       the value of a Python variable"""
 
 
 @dataclass(frozen=True)
 class Head:
-    """What the line above a query asks for; `words` are those for the verb itself."""
+    """The options in the line above a query; `words` are left for the verb itself."""
 
     save: str | None
     with_: tuple[str, ...]
@@ -55,7 +55,7 @@ _QUERY: Final = re.compile(r"(?<![\w-])(?:select|with|from|describe|show|summari
 
 
 def unquoted(rest: str) -> tuple[str, str] | None:
-    """The line after `sql`, cut before a query without quotes round it; None when there is none such."""
+    """Split the line after `sql` before a query without quotes around it; None when there is no such query."""
     found = _QUERY.search(rest)
     if found is None or set(rest[: found.start()]) & {"'", '"'}:
         return None
@@ -63,27 +63,29 @@ def unquoted(rest: str) -> tuple[str, str] | None:
 
 
 def take_target(rest: str) -> tuple[str, str | None, bool]:
-    """The line without `NAME <<`, the name, and whether the rows are shown too (`NAME= <<`). Raises UsageError."""
+    """Return the line without `NAME <<`, the name, and whether the rows are shown too (`NAME= <<`).
+
+    Raises UsageError when NAME is not a valid name."""
     found = _TARGET.search(rest)
     if found is None:
         return rest, None, True
     if not found["name"].isidentifier():
-        raise UsageError(f"%%dshistory sql NAME <<: {found['name']!r} is no name for a variable")
+        raise UsageError(f"%%dshistory sql NAME <<: {found['name']!r} is not a name for a variable")
     return rest[: found.start()] + rest[found.end() :], found["name"], bool(found["shows"])
 
 
 def parse_head(words: list[str]) -> Head:
-    """The options of a cell, and the words left for the verb. Raises UsageError."""
+    """Parse the options of a cell; the words left are for the verb. Raises UsageError."""
     given, others = _PARSER.parse_known_args(words)
     for name in filter(None, (given.save, *given.with_)):
         if not name.isidentifier():
-            raise UsageError(f"%%dshistory sql: {name!r} is no name for a saved query: letters, digits and _")
+            raise UsageError(f"%%dshistory sql: {name!r} is not a name for a saved query: use letters, digits and _")
     file = None if given.file is None else Path(given.file).expanduser()
     return Head(given.save, tuple(given.with_), not given.no_execute, file, tuple(others))
 
 
 def read(file: Path) -> str:
-    """The query in a file. Raises UsageError."""
+    """Read the query from a file. Raises UsageError when that fails."""
     try:
         return file.read_text()
     except (OSError, UnicodeError) as error:
@@ -104,10 +106,10 @@ _BRACED: Final = re.compile(r"\{\{\s*(\w+)\s*\}\}")
 
 
 def bound(query: str, namespace: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The query with `$name` for each variable, and the values of those that were not given.
+    """Return the query with `$name` for each variable, and the values of the variables that `given` does not have.
 
-    `{{name}}` inside quotes becomes part of the text. Raises UsageError, naming the nearest, where there is no such
-    variable."""
+    The value of `{{name}}` inside quotes becomes part of the text. Raises UsageError, with the nearest name, when there
+    is no such variable."""
     values: dict[str, Any] = {}
 
     def place(name: str) -> str:
@@ -131,12 +133,10 @@ def bound(query: str, namespace: Mapping[str, Any], given: Mapping[str, Any]) ->
 
 
 def _text(literal: str, place: Any, namespace: Mapping[str, Any]) -> str:
-    """A text in quotes, with the values of its `{{names}}` put in by SQL itself."""
+    """Return a text in quotes in which SQL itself inserts the values of its `{{names}}`."""
     inner = literal[1:-1]
     if inner.startswith("$") and inner[1:] in namespace:
-        raise UsageError(
-            f"{literal} in quotes is just this text: write {inner} without quotes for the variable's value"
-        )
+        raise UsageError(f"{literal} in quotes is literal text: write {inner} without quotes for the variable's value")
     parts = _BRACED.split(inner)
     if len(parts) == 1:
         return literal
@@ -145,7 +145,7 @@ def _text(literal: str, place: Any, namespace: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Columns, arrays and their scalars as Python's own values."""
+    """Convert columns, arrays and their scalars to Python's own values."""
     for name in ("to_pylist", "tolist"):
         convert = getattr(value, name, None)
         if callable(convert):
@@ -154,27 +154,31 @@ def _plain(value: Any) -> Any:
 
 
 class SavedQueries:
-    """Queries kept by name, each read by later ones as a table of that name."""
+    """Queries saved by name; later queries read each as a table of that name."""
 
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}
 
+    def __repr__(self) -> str:
+        return f"SavedQueries({', '.join(self._texts)})"
+
     @property
     def names(self) -> tuple[str, ...]:
-        """The names, in the order they were saved."""
+        """The names, in the order in which they were saved."""
         return tuple(self._texts)
 
     def save(self, name: str, query: str) -> None:
-        """Keep a query. Raises UsageError for the name of a table, and for a query that reads itself."""
+        """Save a query. Raises UsageError for the name of a table, and for a query that reads itself."""
         if name.lower() in VIEWS:
             raise UsageError(f"{name!r} is a table of the catalog: save the query under another name")
         if name in _words(query):
-            raise UsageError(f"the query reads {name!r}, and can't be saved under the same name")
+            raise UsageError(f"the query reads {name!r} and cannot be saved under the same name")
         self._texts[name] = query.strip().rstrip(";")
 
     def composed(self, query: str, *, with_: tuple[str, ...] = ()) -> str:
-        """The query with the saved ones that it reads, directly or through others, as CTEs before it. Raises UsageError
-        for a name in `with_` that was not saved, and for queries that read each other in a circle."""
+        """Return the query preceded by the saved ones that it reads, directly or through others, as CTEs.
+
+        Raises UsageError for a name in `with_` that was not saved, and for queries that read each other in a circle."""
         for name in with_:
             if name not in self._texts:
                 raise UsageError(f"no query was saved as {name!r}; {nearest(name, self._texts)}")

@@ -1,4 +1,4 @@
-"""What may come next in a query: tables, columns, saved queries and variables."""
+"""Completion of queries: tables, columns, saved queries and variables."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +12,7 @@ __all__ = ["Completions", "query_completions"]
 
 
 class Completions(NamedTuple):
-    """The end of what was typed, and what may stand in its place."""
+    """The end of the typed text, and the words that can replace it."""
 
     fragment: str
     texts: list[str]
@@ -27,8 +27,8 @@ WHERE list_contains($tables, table_name) ORDER BY table_name, column_index
 def query_completions(
     before: str, query: str, *, saved: Sequence[str] = (), variables: Sequence[str] = ()
 ) -> Completions:
-    """The words that may stand at the end of `before`, the part of `query` up to the cursor; none inside a text in
-    quotes."""
+    """Return the words that can stand at the end of `before`, the part of `query` up to the cursor; none inside a text
+    in quotes."""
     variable = re.search(r"(?:\$|\{\{\s*)(\w*)$", before)
     if variable:
         return _beginning(variable[1], variables)
@@ -54,7 +54,7 @@ def _beginning(start: str, texts: Iterable[str]) -> Completions:
 
 
 def _table_of(alias: str, query: str) -> str:
-    """The table that an alias stands for."""
+    """Return the table that an alias stands for."""
     found = re.search(rf"\b({'|'.join(VIEWS)})\s+(?:AS\s+)?{re.escape(alias)}\b", query, re.IGNORECASE)
     return found[1].lower() if found else alias.lower()
 
@@ -63,7 +63,7 @@ def _columns() -> Mapping[str, list[str]]:
     try:
         rows = current.current().sql(_COLUMNS, tables=[*VIEWS])
     except (HistoryError, OSError):
-        # Completion runs at every keypress; what is wrong with the history is said by the query itself.
+        # Completion runs at every keypress; the query itself reports what is wrong with the history.
         return {}
     columns: dict[str, list[str]] = {}
     for row in rows:

@@ -104,7 +104,7 @@ class DiffTable(Table):
         """The first rows as horizontal bars of what they are ordered by. Needs the [notebook] extra."""
         from dshistory.display import plot
 
-        return plot.moved_tensors(self, metric=self.metric, top=top)
+        return plot.changed_tensors(self, metric=self.metric, top=top)
 
 
 def select(history: History, *refs: CheckpointRef, kinds: Patterns, names: Patterns) -> list[dict[Key, StoredTensor]]:

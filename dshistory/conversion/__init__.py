@@ -1,6 +1,6 @@
-"""Checkpoints to other programs and from them: one writer and one reader for each format.
+"""Conversion of checkpoints to and from the formats of other programs: one writer and one reader for each format.
 
-Nothing foreign is executed: what an import has to unpickle goes through `importing.safe_unpickle`.
+No foreign code is executed: an import unpickles only through `importing.safe_unpickle`.
 """
 
 __all__: list[str] = []

@@ -1,7 +1,7 @@
-"""The few classes that DeepSpeed pickles into its checkpoints, as data: read and written without importing deepspeed.
+"""Stand-ins for the classes that DeepSpeed pickles into its checkpoints: read and written without importing deepspeed.
 
-A stand-in has the attributes and nothing else. When one is written, the file names DeepSpeed's class; when DeepSpeed's
-is read, the stand-in is made in its place."""
+A stand-in has the attributes and nothing else. Pickling a stand-in writes the name of DeepSpeed's class; unpickling
+DeepSpeed's class creates the stand-in."""
 
 import pickle
 from collections.abc import Callable
@@ -13,13 +13,16 @@ __all__ = ["KNOWN", "DeepSpeedPickle", "StandIn", "loss_scaler"]
 
 
 class StandIn:
-    """Attributes of an object of DeepSpeed's, whatever they are."""
+    """The attributes of an object of one of DeepSpeed's classes."""
 
     def __init__(self, *values: Any) -> None:
         self.values = values
 
     def __setstate__(self, state: Any) -> None:
         self.__dict__.update(state if isinstance(state, dict) else {"values": state})
+
+    def __repr__(self) -> str:
+        return f"<stand-in for {dict(KNOWN).get(type(self), '?')}: {self.__dict__}>"
 
 
 class _LossScaler(StandIn):
@@ -51,13 +54,14 @@ KNOWN: Final[list[tuple[type, str]]] = [
     (_FragmentAddress, "deepspeed.utils.tensor_fragment.fragment_address"),
     (_ZeroStage, "deepspeed.runtime.zero.config.ZeroStageEnum"),
 ]
-"""Stand-in and the name of what it stands for, as torch.serialization.safe_globals takes them."""
+"""Each stand-in with the name of its class, in the form that torch.serialization.safe_globals takes."""
 
 _NAMES: Final = dict(KNOWN)
 
 
 def loss_scaler(state: dict[str, Any], *, fp16: dict[str, Any]) -> StandIn:
-    """A loss scaler with the values of `state`; what else it has comes from the section `fp16` of DeepSpeed's configuration."""
+    """Return a loss scaler with the values of `state`; its other values come from the section `fp16` of DeepSpeed's
+    configuration."""
     if not state.get("dynamic"):
         made: StandIn = _LossScaler()
         made.__dict__ = {"cur_scale": 1.0, "dynamic": False, **state.get("scaler", {})}
@@ -82,7 +86,9 @@ def loss_scaler(state: dict[str, Any], *, fp16: dict[str, Any]) -> StandIn:
 
 
 class _Pickler(pickle._Pickler):
-    """Writes the name of DeepSpeed's class for a stand-in; the C pickler would look the class up by that name."""
+    """A pickler that writes the name of DeepSpeed's class for a stand-in.
+
+    The C pickler cannot do this: it looks the class up by the name that it writes."""
 
     write: Callable[[bytes], Any]
     memoize: Callable[[Any], None]
@@ -97,6 +103,6 @@ class _Pickler(pickle._Pickler):
 
 
 class DeepSpeedPickle:
-    """What torch.save takes as its pickle_module, for state that holds stand-ins."""
+    """The pickle_module for torch.save when the state holds stand-ins."""
 
     Pickler = _Pickler

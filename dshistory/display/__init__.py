@@ -1,6 +1,6 @@
-"""How answers look: tables, reports and figures, as text, HTML and plotly; and the progress of long work.
+"""Display of results: tables, reports and figures as text, HTML and plotly, and the progress of long work.
 
-Nothing here asks a history anything: it is given rows and shows them.
+Nothing here reads a history; every function displays the rows that it is given.
 """
 
 __all__: list[str] = []

@@ -1,6 +1,6 @@
-"""Values for people: bytes, seconds, shares and numbers, in as few characters as tell them apart.
+"""Values as short text for people: bytes, seconds, shares and numbers.
 
-Nothing here is parsed again: exact values stay in the Arrow table behind what is shown.
+No text is parsed again: the Arrow table behind a displayed one keeps the exact values.
 """
 
 import datetime
@@ -15,10 +15,10 @@ _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def text_of(value: object, form: Format = "auto") -> str:
-    """One value as one line of printable text; unknown (None) is the empty string, or a question mark where people look
-    for a word.
+    """Return one value as one line of printable text; unknown (None) is empty, or a question mark with the form
+    "known".
 
-    Control characters become escapes, so that a name from a history can neither break a table nor steer a terminal.
+    Control characters become escapes, so that a name from a history can neither break a table nor control a terminal.
     """
     if value is None:
         return "?" if form == "known" else ""
@@ -36,7 +36,7 @@ def text_of(value: object, form: Format = "auto") -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """A number of things."""
+    """Return a count with its noun in the right number: "1 tensor", "2 tensors"."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
@@ -73,7 +73,7 @@ def _seconds(value: int | float) -> str:
 
 
 def _share(value: int | float) -> str:
-    """Percent; a share that is neither none nor all never reads as 0 % or 100 %."""
+    """Return a percentage; only exactly 0 and 1 read as 0 % and 100 %."""
     percent = f"{100 * value:.1f}"
     if value > 0 and percent == "0.0":
         return "<0.1%"

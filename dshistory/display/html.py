@@ -1,8 +1,7 @@
-"""Tables and reports as HTML for notebooks: escaped, themed by JupyterLab's or VS Code's variables, plain tags where styles are
-stripped.
+"""Tables and reports as HTML for notebooks: escaped, and themed by the variables of JupyterLab or VS Code.
 
-Numbers carry their alignment in the element itself, as a style for notebooks, whose own style sheet it must outdo, and as an
-attribute for GitHub, which takes styles out: what is left over is still a readable table.
+Cells carry their alignment twice: as a style, which overrides the notebook's own style sheet, and as an attribute for
+GitHub, which removes styles and still shows a readable table.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,17 +35,17 @@ _STYLE = """<style>
 
 
 def document(*parts: str) -> str:
-    """The parts as one self-contained output, with the style they share."""
+    """Return the parts as one self-contained output, with their common style."""
     return f'{_STYLE}<div class="dsh">{"".join(parts)}</div>'
 
 
 def title_html(title: str) -> str:
-    """A heading."""
+    """Return a heading."""
     return f"<h4>{escape(text_of(title))}</h4>"
 
 
 def table_html(data: pa.Table, formats: Mapping[str, Format], note: str) -> str:
-    """The table as HTML; every value and name escaped, paged as in text."""
+    """Return the table as HTML, with every value and name escaped; long tables are shortened as in text."""
     under = f'<p class="dsh-note">{escape(text_of(note))}</p>' if note else ""
     if not data.num_rows:
         return under or '<p class="dsh-note">(no rows)</p>'
@@ -61,7 +60,7 @@ def table_html(data: pa.Table, formats: Mapping[str, Format], note: str) -> str:
 
 
 def facts_html(facts: Mapping[str, object], formats: Mapping[str, Format]) -> str:
-    """Named values, one a line; nothing where there are none."""
+    """Return named values as HTML, one per line; an empty string when there are none."""
     if not facts:
         return ""
     rows = (

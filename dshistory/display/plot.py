@@ -1,7 +1,7 @@
-"""Figures, each made from a table that stands by itself; the only place that imports plotly.
+"""Figures from tables; the only file that imports plotly.
 
-Colours are Okabe and Ito's, told apart by all common kinds of colour vision; backgrounds are transparent and ink is
-mid-grey, for light and dark pages alike. Plotly renders tags in labels, so names are escaped.
+The colours are Okabe and Ito's, which people with any common kind of colour vision can distinguish. Backgrounds are
+transparent and text is mid-grey, for light and dark pages alike. Plotly renders tags in labels, so names are escaped.
 """
 
 import math
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from dshistory.display.table import Table
 
-__all__ = ["heat_map", "live_panels", "loss_timeline", "moved_tensors", "trajectories"]
+__all__ = ["changed_tensors", "heat_map", "live_panels", "loss_timeline", "trajectories"]
 
 BLUE: Final = "#0072B2"
 ORANGE: Final = "#E69F00"
@@ -32,13 +32,13 @@ SKY: Final = "#56B4E9"
 _COLOURS: Final = (BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY)
 _INK: Final = "#7a828c"
 _PANELS: Final = {"timeline": 0.17, "heat": 0.47, "detail": 0.16, "histogram": 0.2}
-"""The panels of the explorer from the top, with their shares of its height."""
+"""The panels of the explorer's figure from the top, with their shares of its height."""
 
 
 def loss_timeline(metrics: "Table", checkpoints: "Table") -> "go.Figure":
-    """The loss of every step, a line for each run, with a mark where a checkpoint stands.
+    """Plot the loss of every step, with a line for each run and a mark for each checkpoint.
 
-    metrics: columns run, step, value; checkpoints: run, step, loss."""
+    `metrics` has the columns run, step and value; `checkpoints` has run, step and loss."""
     figure = _figure()
     for colour, run in zip(cycle(_COLOURS), pc.unique(metrics["run"]).to_pylist(), strict=False):
         line = _of_run(metrics, run)
@@ -56,15 +56,17 @@ def loss_timeline(metrics: "Table", checkpoints: "Table") -> "go.Figure":
             marker={"color": colour, "size": 7, "symbol": "diamond-open"},
             hovertemplate="step %{x}, loss %{y:.4g}<extra>checkpoint</extra>",
         )
-    _say_if(figure, not any(value is not None for trace in figure.data for value in trace.y), "no loss was recorded")
+    _explain_if(
+        figure, not any(value is not None for trace in figure.data for value in trace.y), "no loss was recorded"
+    )
     return figure.update_layout(xaxis_title="step", yaxis_title="loss", height=360)
 
 
-def moved_tensors(rows: "Table", *, metric: str, top: int) -> "go.Figure":
-    """The first `top` rows of a diff whose metric is finite as horizontal bars, in its order."""
-    moved = [row for row in rows if row[metric] is not None]
-    first = [row for row in moved if math.isfinite(row[metric])][:top]
-    out_of_zero = sum(not math.isfinite(row[metric]) for row in moved)
+def changed_tensors(rows: "Table", *, metric: str, top: int) -> "go.Figure":
+    """Plot the first `top` rows of a diff whose metric is finite as horizontal bars, in the order of the diff."""
+    known = [row for row in rows if row[metric] is not None]
+    first = [row for row in known if math.isfinite(row[metric])][:top]
+    from_zero = sum(not math.isfinite(row[metric]) for row in known)
     title = metric.replace("_", " ")
     figure = _figure()
     for colour, kind in zip(cycle(_COLOURS), dict.fromkeys(row["kind"] for row in first), strict=False):
@@ -79,14 +81,14 @@ def moved_tensors(rows: "Table", *, metric: str, top: int) -> "go.Figure":
         )
     order = [_label(row, first) for row in first]
     figure.update_yaxes(autorange="reversed", categoryorder="array", categoryarray=order, automargin=True)
-    _say_if(figure, not first, "nothing to compare in these two")
-    if out_of_zero:
-        title += f" ({out_of_zero} that came out of zero are not drawn)"
+    _explain_if(figure, not first, "the two checkpoints have nothing to compare")
+    if from_zero:
+        title += f" ({from_zero} with a norm of zero before are not drawn)"
     return figure.update_layout(xaxis_title=title, height=max(200, 120 + 22 * len(first)), barmode="stack")
 
 
 def trajectories(rows: "Table", *, metric: str, top: int) -> "go.Figure":
-    """The values over the steps, a line for each of the `top` tensors that reach highest."""
+    """Plot the values over the steps, with a line for each of the `top` tensors with the largest maximum."""
     lines: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows:
         lines.setdefault((row["name"], row["kind"]), []).append(row)
@@ -106,12 +108,12 @@ def trajectories(rows: "Table", *, metric: str, top: int) -> "go.Figure":
             name=_label(lines[key][0], first),
             line={"color": colour, "width": 1.5, "dash": dash},
         )
-    _say_if(figure, not any(math.isfinite(height(key)) for key in chosen), f"no {metric} is known at any step")
+    _explain_if(figure, not any(math.isfinite(height(key)) for key in chosen), f"no {metric} is known at any step")
     return figure.update_layout(xaxis_title="step", yaxis_title=metric, height=420)
 
 
 def heat_map(values: Any, *, x: list[str], y: list[str], value: str) -> "go.Figure":
-    """A matrix as colours; the scale is Cividis, which reads the same with any colour vision, and in grey."""
+    """Plot a matrix as colours; the scale Cividis looks the same with any colour vision, and works in grey."""
     figure = _figure()
     figure.add_heatmap(
         z=values,
@@ -121,26 +123,29 @@ def heat_map(values: Any, *, x: list[str], y: list[str], value: str) -> "go.Figu
         colorbar={"title": _plain(value)},
         hovertemplate="%{y}, %{x}<br>" + _plain(value) + " %{z:.4g}<extra></extra>",
     )
-    _say_if(figure, len(x) < 2, "fewer than two checkpoints to compare")
+    _explain_if(figure, len(x) < 2, "fewer than two checkpoints to compare")
     figure.update_xaxes(type="category")
     figure.update_yaxes(type="category", autorange="reversed", automargin=True)
     return figure.update_layout(height=480)
 
 
-def _say_if(figure: "go.Figure", empty: bool, text: str) -> None:
-    """An empty figure says why it is."""
+def _explain_if(figure: "go.Figure", empty: bool, text: str) -> None:
+    """Write the reason into an empty figure."""
     if empty:
         figure.add_annotation(text=text, showarrow=False, xref="paper", yref="paper", x=0.5, y=0.5)
 
 
 def _plain(text: str) -> str:
-    """A text as plotly shows it: no markup, no control characters."""
+    """Return a text without markup and control characters, so that plotly shows it verbatim."""
     return escape(text_of(text))
 
 
 def live_panels() -> "go.FigureWidget":
-    """The one figure of the explorer, empty: four panels over one axis of steps, for the widget to fill by the names of its
-    traces: metric, checkpoints, anomalies; heat; detail; histogram. The vertical axes are yaxis to yaxis4, in that order of panels.
+    """Return the explorer's figure, empty: four panels over one axis of steps, which the widget fills by the traces'
+    names.
+
+    The traces are metric, checkpoints and anomalies; heat; detail; histogram. The vertical axes are yaxis to yaxis4, in
+    the same order.
     """
     figure = _figure()
     for place, name in enumerate(("metric", "checkpoints", "anomalies")):
@@ -166,12 +171,12 @@ def live_panels() -> "go.FigureWidget":
         widget = go.FigureWidget(figure)
     except ImportError as error:
         raise SetupError("the explorer needs anywidget; install it with: pip install 'dshistory[notebook]'") from error
-    widget._config = {"responsive": True}  # plotly itself has no other way to say so of a widget
+    widget._config = {"responsive": True}  # plotly has no public way to set this for a widget
     return widget
 
 
 def _panel_axes() -> dict[str, Any]:
-    """The vertical axes one above the other, the axis of steps below them, a colour bar beside each heat map."""
+    """Return the layout of the axes: the vertical ones above one another, the axis of steps below them."""
     layout: dict[str, Any] = {}
     top = 1.0
     grid = _figure().layout.yaxis.to_plotly_json()
@@ -187,7 +192,7 @@ def _panel_axes() -> dict[str, Any]:
     layout["yaxis2"] |= {"type": "category", "autorange": "reversed", "title": None}
     layout["yaxis3"] |= {"visible": False}
     layout["yaxis4"] |= {"visible": False, "tickprefix": "2<sup>", "ticksuffix": "</sup>"}
-    hint = {"text": "click a cell to look into a tensor", "showarrow": False, "font": {"size": 14}}
+    hint = {"text": "click a cell to see a tensor", "showarrow": False, "font": {"size": 14}}
     layout["annotations"] = [{**hint, "x": 0.5, "xref": "paper", "y": layout["yaxis4"]["domain"][1], "yref": "paper"}]
     layout["xaxis"] = {"anchor": "y4", "title": {"text": "step"}}
     return layout
@@ -199,7 +204,7 @@ def _beside(axis: dict[str, Any]) -> dict[str, Any]:
 
 
 def _dashes() -> Iterator[str]:
-    """A new kind of line with each round of the colours, so that no two lines look the same."""
+    """Yield a dash for each line; it changes when the colours repeat, so that no two lines look the same."""
     return (dash for dash in cycle(("solid", "dash", "dot")) for _ in _COLOURS)
 
 

@@ -1,6 +1,5 @@
-"""The progress of long work: a bar on a terminal's stderr or in a notebook, never in a pipe or a log file; or whoever listens
-in its place.
-"""
+"""Progress of long work: a bar on a terminal's stderr or in a notebook, never in a pipe or a log file, or a listener in
+place of the bar."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -8,20 +7,18 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Self
 
-from tqdm.auto import tqdm
-
-__all__ = ["ByteProgress", "CountProgress", "heard"]
+__all__ = ["ByteProgress", "CountProgress", "listening"]
 
 _PATIENCE_S = 0.5
-"""What is done sooner shows no bar."""
+"""Work that takes less time shows no bar."""
 
 _listener: ContextVar[Callable[[float], None] | None] = ContextVar("listener", default=None)
 
 
 @contextmanager
-def heard(listener: Callable[[float], None]) -> Iterator[None]:
-    """Work of this thread tells `listener` the share that is done, from 0 to 1, and shows no bar; what the listener raises
-    ends the work."""
+def listening(listener: Callable[[float], None]) -> Iterator[None]:
+    """Report the progress of this thread's work to `listener`, as a share from 0 to 1, in place of a bar. An exception
+    of the listener ends the work."""
     token = _listener.set(listener)
     try:
         yield
@@ -30,20 +27,21 @@ def heard(listener: Callable[[float], None]) -> Iterator[None]:
 
 
 class CountProgress:
-    """A bar over a number of things, a context manager. Shown in notebooks and on terminals, nowhere else; `quiet` hides
-    it everywhere."""
+    """A bar that counts items, as a context manager. It shows in notebooks and on terminals only; `quiet` hides it."""
 
     def __init__(self, total: int, *, description: str, quiet: bool, **unit: Any) -> None:
         self._listener = _listener.get()
         self._total, self._done = total, 0
         self._bar: Any = None
-        # tqdm takes a lock of the whole process even for a bar that is not shown. Ctrl-C can leave it with the main thread, which
-        # goes on; whoever listens, in a thread of its own, would wait for it for ever.
+        # tqdm takes a lock of the whole process even for a bar that is not shown. Ctrl-C can leave that lock with the
+        # main thread, and a worker thread with a listener would then wait for it forever.
         if self._listener is None and not quiet and (_in_notebook() or sys.stderr.isatty()):
+            from tqdm.auto import tqdm
+
             self._bar = tqdm(total=total, desc=description, leave=False, delay=_PATIENCE_S, **unit)
 
     def advance(self, count: int) -> None:
-        """Say that so many more are done."""
+        """Report that `count` more items are done."""
         if self._bar is not None:
             self._bar.update(count)
         self._done += count
@@ -59,7 +57,7 @@ class CountProgress:
 
 
 class ByteProgress(CountProgress):
-    """A bar over bytes."""
+    """A bar that counts bytes."""
 
     def __init__(self, total_bytes: int, *, description: str, quiet: bool) -> None:
         super().__init__(

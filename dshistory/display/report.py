@@ -1,4 +1,4 @@
-"""A report: named facts and the tables that belong to them, for `show` and `doctor`."""
+"""Reports: named facts with tables, as `show` and `doctor` return them."""
 
 import json
 from collections.abc import Mapping
@@ -13,8 +13,9 @@ __all__ = ["Report"]
 
 @dataclass(frozen=True, repr=False)
 class Report:
-    """Facts by name and tables by title, shown together; `report["name"]` is a fact, `report.tables["files"]` a
-    table."""
+    """Facts by name and tables by title, shown together: `report["name"]` is a fact, `report.tables["files"]` a table.
+
+    Text and HTML are for display; `to_json` returns every value."""
 
     title: str
     facts: Mapping[str, object]
@@ -25,7 +26,7 @@ class Report:
         return self.facts[name]
 
     def to_json(self) -> str:
-        """Facts and tables as one JSON object; values outside JSON as `table.json_value` has them."""
+        """Return facts and tables as one JSON object; `table.json_value` converts values that JSON does not have."""
         tables = {name: list(table) for name, table in self.tables.items()}
         return json.dumps(json_value({**self.facts, **tables}), indent=1, ensure_ascii=False)
 

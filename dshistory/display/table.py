@@ -1,6 +1,6 @@
-"""The one shape in which the explorer hands out rows: a small class over an Arrow table.
+"""Tables, in which the explorer returns rows: a small class around an Arrow table.
 
-The Arrow table is exact and whole; only what is *shown* is paged and rounded.
+The Arrow table is exact and complete; only its display is shortened and rounded.
 """
 
 import copy
@@ -19,15 +19,15 @@ from catalog.errors import NotFoundError, SetupError
 from dshistory.display import html, text
 from dshistory.display.formats import Format
 
-__all__ = ["Table", "json_value", "told_apart"]
+__all__ = ["Table", "json_value", "with_unique_names"]
 
 
 class Table:
     """Rows of named columns, immutable; anything that reads Arrow (`__arrow_c_stream__`) takes it without a copy.
 
-    `table["name"]` is a column, `table[0]` a row as a dict, `table[2:5]` and `table.top(5)` are tables; iterating gives
-    rows. `formats` says how columns are shown ("bytes", "seconds", "share", "number"), `note` is the line under the
-    table.
+    `table["name"]` is a column, `table[0]` a row as a dict, `table[2:5]` and `table.top(5)` are tables; iteration
+    yields rows. `formats` sets the display of columns ("bytes", "seconds", "share", "number"), `note` is the line under
+    the table.
     """
 
     def __init__(self, data: pa.Table, *, formats: Mapping[str, Format] | None = None, note: str = "") -> None:
@@ -41,22 +41,22 @@ class Table:
         return tuple(self._data.column_names)
 
     def top(self, n: int) -> Self:
-        """The first n rows; all of them when there are fewer."""
+        """Return the first n rows, or all of them when there are fewer."""
         return self[: max(n, 0)]
 
     def to_arrow(self) -> pa.Table:
-        """The Arrow table itself, every row and digit."""
+        """Return the Arrow table itself, with every row and digit."""
         return self._data
 
     def to_pandas(self) -> Any:
-        """A pandas DataFrame. Raises SetupError where pandas is not installed."""
+        """Return a pandas DataFrame. Raises SetupError when pandas is not installed."""
         try:
             return self._data.to_pandas()
         except ImportError as error:
             raise SetupError("to_pandas needs pandas; install it with: pip install 'dshistory[notebook]'") from error
 
     def to_csv(self) -> str:
-        """All rows as CSV with a header line; unknown is empty, bytes are hexadecimal."""
+        """Return all rows as CSV with a header line; unknown values are empty, bytes are hexadecimal."""
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(self.columns)
@@ -64,7 +64,7 @@ class Table:
         return out.getvalue()
 
     def to_json(self) -> str:
-        """All rows as a JSON array of objects; values outside JSON as `json_value` has them."""
+        """Return all rows as a JSON array of objects; `json_value` converts values that JSON does not have."""
         return json.dumps([json_value(row) for row in self], indent=1, ensure_ascii=False)
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
@@ -109,9 +109,10 @@ class Table:
         return other
 
 
-def told_apart(data: pa.Table) -> pa.Table:
-    """The same with every column under a name of its own: of several called a, as a join has them, the others are a_1, a_2, ...
-    as far as no column has that name."""
+def with_unique_names(data: pa.Table) -> pa.Table:
+    """Return the table with unique column names: repeated names, as after a join, become a, a_1, a_2, ...
+
+    A number is skipped when another column has that name."""
     taken, seen, names = set(data.column_names), set[str](), []
     for name in data.column_names:
         if name in seen:
@@ -123,8 +124,8 @@ def told_apart(data: pa.Table) -> pa.Table:
 
 
 def json_value(value: object) -> object:
-    """The value in strict JSON: NaN and infinities as the strings "NaN", "Infinity", "-Infinity" (as protobuf's JSON
-    has them), bytes hexadecimal, times in ISO 8601."""
+    """Return the value in strict JSON: NaN and infinities as the strings "NaN", "Infinity" and "-Infinity", as in
+    protobuf's JSON; bytes as hexadecimal digits; times in ISO 8601."""
     if isinstance(value, Mapping):
         return {str(key): json_value(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""Tables as plain text: aligned columns, human units, large tables paged to their first and last rows."""
+"""Tables as plain text: aligned columns, human units, and only the first and last rows of long tables."""
 
 import shutil
 import sys
@@ -20,8 +20,8 @@ _FEW_COLUMNS = 4
 
 
 class Page:
-    """What is shown of a table: all rows when they are few, else the first and the last, and how many are left out
-    between."""
+    """The displayed part of a table: all rows when there are few, else the first and the last; `left_out` counts the
+    rest."""
 
     def __init__(self, data: pa.Table, formats: Mapping[str, Format]) -> None:
         rows = data.num_rows
@@ -34,23 +34,24 @@ class Page:
 
     @property
     def gap(self) -> str:
-        """The line that stands for the rows left out."""
-        return f"… {self.left_out:,} rows left out; .top(n), slices and .to_pandas() have them …"
+        """The line in place of the rows that are left out."""
+        return f"… {self.left_out:,} rows left out; .top(n), slices and .to_pandas() show them …"
 
 
 def is_numeric(kind: pa.DataType) -> bool:
-    """Whether a column is aligned to the right."""
+    """Return whether a column is aligned to the right."""
     return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind))
 
 
 def terminal_width() -> int | None:
-    """How many characters a line has where we write to; None in notebooks, pipes and files, which take any."""
+    """Return the width of the terminal in characters; None in notebooks, pipes and files, which have no limit."""
     return shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else None
 
 
 def table_text(data: pa.Table, formats: Mapping[str, Format], note: str, *, width: int | None = None) -> str:
-    """The table as aligned text without trailing newline; an empty table says so. Columns that don't fit into `width` are
-    named under the table instead."""
+    """Return the table as aligned text without a trailing newline.
+
+    Columns that do not fit into `width` are only named under the table. An empty table is its note, or "(no rows)"."""
     if not data.num_rows:
         return text_of(note) if note else "(no rows)"
     page = Page(data, formats)
@@ -66,12 +67,13 @@ def table_text(data: pa.Table, formats: Mapping[str, Format], note: str, *, widt
     if fitting < len(widths):
         lines.append(f"… too narrow for {', '.join(page.columns[fitting:])} …")
     if any(len(cell) > _CELL_WIDTH for row in rows for cell in row[: min(fitting, len(row) - 1)]):
-        lines.append("… stands for the middle of long values; rows, .to_csv() and .to_pandas() have them whole …")
+        lines.append("… replaces the middle of long values; rows, .to_csv() and .to_pandas() have them whole …")
     return "\n".join([*lines, *([text_of(note)] if note else [])])
 
 
 def _fitting(widths: Sequence[int], width: int | None) -> int:
-    """How many columns are shown: those that fit, but at least some; few columns all, for a long line is better than none."""
+    """Return the number of columns to show: those that fit, but at least a few, because a long line is better than
+    none."""
     if width is None or len(widths) <= _FEW_COLUMNS:
         return len(widths)
     ends = accumulate(wide + 2 for wide in widths)
@@ -95,8 +97,7 @@ def _line(row: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> s
 
 
 def _short(cell: str) -> str:
-    """Long cells lose their middle: the beginning and the end of a name tell it apart. The last column, which no other
-    has to stand beside, keeps all."""
+    """Shorten a long cell in its middle, because the beginning and the end distinguish names."""
     if len(cell) <= _CELL_WIDTH:
         return cell
     half = (_CELL_WIDTH - 1) // 2

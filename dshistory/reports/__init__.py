@@ -1,6 +1,6 @@
-"""What a history holds, from the catalog alone: the log of checkpoints, runs, parts, tags, damage; and filling in statistics.
+"""Reports on the content of a history: its checkpoints, runs, parts, tags and damage, and missing statistics.
 
-Nothing here reads the elements of a tensor, except `analyze`, which has the catalog do it.
+Everything comes from the catalog; only `verify` and `analyze` have it read the data of tensors.
 """
 
 __all__: list[str] = []

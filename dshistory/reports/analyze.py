@@ -1,4 +1,4 @@
-"""Filling in the statistics that trainings had no time for."""
+"""Compute the statistics that trainings did not compute."""
 
 from collections.abc import Sequence
 
@@ -15,8 +15,9 @@ _PATIENCE_S = 2.0
 
 
 def analyze(history: History, refs: Sequence[CheckpointRef], *, quiet: bool) -> int:
-    """Compute the statistics of those checkpoints that lack some; how many did. Interrupted, what is done is kept.
-    SetupError where they can't be written."""
+    """Compute the missing statistics of the checkpoints; return how many lacked some.
+
+    After an interruption the statistics computed so far are kept. Raises SetupError when they cannot be written."""
     parts = {ref: missing_parts(history.paths, ref) for ref in refs}
     missing = {ref: found for ref, found in parts.items() if found}
     total = sum(
@@ -31,8 +32,8 @@ def analyze(history: History, refs: Sequence[CheckpointRef], *, quiet: bool) -> 
                     analyze_part(history.paths, ref.run, part, progress=bar.advance)
                 except OSError as error:
                     raise SetupError(
-                        f"analyze: the statistics of {ref} can't be written into {history.root}: {error.strerror}; analyze a copy of the "
-                        "history, or where there is room and it may be written"
+                        f"analyze: the statistics of {ref} cannot be written into {history.root}: {error.strerror}; "
+                        "free space, get write permission, or analyze a copy of the history"
                     ) from error
     if missing:
         index.register(history.paths, patience_s=_PATIENCE_S)

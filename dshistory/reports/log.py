@@ -1,4 +1,4 @@
-"""The checkpoints one by one: metrics, bytes, state, health; from the catalog alone, by one query for all of them."""
+"""The log of checkpoints: metrics, bytes, state and health, from the catalog by one query for all of them."""
 
 from collections.abc import Mapping
 from functools import cached_property
@@ -23,8 +23,8 @@ _FORMATS: Final[Mapping[str, Format]] = {
     "step_time_s": "seconds",
     "health": "known",
 }
-_MOST_OWN: Final = 8
-"""So many metrics of a training's own get a column; SQL has them all."""
+_OWN_METRICS_SHOWN: Final = 8
+"""The number of user-defined metrics that get a column; the SQL table `metrics` has all of them."""
 
 _LOG: Final = """
 SELECT c.step, c.run, c.created, m.loss, m.lr, m.grad_norm, m.step_time_s, m.own, c.bytes, c.new_bytes, c.state,
@@ -49,7 +49,9 @@ LEFT JOIN (
         count(*) FILTER (nan > 0 OR (inf > 0 AND kind <> 'buffer')) AS tensors
     FROM statistics GROUP BY run, step
 ) h USING (run, step)
-LEFT JOIN (SELECT run, step, string_agg(name, ', ' ORDER BY name) AS tags FROM tags GROUP BY run, step) t USING (run, step)
+LEFT JOIN (
+    SELECT run, step, string_agg(name, ', ' ORDER BY name) AS tags FROM tags GROUP BY run, step
+) t USING (run, step)
 JOIN runs r USING (run)
 WHERE $run IS NULL OR c.run = $run
 ORDER BY r.created, c.run, c.step
@@ -68,11 +70,11 @@ class LogTable(Table):
 
     @cached_property
     def losses(self) -> Table:
-        """The loss of every step, as the history has it when first asked."""
+        """The loss of every step, read from the history at the first access."""
         return Table(self.history.query(_LOSSES, {"run": self.run}))
 
     def plot(self) -> "go.Figure":
-        """The loss of every step with the checkpoints marked. Needs the [notebook] extra."""
+        """Plot the loss of every step, with marks at the checkpoints. Needs the [notebook] extra."""
         from dshistory.display import plot
 
         return plot.loss_timeline(self.losses, self)
@@ -90,14 +92,14 @@ def log(history: History, *, run: str | None) -> LogTable:
 
 
 def _with_own_metrics(found: pa.Table) -> tuple[pa.Table, list[str]]:
-    """The training's own metrics as columns in place of the lists, and the names of those too many."""
+    """Replace the lists of user-defined metrics by columns; return the names without a column too."""
     at = found.column_names.index("own")
     lists = found["own"].combine_chunks()
     pairs, rows = pc.list_flatten(lists), pc.list_parent_indices(lists).to_numpy()
     names, values = pairs.field("name"), pairs.field("value").to_numpy(zero_copy_only=False)
     table = found.remove_column(at)
     known = sorted(names.unique().to_pylist(), key=lambda name: (name in table.column_names, name))
-    shown = [name for name in known[:_MOST_OWN] if name not in table.column_names]
+    shown = [name for name in known[:_OWN_METRICS_SHOWN] if name not in table.column_names]
     for place, name in enumerate(shown):
         of_name = pc.equal(names, name).to_numpy(zero_copy_only=False)
         column, unknown = np.zeros(len(found)), np.ones(len(found), bool)
@@ -113,7 +115,7 @@ def _note(history: History, rows: pa.Table, left_out: list[str]) -> str:
     committed = pc.equal(rows["state"], "committed")
     unknown = rows.filter(committed)["health"].null_count
     if unknown:
-        parts.append(f"health unknown (?) of {unknown} that have no statistics: `analyze` computes them")
+        parts.append(f"health is unknown (?) for {unknown} without statistics: `analyze` computes them")
     if left_out:
-        parts.append(f"metrics left out, which the SQL table metrics has: {', '.join(left_out)}")
+        parts.append(f"further metrics are in the SQL table metrics: {', '.join(left_out)}")
     return "; ".join(parts)

@@ -1,4 +1,4 @@
-"""What a history has: runs, the parts of a checkpoint, tags and damage, as tables that come from the catalog alone."""
+"""Tables of the content of a history: runs, the parts of a checkpoint, tags and damage, all from the catalog."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -30,7 +30,7 @@ def tags(history: History) -> Table:
 
 
 def overview(history: History) -> Report:
-    """The history as one look at it."""
+    """Summarize the history: its runs, and the checkpoints of each."""
     runs = history.runs()
     committed = history.checkpoints()
     rows = [
@@ -100,7 +100,7 @@ _FILES_SCHEMA: Final = pa.schema([("file", pa.string()), ("rank", pa.int64()), (
 
 
 def _kinds(extents: Sequence[Extent]) -> list[dict[str, object]]:
-    """A row for each kind and dtype; elements are those of the logical tensors, bytes those stored by all ranks."""
+    """Return a row for each kind and dtype; elements count logical tensors, bytes count what all ranks store."""
     groups: dict[tuple[str, str], list[Extent]] = {}
     for extent in extents:
         if extent.kind not in NOT_STATE:
@@ -135,7 +135,7 @@ def verify(history: History, refs: Sequence[CheckpointRef] | None, *, quiet: boo
     rows = [{"file": problem.file, "field": problem.field, "problem": problem.message} for problem in problems]
     found = counted(len(rows), "problem") if rows else "no problem"
     note = (
-        f"{counted(len(checked), 'checkpoint')} read again: {found}"
+        f"{counted(len(checked), 'checkpoint')} verified: {found}"
         if checked
         else f"no checkpoint yet in {history.root}"
     )

@@ -20,7 +20,7 @@ from catalog.references import committed_lineage
 from dshistory.display.formats import counted
 from dshistory.display.progress import CountProgress
 from dshistory.display.table import Table
-from dshistory.over_time import Predicate
+from dshistory.options import Predicate
 from dshistory.patterns import nearest
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from dshistory.widgets.worker import Worker
 
 if TYPE_CHECKING:
     from dshistory.explorer import Explorer
-    from dshistory.over_time import Ref
+    from dshistory.options import Ref
 
 __all__ = ["Exploration"]
 

@@ -4,6 +4,8 @@ import inspect
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from dshistory.registry import registered
+
 if TYPE_CHECKING:
     from dshistory.explorer import Explorer
 
@@ -29,12 +31,8 @@ class Gesture:
     @property
     def code(self) -> str:
         """The line of Python that does the same, on a history called h; what the verb does anyway is left out."""
-        from dshistory.explorer import Explorer
-
-        defaults = {
-            name: parameter.default
-            for name, parameter in inspect.signature(getattr(Explorer, self.verb)).parameters.items()
-        }
+        parameters = registered()[self.verb].signature.parameters
+        defaults = {name: parameter.default for name, parameter in parameters.items()}
         options = {
             name: value
             for name, value in self._given().items()

@@ -22,7 +22,7 @@ from dshistory.widgets.timeline import Overview, anomalies_by_step, metric_query
 
 if TYPE_CHECKING:
     from dshistory.explorer import Explorer
-    from dshistory.over_time import Ref
+    from dshistory.options import Ref
 
 __all__ = ["Scene", "Wish"]
 

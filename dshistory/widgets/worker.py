@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextvars import Context
 
 from catalog.errors import HistoryError
-from dshistory.display.progress import heard
+from dshistory.display.progress import listening
 
 __all__ = ["Worker"]
 
@@ -114,7 +114,7 @@ class Worker:
 
     def _do(self, topic: str, task: Task) -> None:
         try:
-            with heard(self._heard):
+            with listening(self._heard):
                 task()
         except _SupersededError:
             pass

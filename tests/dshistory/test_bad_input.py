@@ -13,7 +13,7 @@ import dshistory
 from catalog.errors import HistoryError, NotFoundError, SetupError
 from catalog.run_writer import create_history
 from dshistory import current
-from dshistory.commands.verbs import VERBS
+from dshistory.commands.verbs import all_verbs
 from dshistory.explorer import Explorer
 
 SHAPE: Final = (4, 32)
@@ -79,9 +79,9 @@ VERB_CASES: Final[dict[str, tuple[Call, dict[str, str]]]] = {
         {
             "no run": "no checkpoint yet in",
             "empty": "no checkpoint yet in",
-            "one": r"committed  \?.*\n1 checkpoint; health unknown \(\?\) of 1",
-            "no statistics": r"3 checkpoints; health unknown \(\?\) of 3",
-            "some statistics": r"committed  \?.*\n.*committed  ok.*\n.*committed  \?.*\n.*of 2 that have no statistics",
+            "one": r"committed  \?.*\n1 checkpoint; health is unknown \(\?\) for 1",
+            "no statistics": r"3 checkpoints; health is unknown \(\?\) for 3",
+            "some statistics": r"committed  \?.*\n.*committed  ok.*\n.*committed  \?.*\n.*for 2 without statistics",
             "two models": "5 checkpoints$",
         },
     ),
@@ -168,7 +168,7 @@ VERB_CASES: Final[dict[str, tuple[Call, dict[str, str]]]] = {
         {
             "no run": "no checkpoint yet in",
             "empty": "no checkpoint yet in",
-            "one": "1 checkpoint read again: no problem",
+            "one": "1 checkpoint verified: no problem",
         },
     ),
     "reindex": (lambda h: h.reindex(), {"no run": "^0$", "empty": "^0$", "one": "^1$"}),
@@ -216,13 +216,13 @@ def test_statistics_that_can_not_be_written_are_refused_by_name(tmp_path: Path) 
     explorer = Explorer.open(run.root)
     explorer.history.paths.statistics_dir("run-a").touch()
     with pytest.raises(
-        SetupError, match=r"the statistics of run-a:10 can't be written into .*history: .*; analyze a copy"
+        SetupError, match=r"the statistics of run-a:10 cannot be written into .*history: .*; .*analyze a copy"
     ):
         explorer.analyze(quiet=True)
 
 
 def test_no_verb_is_left_out() -> None:
-    assert {verb.name for verb in VERBS if verb.needs_history} | {"open"} == VERB_CASES.keys() | ELSEWHERE
+    assert {verb.name for verb in all_verbs() if verb.needs_history} | {"open"} == VERB_CASES.keys() | ELSEWHERE
 
 
 ELSEWHERE: Final = frozenset({"analyze", "explore", "watch"})
@@ -303,7 +303,7 @@ def test_two_models_side_by_side(situations: dict[str, Explorer]) -> None:
         together = situations["two models"].diff("run-a:30", "run-b:20", by=by, quiet=True)
         assert set(together["update_norm"].to_pylist()) == {None}
     (annotation,) = table.plot().layout.annotations
-    assert annotation.text == "nothing to compare in these two"
+    assert annotation.text == "the two checkpoints have nothing to compare"
 
 
 def test_every_verb_takes_references_of_other_runs(situations: dict[str, Explorer]) -> None:

@@ -14,7 +14,7 @@ from deepspeed_helpers import make_engine, train
 
 import capture
 from dshistory.conversion.deepspeed_classes import KNOWN, DeepSpeedPickle, loss_scaler
-from dshistory.conversion.importing.safe_unpickle import load_trusted
+from dshistory.conversion.importing.safe_unpickle import load_torch_file
 from dshistory.explorer import Explorer
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -162,7 +162,7 @@ def case_deepspeed_finds_its_own_loss_scalers(folder: Path) -> None:
     assert vars(found) == {**vars(own), **state["scaler"]}
     assert type(static) is LossScaler
     assert vars(static) == vars(LossScaler(1.0))
-    again = load_trusted(path, known=KNOWN)
+    again = load_torch_file(path, known=KNOWN)
     assert vars(again[0]) == vars(found)
 
 

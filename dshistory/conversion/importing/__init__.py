@@ -1,4 +1,4 @@
-"""Checkpoints of others as a history: one reader for each format, chosen by what a folder holds."""
+"""Import checkpoints of other programs into a history: one reader for each format, chosen by the names in a folder."""
 
 import datetime
 from collections import Counter
@@ -8,20 +8,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from catalog.errors import FormatError, SetupError
+from dshistory.registry import verb
 
 if TYPE_CHECKING:
-    from dshistory.conversion.importing.discover import Place
-    from dshistory.conversion.importing.foreign_checkpoint import Found, Reader
+    from dshistory.conversion.importing.discover import Candidate
+    from dshistory.conversion.importing.foreign_checkpoint import ForeignCheckpoint, Reader
     from dshistory.display.table import Table
 
 __all__ = ["READERS", "import_checkpoint"]
 
 READERS: Final = ("deepspeed", "dcp", "safetensors", "torch")
-"""The formats, in the order in which they are asked whether a folder is theirs."""
+"""The formats, in the order in which their readers are asked whether they recognise a folder."""
 
 _MODULES: Final = {"torch": "torchfile"}
 
 
+@verb(
+    "import outputs/ --history my-history",
+    "import model.safetensors --step 1200",
+    name="import",
+    needs_history=False,
+)
 def import_checkpoint(
     path: Path | str,
     *,
@@ -30,86 +37,90 @@ def import_checkpoint(
     format: str | None = None,
     quiet: bool = False,
 ) -> "Table":
-    """Turn checkpoints that other programs wrote into a run of a history: a row for each, with its step.
+    """Import checkpoints that other programs wrote as a new run of a history: a row for each, with its step.
 
-    Nothing in them is executed: files of pickles are read by `torch.load(weights_only=True)` with the few known classes of
-    their format as data, and refused by name for anything else. What a checkpoint has that is neither weights nor optimizer
-    state is named in `left_out`. Raises NotFoundError when there is no checkpoint, SetupError when steps are not known or
-    stand twice, FormatError and UnsupportedError for what can't be read; checkpoints before it are imported by then.
+    No code in them is executed: pickles are read by `torch.load(weights_only=True)`, with the few known classes of
+    their format as data, and a file with any other class is refused by name. The column `left_out` names what is
+    neither weights nor optimizer state and is not imported. Raises NotFoundError when there is no checkpoint,
+    SetupError when a step is unknown or occurs twice, FormatError and UnsupportedError for a checkpoint that cannot be
+    read; the checkpoints before it are imported by then.
 
     Args:
-        path: a checkpoint, or a folder with a checkpoint in each of its folders or files
-        history: the history, made when it does not exist; default: $DSHISTORY, else ./history
-        step: the step of a single checkpoint; default: as its name says, or its content
-        format: deepspeed, dcp, safetensors or torch; default: what it looks like
+        path: a checkpoint, or a folder whose folders or files are checkpoints
+        history: the history, created when it does not exist; default: $DSHISTORY, else ./history
+        step: the step of a single checkpoint; default: the one in its name, else in its content
+        format: deepspeed, dcp, safetensors or torch; default: recognised by the names of files
         quiet: no progress bar
     """
     from capture.defaults import history_path
-    from dshistory.conversion.importing.discover import places_of
+    from dshistory.conversion.importing.discover import discover
 
     readers = {
         name: cast("Reader", import_module(f"dshistory.conversion.importing.{_MODULES.get(name, name)}"))
         for name in READERS
     }
     source = Path(path).expanduser().absolute()
-    places = places_of(source, readers, format=format)
-    found = [(place, readers[place.format].read(place.path)) for place in places]
+    candidates = discover(source, readers, format=format)
+    found = [(candidate, readers[candidate.format].read(candidate.path)) for candidate in candidates]
     steps = _steps(found, step)
-    for place, content in found:
-        _check(place, content)
+    for candidate, content in found:
+        _check(candidate, content)
     return _write(
         history_path(history), source, sorted(zip(steps, found, strict=True), key=lambda one: one[0]), quiet=quiet
     )
 
 
-def _steps(found: Sequence[tuple["Place", "Found"]], given: int | None) -> list[int]:
+def _steps(found: Sequence[tuple["Candidate", "ForeignCheckpoint"]], given: int | None) -> list[int]:
     if given is not None and len(found) > 1:
-        names = ", ".join(place.path.name for place, _ in found[:3])
+        names = ", ".join(candidate.path.name for candidate, _ in found[:3])
         raise SetupError(
-            f"step={given} is for one checkpoint, but there are {len(found)}: {names}; import one, or leave it out"
+            f"step={given} is for one checkpoint, but there are {len(found)}: {names}; import one of them, or omit step"
         )
     steps = []
-    for place, content in found:
-        step = next((one for one in (given, place.step, content.step) if one is not None), None)
+    for candidate, content in found:
+        step = next((one for one in (given, candidate.step, content.step) if one is not None), None)
         if step is None or step < 0:
             raise SetupError(
-                f"the step of {place.path} is not known: pass step=, or name it like global_step100 or checkpoint-100"
+                f"the step of {candidate.path} is not known: pass step=, or name it like global_step100 or "
+                "checkpoint-100"
             )
         steps.append(step)
     for step, count in Counter(steps).items():
         if count > 1:
-            twice = [str(place.path) for (place, _), one in zip(found, steps, strict=True) if one == step]
+            twice = [str(candidate.path) for (candidate, _), one in zip(found, steps, strict=True) if one == step]
             raise SetupError(f"{' and '.join(twice[:3])} are all of step {step}: import one of them")
     return steps
 
 
-def _check(place: "Place", found: "Found") -> None:
-    """FormatError for names that a history can't tell apart, or that it uses for itself."""
+def _check(candidate: "Candidate", content: "ForeignCheckpoint") -> None:
+    """Raise FormatError for a name that occurs twice or that a history reserves for itself."""
     from catalog.format.manifest import NOT_STATE
 
-    if not found.tensors:
-        raise FormatError(f"{place.path} ({place.format}) has no tensors")
-    keys = Counter(f"{tensor.kind}/{tensor.name}" for tensor in found.tensors)
+    if not content.tensors:
+        raise FormatError(f"{candidate.path} ({candidate.format}) has no tensors")
+    keys = Counter(f"{tensor.kind}/{tensor.name}" for tensor in content.tensors)
     wrong = [key for key, count in keys.items() if count > 1 or key.partition("/")[0] in NOT_STATE]
     if wrong:
         raise FormatError(
-            f"{place.path} ({place.format}): the tensor {wrong[0]!r} stands twice, or has a name that is taken"
+            f"{candidate.path} ({candidate.format}): the tensor {wrong[0]!r} occurs twice, or has a reserved name"
         )
 
 
-def _write(root: Path, source: Path, found: list[tuple[int, tuple["Place", "Found"]]], *, quiet: bool) -> "Table":
+def _write(
+    root: Path, source: Path, found: list[tuple[int, tuple["Candidate", "ForeignCheckpoint"]]], *, quiet: bool
+) -> "Table":
     import pyarrow as pa
 
     from catalog.index import index
     from catalog.records import RunFacts
     from catalog.run_writer import RunWriter, create_history, create_run, new_run_id
-    from dshistory.conversion.importing.writer import Places, write_checkpoint
+    from dshistory.conversion.importing.writer import StoredBefore, write_checkpoint
     from dshistory.display.progress import ByteProgress
     from dshistory.display.table import Table
 
     create_history(root)
     run = new_run_id()
-    formats = sorted({place.format for _, (place, _) in found})
+    formats = sorted({candidate.format for _, (candidate, _) in found})
     facts = {**found[0][1][1].facts, "imported": {"from": str(source), "formats": formats}}
     created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     create_run(root, RunFacts(run, created, 1, None, None, "imported", facts))
@@ -119,18 +130,18 @@ def _write(root: Path, source: Path, found: list[tuple[int, tuple["Place", "Foun
         RunWriter(root, run=run, rank=0, world_size=1, layout_hash="imported") as writer,
         ByteProgress(total, description="import", quiet=quiet) as bar,
     ):
-        before: Places = {}
-        for step, (place, content) in found:
+        before: StoredBefore = {}
+        for step, (candidate, content) in found:
             before = write_checkpoint(writer, step, content, before=before, advance=bar.advance)
             rows.append(
                 {
                     "step": step,
                     "run": run,
-                    "format": place.format,
+                    "format": candidate.format,
                     "tensors": len(content.tensors),
                     "bytes": sum(tensor.nbytes for tensor in content.tensors),
                     "left_out": ", ".join(content.left_out) or None,
-                    "from": str(place.path),
+                    "from": str(candidate.path),
                 }
             )
         index.register(writer.paths)

@@ -1,4 +1,4 @@
-"""Folders of torch.distributed.checkpoint: tensors put together from their chunks, the metadata read as data alone."""
+"""Read folders of torch.distributed.checkpoint: tensors are joined from their chunks, the metadata is read as data."""
 
 import collections
 import io
@@ -14,7 +14,7 @@ from torch.distributed.checkpoint import filesystem, metadata
 
 from capture.state.dtypes import dtype_name
 from catalog.errors import FormatError, UnsupportedError
-from dshistory.conversion.importing.foreign_checkpoint import Found, FoundTensor
+from dshistory.conversion.importing.foreign_checkpoint import ForeignCheckpoint, ForeignTensor
 from dshistory.conversion.importing.safe_unpickle import load_pickle
 
 __all__ = ["read", "recognises"]
@@ -42,32 +42,32 @@ _KNOWN: Final[Mapping[str, Any]] = {
     },
     **{str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)},
     "torch.serialization._get_layout": torch.serialization._get_layout,
-    # Where the checkpoint was saved: a name, nothing is opened by it.
+    # The path where the checkpoint was saved: a name that opens nothing.
     "pathlib.PosixPath": pathlib.PurePosixPath,
     "pathlib._local.PosixPath": pathlib.PurePosixPath,
 }
 
 
 def recognises(path: Path) -> bool:
-    """A folder with a `.metadata`."""
+    """True for a folder with a file `.metadata`."""
     return (path / _METADATA).is_file()
 
 
-def read(path: Path) -> Found:
-    """Tensors of the model as kind `model`; optimizer state, where the state dict was nested as `optim.state.<name>.<key>`, as
-    kind `<key>`. Values that are no tensors are left out."""
+def read(path: Path) -> ForeignCheckpoint:
+    """Read the model's tensors as kind `model`, and optimizer state in a state dict nested as
+    `optim.state.<name>.<key>` as kind `<key>`. Values other than tensors are left out."""
     described = _metadata(path / _METADATA)
     paths = described.planner_data or {}
     tensors, left_out = [], []
     for key, stored in described.state_dict_metadata.items():
-        place = _logical(tuple(map(str, paths.get(key) or (key,))))
-        if place is None or not isinstance(stored, metadata.TensorStorageMetadata):
+        logical = _logical(tuple(map(str, paths.get(key) or (key,))))
+        if logical is None or not isinstance(stored, metadata.TensorStorageMetadata):
             left_out.append(key)
             continue
         dtype = dtype_name(stored.properties.dtype, what=key)
         data = partial(_read, path, key, stored, described.storage_data)
-        tensors.append(FoundTensor(*place, dtype, tuple(stored.size), data))
-    return Found(tensors, left_out=left_out)
+        tensors.append(ForeignTensor(*logical, dtype, tuple(stored.size), data))
+    return ForeignCheckpoint(tensors, left_out=left_out)
 
 
 def _metadata(path: Path) -> Any:
@@ -78,7 +78,7 @@ def _metadata(path: Path) -> Any:
 
 
 def _logical(path: Sequence[str]) -> tuple[str, str] | None:
-    """(kind, name) of a path of keys; None for what is no tensor of the model or of its optimizer's state."""
+    """Return (kind, name) for a path of keys; None for values outside the model and its optimizer's state."""
     if path[0] in _WRAPPERS and len(path) > 1:
         path = path[1:]
     if len(path) == 1:
@@ -90,14 +90,15 @@ def _logical(path: Sequence[str]) -> tuple[str, str] | None:
     return "model", ".".join(path)
 
 
-def _read(folder: Path, key: str, stored: Any, places: Mapping[Any, Any]) -> torch.Tensor:
+def _read(folder: Path, key: str, stored: Any, storage: Mapping[Any, Any]) -> torch.Tensor:
     made = torch.empty(stored.size, dtype=stored.properties.dtype)
     filled = 0
     for chunk in stored.chunks:
-        piece = _chunk(folder, key, places.get(metadata.MetadataIndex(key, chunk.offsets)))
+        piece = _chunk(folder, key, storage.get(metadata.MetadataIndex(key, chunk.offsets)))
         if piece.shape != chunk.sizes or piece.dtype != made.dtype:
             raise FormatError(
-                f"{folder}: {key!r}: a chunk is {piece.dtype} {list(piece.shape)}, the metadata says {list(chunk.sizes)}"
+                f"{folder}: {key!r}: a chunk is {piece.dtype} {list(piece.shape)}, "
+                f"the metadata says {list(chunk.sizes)}"
             )
         ranges = tuple(slice(at, at + size) for at, size in zip(chunk.offsets, chunk.sizes, strict=True))
         made[ranges] = piece
@@ -109,24 +110,28 @@ def _read(folder: Path, key: str, stored: Any, places: Mapping[Any, Any]) -> tor
     return made
 
 
-def _chunk(folder: Path, key: str, place: Any) -> torch.Tensor:
-    if place is None or place.transform_descriptors or Path(place.relative_path).name != place.relative_path:
+def _chunk(folder: Path, key: str, stored_at: Any) -> torch.Tensor:
+    if (
+        stored_at is None
+        or stored_at.transform_descriptors
+        or Path(stored_at.relative_path).name != stored_at.relative_path
+    ):
         raise UnsupportedError(
-            f"{folder}: {key!r} lies at {place!r}: only plain chunks in files of the folder itself can be read"
+            f"{folder}: {key!r} is stored at {stored_at!r}: only plain chunks in files of the folder itself can be read"
         )
-    with (folder / place.relative_path).open("rb") as file:
-        file.seek(place.offset)
-        data = io.BytesIO(file.read(place.length))
+    with (folder / stored_at.relative_path).open("rb") as file:
+        file.seek(stored_at.offset)
+        data = io.BytesIO(file.read(stored_at.length))
     try:
         loaded = torch.load(data, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise UnsupportedError(
-            f"{folder / place.relative_path} holds more than data where the chunk of {key!r} is; it is not imported"
+            f"{folder / stored_at.relative_path} holds more than data where the chunk of {key!r} is; it is not imported"
         ) from error
     except (RuntimeError, EOFError) as error:
         raise FormatError(
-            f"{folder / place.relative_path}: the chunk of {key!r} at {place.offset} can't be read: {error}"
+            f"{folder / stored_at.relative_path}: the chunk of {key!r} at {stored_at.offset} can't be read: {error}"
         ) from error
     if not isinstance(loaded, torch.Tensor):
-        raise FormatError(f"{folder / place.relative_path}: {key!r} is a {type(loaded).__name__}, not a tensor")
+        raise FormatError(f"{folder / stored_at.relative_path}: {key!r} is a {type(loaded).__name__}, not a tensor")
     return loaded

@@ -1,6 +1,6 @@
-"""DeepSpeed checkpoint folders of any ZeRO stage and world size: weights, master weights and optimizer state by logical name.
+"""Read DeepSpeed checkpoints of any ZeRO stage and world size: weights, master weights and optimizer state by name.
 
-DeepSpeed itself is not needed. What it pickles beside tensors is read as data (`deepspeed_classes`)."""
+DeepSpeed itself is not needed. The objects that it pickles beside tensors are read as data (`deepspeed_classes`)."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,9 +13,9 @@ import torch
 from capture.state.objects import encode_object
 from catalog.errors import FormatError, UnsupportedError
 from dshistory.conversion.deepspeed_classes import KNOWN, StandIn
-from dshistory.conversion.importing.foreign_checkpoint import Found, FoundTensor, in_memory
-from dshistory.conversion.importing.safe_unpickle import load_trusted
-from dshistory.conversion.importing.torchfile import model_tensors, moments
+from dshistory.conversion.importing.foreign_checkpoint import ForeignCheckpoint, ForeignTensor, in_memory
+from dshistory.conversion.importing.safe_unpickle import load_torch_file
+from dshistory.conversion.importing.torchfile import model_tensors, optimizer_tensors
 from dshistory.conversion.importing.zero_shards import GroupShards, PartShards, Shards, offsets
 
 __all__ = ["read", "recognises"]
@@ -46,22 +46,23 @@ _READ: Final = frozenset(
 
 
 def recognises(path: Path) -> bool:
-    """A folder with `*_model_states.pt`, or one around a single such folder, as `save_checkpoint` makes it."""
+    """True for a folder with `*_model_states.pt`, and for the folder around a single one, as `save_checkpoint` makes
+    it."""
     return _folder(path) is not None
 
 
-def read(path: Path) -> Found:
-    """Parameters as `model`, buffers as `buffer`, fp32 copies as `master`, optimizer state by its own keys; counters, schedule and
-    param groups as the objects that a capture has. Under stage 3 the weights are the master weights in the model's
-    precision, as DeepSpeed itself makes them on loading.
+def read(path: Path) -> ForeignCheckpoint:
+    """Read parameters as `model`, buffers as `buffer`, fp32 copies as `master` and optimizer state by its own keys;
+    counters, schedule and param groups become the objects that a capture has. Under stage 3 the weights are the master
+    weights in the model's precision, as DeepSpeed itself computes them on loading.
 
-    UnsupportedError by name for model parallelism, pipelines and experts; FormatError for missing or damaged files."""
+    Raises UnsupportedError for model parallelism, pipelines and experts; FormatError for missing or damaged files."""
     folder = _folder(path)
     assert folder is not None, "recognises comes first"
     models = _files(folder, _MODEL_FILE)
     shards = _files(folder, _OPTIMIZER_FILE)
     _refuse_split(folder)
-    states = [load_trusted(file, known=KNOWN) for file in models]
+    states = [load_torch_file(file, known=KNOWN) for file in models]
     for file, state in zip(models, states, strict=True):
         if not isinstance(state, Mapping) or not isinstance(state.get("module"), Mapping):
             raise FormatError(f"{file} has no state dict under 'module'")
@@ -78,12 +79,13 @@ def _folder(path: Path) -> Path | None:
 
 
 def _files(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
-    """The files of a kind by rank. UnsupportedError for more than one model parallel rank, FormatError for missing ranks."""
+    """Return the files that match, by rank. Raises UnsupportedError for more than one model parallel rank, FormatError
+    when ranks are missing."""
     found = {}
     for path in sorted(folder.iterdir()):
         match = pattern.fullmatch(path.name)
         if match is not None and int(match[2]) > 0:
-            raise UnsupportedError(f"{path}: checkpoints of tensor or pipeline parallel models can't be imported")
+            raise UnsupportedError(f"{path}: checkpoints of tensor or pipeline parallel models cannot be imported")
         if match is not None:
             found[int(match[1] or 0)] = path
     if sorted(found) != list(range(len(found))):
@@ -94,18 +96,18 @@ def _files(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
 def _refuse_split(folder: Path) -> None:
     for pattern, what in (("*expert*", "experts"), ("expp_rank_*", "experts"), ("layer_*", "a pipeline")):
         if any(folder.glob(pattern)):
-            raise UnsupportedError(f"{folder}: checkpoints of a model with {what} can't be imported")
+            raise UnsupportedError(f"{folder}: checkpoints of a model with {what} cannot be imported")
 
 
 def _shard(file: Path) -> Mapping[str, Any]:
-    content = load_trusted(file, known=KNOWN)
+    content = load_torch_file(file, known=KNOWN)
     state = content.get("optimizer_state_dict") if isinstance(content, Mapping) else None
     if not isinstance(state, Mapping):
         raise FormatError(f"{file} has no 'optimizer_state_dict'")
     return state
 
 
-def _found(folder: Path, states: Sequence[Mapping[str, Any]], shards: Sequence[Mapping[str, Any]]) -> Found:
+def _found(folder: Path, states: Sequence[Mapping[str, Any]], shards: Sequence[Mapping[str, Any]]) -> ForeignCheckpoint:
     first = states[0]
     left_out = [str(key) for key, value in first.items() if key not in _READ and value is not None]
     objects: dict[str, Any] = {"counters": {key: int(first[key]) for key in _COUNTERS if key in first}}
@@ -124,15 +126,15 @@ def _found(folder: Path, states: Sequence[Mapping[str, Any]], shards: Sequence[M
         tensors = _weights(first)
         trained = [tensor for tensor in tensors if tensor.kind == "model"]
         optimizer = first.get("optimizer")
-        found = moments(optimizer, trained) if isinstance(optimizer, Mapping) else []
+        found = optimizer_tensors(optimizer, trained) if isinstance(optimizer, Mapping) else []
         tensors += found or []
         left_out += ["optimizer (its parameters have no names)"] if found is None else []
     config = first.get("ds_config") if isinstance(first.get("ds_config"), Mapping) else {}
     facts = {"zero_stage": stage, "config": config, "deepspeed": str(first.get("ds_version"))}
-    return Found(tensors, objects, first.get("global_steps"), left_out, facts)
+    return ForeignCheckpoint(tensors, objects, first.get("global_steps"), left_out, facts)
 
 
-def _weights(state: Mapping[str, Any]) -> list[FoundTensor]:
+def _weights(state: Mapping[str, Any]) -> list[ForeignTensor]:
     buffers = set(state.get("buffer_names") or ())
     return [
         in_memory("buffer" if tensor.name in buffers else "model", tensor.name, tensor.read(), tensor.aliases)
@@ -142,12 +144,12 @@ def _weights(state: Mapping[str, Any]) -> list[FoundTensor]:
 
 def _zero(
     folder: Path, states: Sequence[Mapping[str, Any]], shards: Sequence[Mapping[str, Any]], stage: int
-) -> list[FoundTensor]:
+) -> list[ForeignTensor]:
     first = states[0]
     groups = first.get("param_shapes")
     if not groups:
         raise FormatError(
-            f"{folder}: the model states have no 'param_shapes', so nothing says what the flat tensors hold"
+            f"{folder}: the model states have no 'param_shapes', so the content of the flat tensors is unknown"
         )
     groups = [groups] if isinstance(groups, Mapping) else groups
     counts = shards[0].get("partition_count", len(shards))
@@ -168,17 +170,17 @@ def _stage12(
 ) -> Iterator[tuple[str, str, Shards]]:
     for index, group in enumerate(groups):
         paddings = shards[0].get("param_alignment_paddings") or [[0] * len(one) for one in groups]
-        places = offsets({name: tuple(shape) for name, shape in group.items()}, paddings=paddings[index], world_size=1)
+        begins = offsets({name: tuple(shape) for name, shape in group.items()}, paddings=paddings[index], world_size=1)
         flats = {"master": [shard["single_partition_of_fp32_groups"][index] for shard in shards]}
         for key in _flat_keys(_base_state(shards[0], index)):
             flats[key] = [_base_state(shard, index)[key] for shard in shards]
-        for name, offset in places.items():
+        for name, offset in begins.items():
             for kind, ranks in flats.items():
                 yield kind, name, GroupShards(ranks, offset)
 
 
 def _base_state(shard: Mapping[str, Any], index: int) -> Mapping[str, Any]:
-    """The optimizer's state of one group, from either of DeepSpeed's two forms of it."""
+    """Return the optimizer's state of one group, from either of DeepSpeed's two forms."""
     base = shard["base_optimizer_state"]
     state: Mapping[str, Any] = base[index] if isinstance(base, (list, tuple)) else base["state"].get(index, {})
     return state
@@ -188,12 +190,12 @@ def _stage3(
     groups: Sequence[Mapping[str, Any]], shards: Sequence[Mapping[str, Any]]
 ) -> Iterator[tuple[str, str, Shards]]:
     shapes = {name: tuple(shape) for group in groups for name, shape in group.items()}
-    places = offsets(shapes, paddings=[0] * len(shapes), world_size=len(shards))
+    begins = offsets(shapes, paddings=[0] * len(shapes), world_size=len(shards))
     flats = {"master": [shard["fp32_flat_groups"] for shard in shards]}
     states = [shard["optimizer_state_dict"]["state"] for shard in shards]
     for key in _flat_keys(states[0].get(0, {})):
         flats[key] = [[state[number][key] for number in sorted(state)] for state in states]
-    for name, offset in places.items():
+    for name, offset in begins.items():
         for kind, ranks in flats.items():
             yield kind, name, PartShards(ranks, offset)
 
@@ -203,8 +205,9 @@ def _partitioned(
     shapes: Mapping[str, tuple[int, ...]],
     masters: Mapping[str, Shards],
     aliases: Mapping[str, Sequence[str]],
-) -> list[FoundTensor]:
-    """Weights and buffers of stage 3, whose model states hold the buffers, the frozen parts, and of the rest the dtype."""
+) -> list[ForeignTensor]:
+    """Return the weights and buffers of stage 3: its model states hold the buffers, the rank's parts of frozen
+    parameters, and only the dtype of the other parameters."""
     first = states[0]
     module = first["module"]
     found = [in_memory("buffer", name, module[name]) for name in first.get("buffer_names") or () if name in module]
@@ -220,15 +223,15 @@ def _partitioned(
     return found
 
 
-def _sharded(kind: str, name: str, shape: tuple[int, ...], shards: Shards) -> FoundTensor:
+def _sharded(kind: str, name: str, shape: tuple[int, ...], shards: Shards) -> ForeignTensor:
     return _named(kind, name, shape, shards.dtype, partial(_read, shards, shape, shards.dtype), ())
 
 
 def _named(
     kind: str, name: str, shape: tuple[int, ...], dtype: torch.dtype, read: Any, aliases: tuple[str, ...]
-) -> FoundTensor:
+) -> ForeignTensor:
     stored = in_memory(kind, name, torch.empty(shape, dtype=dtype, device="meta")).dtype
-    return FoundTensor(kind, name, stored, shape, read, aliases)
+    return ForeignTensor(kind, name, stored, shape, read, aliases)
 
 
 def _read(shards: Shards, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -240,13 +243,13 @@ def _flat_keys(state: Mapping[str, Any]) -> list[str]:
 
 
 def _groups(first: Mapping[str, Any], shard: Mapping[str, Any], stage: int) -> dict[str, Any]:
-    """The object `optimizer`, as a capture of the engine would have it."""
+    """Return the object `optimizer` that a capture of the engine has."""
     base = shard["optimizer_state_dict"] if stage == 3 else shard["base_optimizer_state"]
     saved = base.get("param_groups", []) if isinstance(base, Mapping) else []
     shapes = first["param_shapes"]
     shapes = [shapes] if isinstance(shapes, Mapping) else list(shapes)
     numbers = [list(group.get("params", ())) for group in saved] or [[i] for i in range(len(shapes))]
-    # Under stage 3 each of the optimizer's parameters, and of the shapes, is a sub-group.
+    # Under stage 3 each of the optimizer's parameters, and each entry of the shapes, is a sub-group.
     names = [[name for number in own for name in shapes[number]] for own in numbers]
     states = [
         (base["state"].get(own[0], {}) if own else {}) if isinstance(base, Mapping) else base[i]

@@ -1,4 +1,4 @@
-"""What a reader finds in a foreign checkpoint: tensors under logical names, each read when it is asked for."""
+"""A checkpoint of another program, as its reader describes it: tensors by logical name, each loaded on request."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,12 +11,12 @@ import torch
 from capture.state.dtypes import dtype_name
 from catalog.format.dtypes import DTYPES
 
-__all__ = ["Found", "FoundTensor", "Reader", "in_memory"]
+__all__ = ["ForeignCheckpoint", "ForeignTensor", "Reader", "in_memory"]
 
 
 @dataclass(frozen=True, slots=True)
-class FoundTensor:
-    """One logical tensor; `read` gives it whole, in the stated dtype and shape, every time it is called."""
+class ForeignTensor:
+    """One logical tensor; `read` loads it whole, in the stated dtype and shape, at every call."""
 
     kind: str
     name: str
@@ -27,15 +27,18 @@ class FoundTensor:
 
     @property
     def nbytes(self) -> int:
+        """The size of the tensor in bytes."""
         return prod(self.shape) * DTYPES[self.dtype]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A foreign checkpoint. `step` as the checkpoint itself says it, None if it does not; `left_out` names what it has that is
-    not imported, and why; `facts` are of the run, such as its configuration."""
+class ForeignCheckpoint:
+    """The content of a foreign checkpoint.
 
-    tensors: Sequence[FoundTensor]
+    `step` is the one in its content, None when there is none; `left_out` names what is not imported, and why; `facts`
+    describe the run, such as its configuration."""
+
+    tensors: Sequence[ForeignTensor]
     objects: Mapping[str, Any] = field(default_factory=dict)
     step: int | None = None
     left_out: Sequence[str] = ()
@@ -43,16 +46,16 @@ class Found:
 
 
 class Reader(Protocol):
-    """One format. Two questions, since what a folder holds must be known before anything of it is read."""
+    """A module that reads one format; it recognises by names, so that nothing is read before the choice is made."""
 
     def recognises(self, path: Path) -> bool:
-        """Whether the file or folder is a checkpoint of this format, by its names alone."""
+        """Return whether the file or folder is a checkpoint of this format, by names alone."""
 
-    def read(self, path: Path) -> Found:
-        """What it has. FormatError or UnsupportedError names what can't be read."""
+    def read(self, path: Path) -> ForeignCheckpoint:
+        """Return the content. Raises FormatError or UnsupportedError, with the part that cannot be read."""
 
 
-def in_memory(kind: str, name: str, tensor: torch.Tensor, aliases: tuple[str, ...] = ()) -> FoundTensor:
-    """A tensor that is loaded (or mapped) already. UnsupportedError for a dtype that a history can't hold."""
+def in_memory(kind: str, name: str, tensor: torch.Tensor, aliases: tuple[str, ...] = ()) -> ForeignTensor:
+    """Wrap a tensor that is loaded or mapped. Raises UnsupportedError for a dtype that a history cannot hold."""
     dtype = dtype_name(tensor.dtype, what=f"{kind} {name!r}")
-    return FoundTensor(kind, name, dtype, tuple(tensor.shape), lambda: tensor, aliases)
+    return ForeignTensor(kind, name, dtype, tuple(tensor.shape), lambda: tensor, aliases)

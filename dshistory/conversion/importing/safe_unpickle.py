@@ -1,7 +1,7 @@
-"""The two ways in which an import unpickles anything: both make what stands on a list of known names, and nothing else.
+"""The two ways in which an import unpickles: both create objects of a given list of classes, and of no other.
 
-Files of torch.save go through torch.load with weights_only=True. DCP's metadata is a bare pickle of a protocol that torch's
-restricted unpickler does not know, so it has one of its own, stricter: no name is allowed but the given ones."""
+Files of torch.save go through torch.load with weights_only=True. DCP's metadata is a bare pickle, in a protocol that
+torch's restricted unpickler does not support; it goes through an unpickler here that allows the given names alone."""
 
 import pickle
 import re
@@ -14,30 +14,28 @@ import torch
 
 from catalog.errors import FormatError, UnsupportedError
 
-__all__ = ["load_pickle", "load_trusted"]
+__all__ = ["load_pickle", "load_torch_file"]
 
 _GLOBAL: Final = re.compile(r"GLOBAL ([\w.]+)")
-"""How torch's own error names what it refused."""
+"""The form in which torch's own error names a class that it refuses."""
 
 
-def load_trusted(path: Path, *, known: Sequence[tuple[type, str]] = ()) -> Any:
-    """The content of a file of torch.save; tensors are mapped from the file, not read, where its format allows.
+def load_torch_file(path: Path, *, known: Sequence[tuple[type, str]] = ()) -> Any:
+    """Return the content of a file of torch.save; tensors are mapped from the file, not read, where its format allows.
 
-    `known` are further classes by the name that the file gives them; data alone, since what stands in for them is ours.
-    UnsupportedError names the classes that are not known, FormatError a file that can't be read."""
+    `known` are stand-ins for further classes, with the name of each in the file: only attributes are loaded. Raises
+    UnsupportedError with the classes that are not known, FormatError for a file that cannot be read."""
     mapped = zipfile.is_zipfile(path)
     try:
-        # The names that stand in for classes are only known to torch while this file is read.
+        # torch knows the stand-ins only while this file is read.
         with torch.serialization.safe_globals(list(known)):
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except pickle.UnpicklingError as error:
-        strangers = _strangers(path, known) if mapped else _GLOBAL.findall(str(error))
-        named = (
-            f"the classes {', '.join(strangers)}" if strangers else "what torch.load(weights_only=True) does not read"
-        )
+        unknown = _unknown_classes(path, known) if mapped else _GLOBAL.findall(str(error))
+        named = f"the classes {', '.join(unknown)}" if unknown else "what torch.load(weights_only=True) does not read"
         raise UnsupportedError(
-            f"{path} holds more than data: {named}; loading it could run any code, so it is not imported: save the state "
-            "dicts alone"
+            f"{path} holds more than data: {named}; loading it could run any code, so it is not imported: save "
+            "only the state dicts"
         ) from error
     except (RuntimeError, EOFError, ValueError, KeyError) as error:
         raise FormatError(
@@ -45,12 +43,12 @@ def load_trusted(path: Path, *, known: Sequence[tuple[type, str]] = ()) -> Any:
         ) from error
 
 
-def _strangers(path: Path, known: Sequence[tuple[type, str]]) -> list[str]:
+def _unknown_classes(path: Path, known: Sequence[tuple[type, str]]) -> list[str]:
     names = {name for _, name in known}
     return sorted(set(torch.serialization.get_unsafe_globals_in_checkpoint(path)) - names)
 
 
-class _Strict(pickle.Unpickler):
+class _RestrictedUnpickler(pickle.Unpickler):
     known: Mapping[str, Any]
 
     def find_class(self, module: str, name: str) -> Any:
@@ -61,12 +59,12 @@ class _Strict(pickle.Unpickler):
 
 
 def load_pickle(path: Path, *, known: Mapping[str, Any]) -> Any:
-    """The content of a bare pickle, whose names may only be those of `known`, which must be harmless to call.
+    """Return the content of a bare pickle that uses only the names in `known`, whose values must be harmless to call.
 
-    UnsupportedError names the first that is not known, FormatError a file that is no pickle."""
+    Raises UnsupportedError with the first name that is not known, FormatError for a file that is not a pickle."""
     try:
         with path.open("rb") as file:
-            unpickler = _Strict(file)
+            unpickler = _RestrictedUnpickler(file)
             unpickler.known = known
             return unpickler.load()
     except pickle.UnpicklingError as error:

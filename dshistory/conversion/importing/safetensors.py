@@ -1,4 +1,4 @@
-"""Weights in safetensors files: one, or a folder of shards, as Hugging Face writes them."""
+"""Read weights from safetensors: one file, or a folder of shards as Hugging Face writes them."""
 
 import json
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ import torch
 from capture.state.dtypes import torch_dtype
 from catalog.errors import FormatError
 from catalog.format.header import Entry, read_header
-from dshistory.conversion.importing.foreign_checkpoint import Found, FoundTensor
+from dshistory.conversion.importing.foreign_checkpoint import ForeignCheckpoint, ForeignTensor
 
 __all__ = ["read", "recognises"]
 
@@ -22,22 +22,22 @@ _WHOLE = ("model.safetensors", "adapter_model.safetensors", "diffusion_pytorch_m
 
 
 def recognises(path: Path) -> bool:
-    """A file *.safetensors, or a folder with one of the usual names, shards, or their index."""
+    """True for a file *.safetensors, and for a folder with a file of a usual name, with shards, or with their index."""
     if path.is_dir():
         return any((path / name).is_file() for name in _WHOLE) or any([*path.glob(_INDEX), *path.glob(_SHARD)])
     return path.suffix == _SUFFIX and path.is_file()
 
 
-def read(path: Path) -> Found:
-    """Every tensor as kind `model`; names that the metadata maps to others, as `safetensors.torch.save_model` writes them, as
-    aliases. FormatError names the file and the field."""
-    tensors: dict[str, FoundTensor] = {}
+def read(path: Path) -> ForeignCheckpoint:
+    """Read every tensor as kind `model`. Names that the metadata maps to others, as `safetensors.torch.save_model`
+    writes them, become aliases. Raises FormatError with the file and the field."""
+    tensors: dict[str, ForeignTensor] = {}
     for file in [path] if path.is_file() else _files(path):
         for tensor in _tensors(file):
             if tensor.name in tensors:
-                raise FormatError(f"{file}: the tensor {tensor.name!r} is in another file of {path} too")
+                raise FormatError(f"{file}: the tensor {tensor.name!r} is also in another file of {path}")
             tensors[tensor.name] = tensor
-    return Found(list(tensors.values()))
+    return ForeignCheckpoint(list(tensors.values()))
 
 
 def _files(folder: Path) -> list[Path]:
@@ -46,17 +46,17 @@ def _files(folder: Path) -> list[Path]:
         whole = [folder / name for name in _WHOLE if (folder / name).is_file()]
         return whole[:1] or sorted(folder.glob(_SHARD))
     try:
-        places = json.loads(index[0].read_text())["weight_map"]
-        names = sorted(set(places.values()))
+        files = json.loads(index[0].read_text())["weight_map"]
+        names = sorted(set(files.values()))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FormatError(f"{index[0]}: has no weight_map that can be read: {error}") from error
+        raise FormatError(f"{index[0]}: field weight_map cannot be read: {error}") from error
     for name in names:
         if name != Path(name).name or not (folder / name).is_file():
-            raise FormatError(f"{index[0]}: field weight_map: {name!r} is no file of {folder}")
+            raise FormatError(f"{index[0]}: field weight_map: {name!r} is not a file of {folder}")
     return [folder / name for name in names]
 
 
-def _tensors(file: Path) -> Iterator[FoundTensor]:
+def _tensors(file: Path) -> Iterator[ForeignTensor]:
     header = read_header(file)
     keys = {entry.key for entry in header.entries}
     aliases: dict[str, list[str]] = {}
@@ -66,7 +66,7 @@ def _tensors(file: Path) -> Iterator[FoundTensor]:
     for entry in header.entries:
         names = tuple(sorted(aliases.get(entry.key, ())))
         data = partial(_read, file, header.data_start, entry)
-        yield FoundTensor("model", entry.key, entry.dtype, entry.shape, data, names)
+        yield ForeignTensor("model", entry.key, entry.dtype, entry.shape, data, names)
 
 
 def _read(file: Path, data_start: int, entry: Entry) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""State dicts in files of torch.save, alone or beside an optimizer's, as training scripts write them."""
+"""Read state dicts from files of torch.save, with or without an optimizer's, as training scripts write them."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from catalog.errors import FormatError
-from dshistory.conversion.importing.foreign_checkpoint import Found, FoundTensor, in_memory
-from dshistory.conversion.importing.safe_unpickle import load_trusted
+from dshistory.conversion.importing.foreign_checkpoint import ForeignCheckpoint, ForeignTensor, in_memory
+from dshistory.conversion.importing.safe_unpickle import load_torch_file
 
-__all__ = ["model_tensors", "moments", "read", "recognises"]
+__all__ = ["model_tensors", "optimizer_tensors", "read", "recognises"]
 
 _SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 _FOLDER_FILE = "pytorch_model.bin"
@@ -20,17 +20,20 @@ _STEP_KEYS = ("global_step", "global_steps", "step", "iteration")
 
 
 def recognises(path: Path) -> bool:
-    """A file *.pt, *.pth, *.bin or *.ckpt, or a folder with a pytorch_model.bin."""
+    """True for a file *.pt, *.pth, *.bin or *.ckpt, and for a folder with a pytorch_model.bin."""
     if path.is_dir():
         return (path / _FOLDER_FILE).is_file()
     return path.suffix in _SUFFIXES and path.is_file()
 
 
-def read(path: Path) -> Found:
-    """The model's state dict as kind `model`, tied tensors once with their aliases; the state of an optimizer whose groups name
-    their parameters by its own keys, or whose parameters are all of the model's, in order."""
+def read(path: Path) -> ForeignCheckpoint:
+    """Read the model's state dict as kind `model`, tied tensors once with their aliases, and the optimizer's state,
+    with its own keys as kinds.
+
+    The optimizer's state is left out unless its groups name their parameters, or its parameters are all of the model's,
+    in order."""
     file = path / _FOLDER_FILE if path.is_dir() else path
-    content = load_trusted(file)
+    content = load_torch_file(file)
     if not isinstance(content, Mapping):
         raise FormatError(f"{file} holds a {type(content).__name__}, not a state dict")
     state = next((content[key] for key in _MODEL_KEYS if isinstance(content.get(key), Mapping)), content)
@@ -41,15 +44,15 @@ def read(path: Path) -> Found:
     left_out = [
         str(key) for key, value in content.items() if state is not content and value is not state and value is not saved
     ]
-    found: list[FoundTensor] | None = [] if saved is None or state is content else moments(saved, tensors)
+    found: list[ForeignTensor] | None = [] if saved is None or state is content else optimizer_tensors(saved, tensors)
     if found is None:
         left_out.append("optimizer (its parameters have no names)")
     step = next((content[key] for key in _STEP_KEYS if type(content.get(key)) is int), None)
-    return Found([*tensors, *(found or [])], step=step, left_out=left_out)
+    return ForeignCheckpoint([*tensors, *(found or [])], step=step, left_out=left_out)
 
 
-def model_tensors(state: Mapping[Any, Any]) -> list[FoundTensor]:
-    """Each tensor of a state dict once, with the further names under which the same memory stands."""
+def model_tensors(state: Mapping[Any, Any]) -> list[ForeignTensor]:
+    """Return each tensor of a state dict once, with the other names of the same memory as aliases."""
     first: dict[Any, str] = {}
     aliases: dict[str, list[str]] = {}
     for name, tensor in state.items():
@@ -64,8 +67,8 @@ def model_tensors(state: Mapping[Any, Any]) -> list[FoundTensor]:
     return [in_memory("model", name, state[name].detach(), tuple(names)) for name, names in aliases.items()]
 
 
-def moments(saved: Mapping[str, Any], tensors: list[FoundTensor]) -> list[FoundTensor] | None:
-    """The tensors of an optimizer's state; None when nothing says which parameter each belongs to."""
+def optimizer_tensors(saved: Mapping[str, Any], tensors: list[ForeignTensor]) -> list[ForeignTensor] | None:
+    """Return the tensors of an optimizer's state; None when it is unknown which parameter each belongs to."""
     groups, state = saved.get("param_groups"), saved.get("state")
     if not isinstance(groups, list) or not isinstance(state, Mapping):
         return None

@@ -1,6 +1,7 @@
-"""Writes a foreign checkpoint into a run as one rank's part: one tensor in memory at a time, unchanged ones referred to.
+"""Write a foreign checkpoint into a run as one rank's part, with one tensor in memory at a time.
 
-The header's length is fixed first, for as many entries as there can be; data follows as it is read; the header last."""
+An unchanged tensor becomes a reference. The header's length is fixed first, for as many entries as there can be. The
+data follows as it is read, and the header is written last."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -16,22 +17,22 @@ from catalog.format.extents import extent_table
 from catalog.format.header import Entry, encode_header, entries_json, header_bytes_needed
 from catalog.records import Extent
 from catalog.run_writer import RunWriter
-from dshistory.conversion.importing.foreign_checkpoint import Found, FoundTensor, in_memory
+from dshistory.conversion.importing.foreign_checkpoint import ForeignCheckpoint, ForeignTensor, in_memory
 
-__all__ = ["Places", "write_checkpoint"]
+__all__ = ["StoredBefore", "write_checkpoint"]
 
 _ALIGN: Final = 4096
 _LEAST_REFERENCE_BYTES: Final = 64 << 10
 
-Places = Mapping[tuple[str, str], Extent]
-"""Where the checkpoint before has each (kind, name)."""
+StoredBefore = Mapping[tuple[str, str], Extent]
+"""The extents of the checkpoint before, by (kind, name)."""
 
 
 def write_checkpoint(
-    writer: RunWriter, step: int, found: Found, *, before: Places, advance: Callable[[int], None]
+    writer: RunWriter, step: int, found: ForeignCheckpoint, *, before: StoredBefore, advance: Callable[[int], None]
 ) -> dict[tuple[str, str], Extent]:
-    """Publish and commit `found` as `step`; returns where its tensors lie. What is equal to the checkpoint before is not
-    written again."""
+    """Publish and commit `found` as `step`; return the extents of its tensors. Tensors that equal the checkpoint before
+    are not written again."""
     data_tmp = writer.begin(step)
     try:
         with data_tmp.open("xb") as file:
@@ -49,12 +50,12 @@ def write_checkpoint(
 class _Content:
     file: BinaryIO
     name: str
-    before: Places
+    before: StoredBefore
 
     def write(
-        self, tensors: list[FoundTensor], metadata: Mapping[str, str], advance: Callable[[int], None]
+        self, tensors: list[ForeignTensor], metadata: Mapping[str, str], advance: Callable[[int], None]
     ) -> list[Extent]:
-        # By falling item size, so that every tensor begins at a multiple of its own.
+        # By decreasing item size, so that every tensor begins at a multiple of its item size.
         ordered = sorted(tensors, key=lambda tensor: (-DTYPES[tensor.dtype], tensor.kind, tensor.name))
         pad = Entry("__pad__.0", "U8", (_ALIGN,), HUGE, HUGE)
         widest = [Entry(_key(tensor), tensor.dtype, tensor.shape, HUGE, HUGE) for tensor in ordered]
@@ -75,9 +76,9 @@ class _Content:
         self.file.seek(0)
         return [self._bytes("__header__", "header", header), *own, *references]
 
-    def _write(self, tensor: FoundTensor) -> Extent:
+    def _write(self, tensor: ForeignTensor) -> Extent:
         data = tensor.read().contiguous().view(-1).view(torch.uint8).numpy()
-        # An empty view of a file's mapping has no address that the checksum could take.
+        # An empty view of a mapped file has no address to compute a checksum from.
         checksum = native.checksum(data if data.size else b"")
         last = self.before.get((tensor.kind, tensor.name))
         if (
@@ -121,8 +122,8 @@ class _Content:
         )
 
 
-def _object_tensors(objects: Mapping[str, Any]) -> list[FoundTensor]:
-    """Objects as what they are stored as: JSON bytes, and their tensors."""
+def _object_tensors(objects: Mapping[str, Any]) -> list[ForeignTensor]:
+    """Return the stored form of objects: JSON bytes, and the tensors in them."""
     found = []
     for name, value in objects.items():
         encoded = encode_object(name, value)
@@ -135,7 +136,7 @@ def _metadata(writer: RunWriter, step: int) -> dict[str, str]:
     return {"format": "dshistory-1", "run": writer.run, "step": str(step), "rank": str(writer.rank)}
 
 
-def _key(tensor: FoundTensor) -> str:
+def _key(tensor: ForeignTensor) -> str:
     return f"{tensor.kind}/{tensor.name}"
 
 

@@ -1,7 +1,7 @@
-"""Logical tensors out of the flat shards of a ZeRO checkpoint: slices of every rank's tensors, joined when they are read.
+"""Logical tensors from the flat shards of a ZeRO checkpoint: slices of every rank's tensors, joined when they are read.
 
-Stages 1 and 2: a group's parameters one behind the other, cut over the ranks; padding at the very end only. Stage 3:
-every parameter cut by itself, so a slice of each rank's tensors, the last one padded."""
+In stages 1 and 2 a group's parameters follow one another in a flat tensor that is cut over the ranks, with padding at
+its end only. In stage 3 every parameter is cut over the ranks by itself, with padding in the last rank's part."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,36 +16,38 @@ __all__ = ["GroupShards", "PartShards", "Shards", "offsets"]
 
 @dataclass(frozen=True, slots=True)
 class GroupShards:
-    """Stages 1 and 2: one group's flat tensor, `ranks` in order; a parameter begins at `offset`."""
+    """A parameter in stages 1 and 2, at `offset` of its group's flat tensor, whose parts are `ranks` in order."""
 
     ranks: Sequence[torch.Tensor]
     offset: int
 
     def read(self, shape: tuple[int, ...]) -> torch.Tensor:
-        """The parameter. FormatError when the shards end before it."""
+        """Return the parameter. Raises FormatError when the shards end before it."""
         numel = prod(shape)
         return _joined(_slice(self.ranks, self.offset, self.offset + numel), shape)
 
     @property
     def dtype(self) -> torch.dtype:
+        """The dtype of the shards."""
         return self.ranks[0].dtype
 
 
 @dataclass(frozen=True, slots=True)
 class PartShards:
-    """Stage 3: for each rank the flat tensors of its sub-groups in order; a rank's part begins at `offset` of them together."""
+    """A parameter in stage 3: each rank has a part at `offset` of its flat tensors, one per sub-group in order."""
 
     ranks: Sequence[Sequence[torch.Tensor]]
     offset: int
 
     def read(self, shape: tuple[int, ...]) -> torch.Tensor:
-        """The parameter. FormatError when the shards end before it."""
+        """Return the parameter. Raises FormatError when the shards end before it."""
         size = -(-prod(shape) // len(self.ranks))
         parts = [part for flats in self.ranks for part in _slice(flats, self.offset, self.offset + size)]
         return _joined(parts, shape)
 
     @property
     def dtype(self) -> torch.dtype:
+        """The dtype of the shards."""
         return self.ranks[0][0].dtype
 
 
@@ -53,7 +55,7 @@ Shards = GroupShards | PartShards
 
 
 def offsets(shapes: Mapping[str, tuple[int, ...]], *, paddings: Sequence[int], world_size: int) -> dict[str, int]:
-    """Where each parameter begins, each followed by its padding; `world_size` above 1 for parameters cut by themselves."""
+    """Return the offset of each parameter when each is followed by its padding; `world_size` is 1 in stages 1 and 2."""
     found, at = {}, 0
     for (name, shape), padding in zip(shapes.items(), paddings, strict=True):
         found[name] = at
@@ -62,7 +64,7 @@ def offsets(shapes: Mapping[str, tuple[int, ...]], *, paddings: Sequence[int], w
 
 
 def _slice(flats: Sequence[torch.Tensor], begin: int, end: int) -> list[torch.Tensor]:
-    """Elements `[begin, end)` of tensors that stand one behind the other."""
+    """Return the elements `[begin, end)` of consecutive tensors, as slices."""
     found, at = [], 0
     for flat in flats:
         low, high = max(begin, at), min(end, at + flat.numel())

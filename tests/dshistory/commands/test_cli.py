@@ -19,7 +19,7 @@ from explorer_helpers import Run, flip_bit, tiny_history, whole
 
 from dshistory import current
 from dshistory.commands.cli import main
-from dshistory.commands.verbs import VERBS
+from dshistory.commands.verbs import all_verbs
 
 COMMAND = [sys.executable, "-m", "dshistory"]
 
@@ -141,7 +141,7 @@ def test_help_has_examples(root: Path) -> None:
     assert "examples:\n  dshistory diff 1200 1250" in shown.stdout
     assert "patterns of tensor names" in shown.stdout
     assert dshistory("help", "diff").stdout == shown.stdout
-    for verb in VERBS:
+    for verb in all_verbs():
         if "command line" in verb.surfaces:
             explained = dshistory(verb.name, "--help")
             assert explained.stdout.startswith(f"usage: dshistory {verb.name} "), explained

@@ -88,7 +88,7 @@ def test_mistakes_are_one_line_and_fail_the_cell(
         ("%dshistory diff 'open", "quot"),
         ("%%dshistory log\nSELECT 1", "%%dshistory sql"),
         ("%%dshistory sql 1x <<\nSELECT 1", "1x"),
-        ("%%dshistory sql <<\nSELECT 1", "no name"),
+        ("%%dshistory sql <<\nSELECT 1", "not a name"),
         ("%dshistory sql 'SELEC 1'", "SELEC"),
         ("%dshistory sql", "needs QUERY"),
         ("%%dshistory sql\nSELECT *\nFROM metrcs", "no table 'metrcs'; the nearest is metrics"),

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from dshistory.commands.parameters import UsageError
 from dshistory.commands.sql_cell import SavedQueries, bound, parse_head, read, take_target, unquoted
-from dshistory.commands.verbs import UsageError
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def test_the_target_of_a_cell(rest: str, left: str, target: str | None, shows: b
 
 def test_a_target_must_be_a_name() -> None:
     for rest in ("1x <<", "<<", "a-b <<"):
-        with pytest.raises(UsageError, match="no name for a variable"):
+        with pytest.raises(UsageError, match="not a name for a variable"):
             take_target(rest)
 
 
@@ -33,7 +33,7 @@ def test_options_are_those_of_jupysql() -> None:
     head = parse_head(["-S", "a", "-w", "b", "--with", "c", "-N", "-f", "q.sql", "-C", "somewhere"])
     assert (head.save, head.with_, head.execute, head.file) == ("a", ("b", "c"), False, Path("q.sql"))
     assert head.words == ("-C", "somewhere")
-    with pytest.raises(UsageError, match="'a-b' is no name for a saved query"):
+    with pytest.raises(UsageError, match="'a-b' is not a name for a saved query"):
         parse_head(["--save", "a-b"])
     with pytest.raises(UsageError, match="expected one argument"):
         parse_head(["--save"])
@@ -76,7 +76,7 @@ def test_what_is_no_variable_is_told_with_the_nearest() -> None:
         bound("SELECT $stpe", {"step": 1, "other": 2}, {})
     with pytest.raises(UsageError, match="'step' stands for a value, not for a table"):
         bound("SELECT * FROM {{step}}", {"step": 1}, {})
-    with pytest.raises(UsageError, match=r"'\$step' in quotes is just this text"):
+    with pytest.raises(UsageError, match=r"'\$step' in quotes is literal text"):
         bound("SELECT '$step'", {"step": 1}, {})
 
 
@@ -98,7 +98,7 @@ def test_what_can_not_be_saved_or_read_says_why() -> None:
     saved = SavedQueries()
     with pytest.raises(UsageError, match="'Metrics' is a table of the catalog"):
         saved.save("Metrics", "SELECT 1")
-    with pytest.raises(UsageError, match="reads 'a', and can't be saved under the same name"):
+    with pytest.raises(UsageError, match="reads 'a' and cannot be saved under the same name"):
         saved.save("a", "SELECT * FROM a")
     saved.save("late", "FROM early")
     saved.save("early", "FROM late")

@@ -43,7 +43,7 @@ def test_what_came_out_of_zero_has_no_bar_and_is_counted(tmp_path: Path) -> None
     run.close()
     figure = Explorer.open(tmp_path).diff(1, 2).plot()
     assert [list(bar.y) for bar in figure.data] == [["w"]]
-    assert "1 that came out of zero" in figure.layout.xaxis.title.text
+    assert "1 with a norm of zero before" in figure.layout.xaxis.title.text
 
 
 def test_figures_are_light(explorer: Explorer) -> None:

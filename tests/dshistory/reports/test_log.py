@@ -39,7 +39,7 @@ def test_metrics_without_a_column_are_named(run: Run) -> None:
     table = Explorer.open(run.root).log()
     assert table.columns == (*COLUMNS, *(f"metric_{i}" for i in range(8)), *END)
     assert table["bytes"].to_pylist() == [16]
-    assert "metrics left out, which the SQL table metrics has: metric_8, bytes" in table.note
+    assert "further metrics are in the SQL table metrics: metric_8, bytes" in table.note
 
 
 def test_health_counts_what_is_not_finite(run: Run) -> None:
@@ -67,7 +67,7 @@ def test_health_counts_what_is_not_finite(run: Run) -> None:
         None,
     ]
     assert table["state"].to_pylist() == ["committed"] * 5 + ["pending"]
-    assert table.note == "6 checkpoints; health unknown (?) of 1 that have no statistics: `analyze` computes them"
+    assert table.note == "6 checkpoints; health is unknown (?) for 1 without statistics: `analyze` computes them"
 
 
 def test_one_query_makes_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

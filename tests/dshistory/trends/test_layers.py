@@ -11,7 +11,7 @@ from widget_helpers import JUMP, SILENT, STEPS, layered_history
 
 from catalog.errors import NotFoundError
 from dshistory.comparison.sketch_estimates import norm_bound
-from dshistory.display.progress import heard
+from dshistory.display.progress import listening
 from dshistory.explorer import Explorer
 
 
@@ -166,7 +166,7 @@ def test_layers_are_in_reading_order(tmp_path: Path) -> None:
 
 def test_long_work_says_how_far_it_is(h: Explorer) -> None:
     shares: list[float] = []
-    with heard(shares.append):
+    with listening(shares.append):
         h.layers(metric="sign_flips")
     assert shares
     assert shares[-1] == 1.0

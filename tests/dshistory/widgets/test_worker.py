@@ -8,7 +8,7 @@ import pytest
 from tqdm.auto import tqdm
 
 from catalog.errors import NotFoundError
-from dshistory.display.progress import ByteProgress, heard
+from dshistory.display.progress import ByteProgress, listening
 from dshistory.widgets.worker import Worker
 
 PATIENCE_S = 60
@@ -75,7 +75,7 @@ def test_progress_is_told_to_the_end(told: Told) -> None:
 def test_who_listens_sees_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert ByteProgress(1, description="shown", quiet=False)._bar is not None
-    with heard(lambda share: None):
+    with listening(lambda share: None):
         assert ByteProgress(1, description="heard", quiet=False)._bar is None
 
 

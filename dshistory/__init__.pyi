@@ -1,0 +1,153 @@
+"""The package as type checkers see it, generated from the registry of verbs by a test."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import capture
+from catalog.errors import HistoryError
+from dshistory.comparison.diff import DiffTable
+from dshistory.display.report import Report
+from dshistory.display.table import Table
+from dshistory.explorer import Explorer
+from dshistory.options import ExportFormat, Grouping, Metric, Predicate, Ref, Weights
+from dshistory.patterns import Patterns
+from dshistory.reports.log import LogTable
+from dshistory.trends.bisect import Bisection
+from dshistory.trends.distances import DistanceTable
+from dshistory.trends.histogram import HistogramTable
+from dshistory.trends.layers import LayersTable
+from dshistory.trends.trajectory import TrajectoryTable
+from dshistory.widgets import Exploration
+
+__all__ = [
+    "Explorer",
+    "HistoryError",
+    "Report",
+    "Table",
+    "analyze",
+    "anomalies",
+    "bisect",
+    "capture",
+    "diff",
+    "distances",
+    "doctor",
+    "explore",
+    "export",
+    "histogram",
+    "import_checkpoint",
+    "layers",
+    "load_ipython_extension",
+    "log",
+    "reindex",
+    "restore",
+    "show",
+    "sql",
+    "tags",
+    "tensor",
+    "trajectory",
+    "unload_ipython_extension",
+    "verify",
+    "watch",
+]
+__version__: str
+
+def analyze(ref: Ref | None = None, *, quiet: bool = False) -> int: ...
+def anomalies(*, run: str | None = None) -> Table: ...
+def bisect(
+    predicate: Predicate,
+    good: Ref | None = None,
+    bad: Ref | None = None,
+    *,
+    run: str | None = None,
+    quiet: bool = False,
+) -> Bisection: ...
+def diff(
+    a: Ref,
+    b: Ref = "latest",
+    *,
+    kinds: Patterns = "model",
+    names: Patterns = "*",
+    by: Grouping = "tensor",
+    metrics: Patterns | None = None,
+    exact: bool = False,
+    tensor: str | None = None,
+    axis: int = 0,
+    parts: int | None = None,
+    quiet: bool = False,
+) -> DiffTable: ...
+def distances(names: Patterns = "*", *, kinds: Patterns = "model", run: str | None = None) -> DistanceTable: ...
+def doctor(folder: str | None = None, *, size_mib: int = 256) -> Report: ...
+def explore(names: Patterns = "*", *, kinds: Patterns = "model", run: str | None = None) -> Exploration: ...
+def export(
+    step: Ref,
+    path: Path | str,
+    *,
+    format: ExportFormat = "safetensors",
+    weights: Weights = "model",
+    shard_bytes: int | None = None,
+    config: Path | str | None = None,
+    model: Any = None,
+    zero_stage: int | None = None,
+    world_size: int | None = None,
+    overwrite: bool = False,
+    quiet: bool = False,
+) -> Table: ...
+def histogram(name: str, *, state: str = "model", run: str | None = None) -> HistogramTable: ...
+def import_checkpoint(
+    path: Path | str,
+    *,
+    history: Path | str | None = None,
+    step: int | None = None,
+    format: str | None = None,
+    quiet: bool = False,
+) -> Table: ...
+def layers(
+    names: Patterns = "*",
+    *,
+    metric: str = "relative_update",
+    kinds: Patterns = "model",
+    run: str | None = None,
+    first: int | None = None,
+    last: int | None = None,
+    quiet: bool = False,
+) -> LayersTable: ...
+def log(*, run: str | None = None) -> LogTable: ...
+def open(path: Path | str | None = None) -> Explorer: ...
+def reindex() -> int: ...
+def restore(
+    ref: Ref = "latest",
+    *,
+    engine: Any = None,
+    model: Any = None,
+    optimizer: Any = None,
+    scheduler: Any = None,
+    scaler: Any = None,
+    dataloader: Any = None,
+    providers: Sequence[Any] = (),
+    names: Patterns | None = None,
+    kinds: Patterns | None = None,
+    verify: bool = True,
+) -> Any: ...
+def show(ref: Ref = "latest") -> Report: ...
+def sql(query: str, **params: object) -> Table: ...
+def tags() -> Table: ...
+def tensor(name: str, step: Ref = "latest", *, state: str = "model") -> torch.Tensor: ...
+def trajectory(
+    names: Patterns = "*",
+    *,
+    metric: Metric = "relative_update",
+    kinds: Patterns = "model",
+    by: str = "tensor",
+    run: str | None = None,
+    exact: bool = False,
+    quiet: bool = False,
+) -> TrajectoryTable: ...
+def verify(ref: Ref | None = None, *, quiet: bool = False) -> Table: ...
+def watch(
+    names: Patterns = "*", *, kinds: Patterns = "model", run: str | None = None, seconds: float = 1.0
+) -> Exploration: ...
+def load_ipython_extension(ipython: Any) -> None: ...
+def unload_ipython_extension(ipython: Any) -> None: ...
