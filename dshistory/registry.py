@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, TypeVar
 __all__ = ["Surface", "Verb", "registered", "verb"]
 
 Surface = Literal["command line", "magic"]
-"""Where text becomes a call of a verb. As a function, every verb is available in Python."""
+"""A place where text becomes a call of a verb. In Python every verb is available, as a function of the package."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 

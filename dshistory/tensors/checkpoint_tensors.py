@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
-from typing import Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 import torch
 
@@ -13,8 +13,10 @@ from capture.state.objects import decode_object
 from catalog.errors import NotFoundError, SetupError, UnsupportedError
 from catalog.history import History
 from catalog.records import CheckpointRef, RunFacts
-from dshistory.conversion.exporting.partitions import Flat, Piece
 from dshistory.tensors.stream import FragmentStream, StoredTensor, stored_tensors
+
+if TYPE_CHECKING:
+    from dshistory.conversion.exporting.partitions import Flat, Piece
 
 __all__ = ["Source", "Weights", "checked_weights"]
 
@@ -119,7 +121,7 @@ class Source:
             at += piece.numel()
         return made
 
-    def flat(self, flat: Flat, tensors: Mapping[str, StoredTensor]) -> torch.Tensor:
+    def flat(self, flat: "Flat", tensors: Mapping[str, StoredTensor]) -> torch.Tensor:
         """One rank's flat tensor, its pieces taken from `tensors`; zero where it belongs to none. Reads only the fragments that
         overlap.
 
@@ -137,7 +139,7 @@ class Source:
         return made
 
 
-def _overlaps(piece: Piece, tensor: StoredTensor, made: torch.Tensor) -> Iterable[Assignment]:
+def _overlaps(piece: "Piece", tensor: StoredTensor, made: torch.Tensor) -> Iterable[Assignment]:
     for extent in tensor.fragments:
         first = max(piece.start, extent.start)
         last = min(piece.start + piece.numel, extent.start + extent.numel)
