@@ -1,4 +1,26 @@
-"""What a trajectory can show, each number made of sums over elements, so that it means the same of a tensor, a layer and a model."""
+"""Every figure that the explorer computes, defined once, as a function of sums over the elements of a tensor.
+
+The sums of two tensors add up, so a figure means the same for a tensor, a layer and a whole model: see `merged`. The
+functions work element by element on float64 arrays or single numbers. NaN stands for unknown, and an unknown sum gives
+an unknown figure. Sums are over finite elements; for a figure about an update, over the elements that are finite on
+both sides.
+
+The sums ("parts") that figures are made of:
+
+    squares, sum                  of the elements: their squares, themselves
+    least, most                   the smallest and the largest element
+    numel, finite, zeros          how many elements there are, how many of them are finite, how many are zero
+    nan, inf, nonfinite           how many elements are NaN, infinite, either of the two
+    before_squares                the squares of the elements in the checkpoint before
+    update_squares, dot           the squares of (after - before), the products before * after
+    max_change                    the largest |after - before|
+    changed, sign_flips           how many elements have another value, another sign
+
+`catalog` may not import this package. The view `statistics` (`catalog.index.schema`), the columns that
+`catalog.statistics.updates` adds and the parts that `dshistory.trends.statistics_matrix` selects say norm, mean, rms,
+relative_update, cosine and the share of zeros in SQL or NumPy again; tests/dshistory/test_metrics_sql.py holds them to
+the functions below on the same data, with zero norms, NaN, infinities and empty tensors.
+"""
 
 import math
 from collections.abc import Callable, Mapping
@@ -10,105 +32,183 @@ import numpy.typing as npt
 
 from catalog.errors import NotFoundError
 
-__all__ = ["METRICS", "MOVES", "Floats", "Metric", "merged", "metric_named"]
+__all__ = [
+    "METRICS",
+    "UPDATE_METRICS",
+    "Floats",
+    "Metric",
+    "changed_share",
+    "cosine",
+    "dot_of_squares",
+    "known",
+    "maximum",
+    "mean",
+    "merged",
+    "metric_named",
+    "minimum",
+    "norm",
+    "relative_update",
+    "rms",
+    "std",
+    "zeros_share",
+]
 
 Floats = npt.NDArray[np.float64]
+Sums = Floats | float
+
+
+def norm(squares: Sums) -> Floats:
+    """Return the Euclidean length of the elements: `sqrt(squares)`, in the unit of the elements, from 0 up; 0 for an
+    empty tensor. Of `update_squares` it is the update norm, the distance from the checkpoint before."""
+    root: Floats = np.sqrt(squares)
+    return root
+
+
+def mean(total: Sums, finite: Sums) -> Floats:
+    """Return the mean of the finite elements: `sum / finite`; NaN where no element is finite."""
+    return _ratio(total, finite)
+
+
+def rms(squares: Sums, finite: Sums) -> Floats:
+    """Return the root of the mean square of the finite elements: `sqrt(squares / finite)`, from 0 up; NaN where no
+    element is finite."""
+    return norm(_ratio(squares, finite))
+
+
+def std(squares: Sums, total: Sums, finite: Sums) -> Floats:
+    """Return the standard deviation of the finite elements: `sqrt(squares / finite - mean^2)`, with divisor `finite`
+    (that of a population), from 0 up; NaN where no element is finite. It loses digits where the mean is much larger
+    than the deviation."""
+    average = mean(total, finite)
+    return norm(np.maximum(_ratio(squares, finite) - average * average, 0.0))
+
+
+def zeros_share(zeros: Sums, numel: Sums) -> Floats:
+    """Return the share of elements that are zero, of either sign: `zeros / numel`, from 0 to 1; NaN for an empty
+    tensor."""
+    return _ratio(zeros, numel)
+
+
+def minimum(least: Sums) -> Floats:
+    """Return the smallest element that is not NaN; NaN where there is none.
+
+    `least` is then inf, the neutral element of min. An inf that all elements share is not told apart from that."""
+    return np.where(np.equal(least, math.inf), np.nan, least)
+
+
+def maximum(most: Sums) -> Floats:
+    """Return the largest element that is not NaN; NaN where there is none, see `minimum`."""
+    return np.where(np.equal(most, -math.inf), np.nan, most)
+
+
+def relative_update(update_squares: Sums, before_squares: Sums) -> Floats:
+    """Return the length of the update relative to the weights that it changed: `|after - before| / |before|`, from 0
+    up.
+
+    0 where nothing changed, whatever the norm is, also of an empty tensor; inf where the tensor was zero before and is
+    not any more. The ratio of update to weight is what layer-wise learning rates hold constant: You, Gitman, Ginsburg,
+    "Large Batch Training of Convolutional Networks" (LARS), arXiv:1708.03888."""
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        return np.where(np.equal(update_squares, 0), 0.0, norm(update_squares) / norm(before_squares))
+
+
+def cosine(dot: Sums, before_squares: Sums, after_squares: Sums) -> Floats:
+    """Return the cosine of the angle between before and after: `dot / (|before| |after|)`, from -1 to 1; NaN where
+    either is zero or empty.
+
+    The roots are multiplied, not the squares: the product of the squares of two small tensors underflows."""
+    return np.clip(_ratio(dot, norm(before_squares) * norm(after_squares)), -1.0, 1.0)
+
+
+def dot_of_squares(update_squares: Sums, before_squares: Sums, after_squares: Sums) -> Sums:
+    """Return the products `before * after` summed, from the squares alone, by the law of cosines:
+    `|a - b|^2 = |a|^2 + |b|^2 - 2 a.b`."""
+    return (before_squares + after_squares - update_squares) / 2
+
+
+def changed_share(changed: Sums, numel: Sums) -> Floats:
+    """Return the share of elements whose value changed: `changed / numel`, from 0 to 1; 0 for an empty tensor, nothing
+    of which can change. A NaN that stays NaN has not changed, and neither has a zero that changes its sign."""
+    share: Floats = changed / np.maximum(numel, 1)
+    return share
+
+
+def known(value: Sums) -> float | None:
+    """Return one figure as rows have it: None where it is NaN."""
+    number = float(value)
+    return None if math.isnan(number) else number
+
+
+def _ratio(above: Sums, below: Sums) -> Floats:
+    with np.errstate(invalid="ignore", over="ignore"):
+        ratio: Floats = above / np.where(np.equal(below, 0), np.nan, below)
+    return ratio
+
+
+def _part(values: Floats) -> Floats:
+    return values
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """`value` gives the number of arrays of `parts`, in that order; NaN where it is unknown. A move is about the way from the
-    checkpoint before."""
+    """A figure by its name: `value` computes it from arrays of `parts`, in that order.
+
+    `is_update` is true for a figure about the way from the checkpoint before; the others are about one checkpoint
+    alone."""
 
     parts: tuple[str, ...]
     value: Callable[..., Floats]
-    is_move: bool = False
-
-
-def _ratio(above: Floats, below: Floats) -> Floats:
-    return above / np.where(below == 0, np.nan, below)
-
-
-def _root(squares: Floats) -> Floats:
-    return np.sqrt(squares)
-
-
-def _itself(values: Floats) -> Floats:
-    return values
-
-
-def _least(values: Floats) -> Floats:
-    """Of nothing at all there is none."""
-    return np.where(values == math.inf, np.nan, values)
-
-
-def _most(values: Floats) -> Floats:
-    return np.where(values == -math.inf, np.nan, values)
-
-
-def _rms(squares: Floats, finite: Floats) -> Floats:
-    return np.sqrt(_ratio(squares, finite))
-
-
-def _std(squares: Floats, sums: Floats, finite: Floats) -> Floats:
-    mean = _ratio(sums, finite)
-    return np.sqrt(np.maximum(_ratio(squares, finite) - mean * mean, 0.0))
-
-
-def _relative_update(update: Floats, before: Floats) -> Floats:
-    return np.where(update == 0, 0.0, np.sqrt(update) / np.sqrt(before))
-
-
-def _cosine(dot: Floats, before: Floats, after: Floats) -> Floats:
-    return np.clip(_ratio(dot, np.sqrt(before) * np.sqrt(after)), -1.0, 1.0)
+    is_update: bool = False
 
 
 _ALL: Final[Mapping[str, Metric]] = {
-    "norm": Metric(("squares",), _root),
-    "nonfinite": Metric(("nonfinite",), _itself),
-    "nan": Metric(("nan",), _itself),
-    "inf": Metric(("inf",), _itself),
-    "zeros": Metric(("zeros", "numel"), _ratio),
-    "mean": Metric(("sum", "finite"), _ratio),
-    "std": Metric(("squares", "sum", "finite"), _std),
-    "rms": Metric(("squares", "finite"), _rms),
-    "min": Metric(("least",), _least),
-    "max": Metric(("most",), _most),
-    "relative_update": Metric(("update_squares", "before_squares"), _relative_update, True),
-    "update_norm": Metric(("update_squares",), _root, True),
-    "cosine": Metric(("dot", "before_squares", "squares"), _cosine, True),
-    "max_change": Metric(("max_change",), _itself, True),
-    "changed_share": Metric(("changed", "numel"), _ratio, True),
-    "sign_flips": Metric(("sign_flips",), _itself, True),
+    "norm": Metric(("squares",), norm),
+    "nonfinite": Metric(("nonfinite",), _part),
+    "nan": Metric(("nan",), _part),
+    "inf": Metric(("inf",), _part),
+    "zeros": Metric(("zeros", "numel"), zeros_share),
+    "mean": Metric(("sum", "finite"), mean),
+    "std": Metric(("squares", "sum", "finite"), std),
+    "rms": Metric(("squares", "finite"), rms),
+    "min": Metric(("least",), minimum),
+    "max": Metric(("most",), maximum),
+    "relative_update": Metric(("update_squares", "before_squares"), relative_update, is_update=True),
+    "update_norm": Metric(("update_squares",), norm, is_update=True),
+    "cosine": Metric(("dot", "before_squares", "squares"), cosine, is_update=True),
+    "max_change": Metric(("max_change",), _part, is_update=True),
+    "changed_share": Metric(("changed", "numel"), changed_share, is_update=True),
+    "sign_flips": Metric(("sign_flips",), _part, is_update=True),
 }
-_ALSO: Final = {"update_ratio": "relative_update"}
-"""The field's name for what a diff calls relative_update."""
+_ALIASES: Final = {"update_ratio": "relative_update"}
+"""Another name that is common in the field -> the name here."""
 
-METRICS: Final = (*_ALL, *_ALSO)
-MOVES: Final = tuple(name for name, metric in _ALL.items() if metric.is_move)
+METRICS: Final = (*_ALL, *_ALIASES)
+UPDATE_METRICS: Final = tuple(name for name, metric in _ALL.items() if metric.is_update)
 
-_TOGETHER: Final[Mapping[str, tuple[np.ufunc, float]]] = {
+_MERGES: Final[Mapping[str, tuple[np.ufunc, float]]] = {
     "least": (np.minimum, math.inf),
     "most": (np.maximum, -math.inf),
     "max_change": (np.maximum, 0.0),
 }
-"""How a part of several tensors is put together, and what of nothing at all is; added up are the others."""
+"""The parts that do not add up -> how those of several tensors merge, and the neutral element."""
 
 
 def metric_named(name: str) -> Metric:
-    """NotFoundError, naming those there are, for a metric that is none."""
-    metric = _ALL.get(_ALSO.get(name, name))
+    """Return the metric of that name. Raises NotFoundError, which lists the metrics, for an unknown name."""
+    metric = _ALL.get(_ALIASES.get(name, name))
     if metric is None:
         raise NotFoundError(f"no metric {name!r}; the metrics are {', '.join(METRICS)}")
     return metric
 
 
-def merged(part: str, cells: Floats, present: npt.NDArray[np.bool_], groups: npt.NDArray[np.int64]) -> Floats:
-    """(groups, checkpoints) of a part's (tensors, checkpoints): of the tensors of each group together, those that are there.
-    `groups` numbers them from 0 on. NaN where one of them is unknown, or none is there."""
+def merged(part: str, values: Floats, present: npt.NDArray[np.bool_], groups: npt.NDArray[np.int64]) -> Floats:
+    """Merge one part of several tensors into that of their groups: (tensors, checkpoints) -> (groups, checkpoints).
+
+    `groups` has the number of each tensor's group, from 0 on without gaps. Only tensors that are `present` count. The
+    result is NaN where a present tensor's part is unknown, or where none is present."""
     order = np.argsort(groups, kind="stable")
     starts = np.searchsorted(groups[order], np.arange(groups.max() + 1))
-    together, of_nothing = _TOGETHER.get(part, (np.add, 0.0))
-    values: Floats = together.reduceat(np.where(present, cells, of_nothing)[order], starts, axis=0)
-    values[~np.logical_or.reduceat(present[order], starts, axis=0)] = math.nan
-    return values
+    merge, neutral = _MERGES.get(part, (np.add, 0.0))
+    result: Floats = merge.reduceat(np.where(present, values, neutral)[order], starts, axis=0)
+    result[~np.logical_or.reduceat(present[order], starts, axis=0)] = math.nan
+    return result

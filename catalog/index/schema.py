@@ -147,6 +147,8 @@ VIEWS: Mapping[str, tuple[tuple[str, ...], str]] = MappingProxyType(
         "tensors": (("tensors",), "SELECT * FROM all_tensors"),
         "statistics": (
             ("statistics",),
+            # The formulas of `dshistory.metrics`, which this layer may not import; tests/dshistory/test_metrics_sql.py
+            # holds both to equal figures on the same data.
             """
             SELECT *, numel - nan - inf AS finite, sqrt(sum_of_squares) AS norm,
                    sqrt(sum_of_squares / nullif(numel - nan - inf, 0)) AS rms, sum / nullif(numel - nan - inf, 0) AS mean,

@@ -1,8 +1,8 @@
-"""What changed between two checkpoints: a row per logical tensor, streamed in bounded memory.
+"""The diff of two checkpoints: a row per logical tensor, streamed in bounded memory.
 
-extents of both sides -> logical tensors -> pairs -> equal by checksum: a zero row, nothing read
-                                                  -> much to read, and sketches of both: an estimate, nothing read
-                                                  -> else both streams side by side into one Comparison
+extents of both sides -> logical tensors -> pairs -> equal by checksum: a zero row, nothing is read
+                                                  -> much to read, and both have sketches: an estimate, nothing is read
+                                                  -> otherwise both streams side by side into one Comparison
 """
 
 from collections import Counter
@@ -33,7 +33,7 @@ from dshistory.tensors.stream import FragmentStream, StoredTensor, stored_tensor
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-__all__ = ["UNCHANGED", "DiffTable", "compare", "diff", "select", "tensor"]
+__all__ = ["DiffTable", "compare", "diff", "select", "tensor"]
 
 _SCHEMA: Final = pa.schema(
     [
@@ -56,9 +56,9 @@ _SCHEMA: Final = pa.schema(
 )
 _FORMATS: Final[dict[str, Format]] = {"shape": "shape", "cosine": "cosine", "changed_share": "share", "bound": "share"}
 AT_ONCE_BYTES: Final = 256 << 20
-"""What takes a moment to read is compared exactly anyway."""
+"""Up to so many bytes a diff reads everything: that takes a moment, and exact figures are better than estimates."""
 
-UNCHANGED: Final[dict[str, Any]] = {
+_UNCHANGED: Final[dict[str, Any]] = {
     "relative_update": 0.0,
     "update_norm": 0.0,
     "max_change": 0.0,
@@ -71,24 +71,27 @@ Key = tuple[str, str]
 
 
 class DiffTable(Table):
-    """The rows of a diff, the most moved first; rows that gained or lost non-finite values stand above all.
+    """The rows of a diff, the largest relative update first; rows that gained or lost non-finite values stand above the
+    others.
 
-    `status` is "changed", "same" (equal bits), "added", "removed" (only in the second, only in the first) or
-    "reshaped"; numbers that were not computed are unknown (null), never zero. `bound` is 0 for an exact row; of an estimated one
-    it says how far its update may be off, relatively, at about 95 %."""
+    `status` is "changed", "same" (equal bits), "added" (only in the second checkpoint), "removed" (only in the first)
+    or "reshaped". Figures that were not computed are null, never zero. `bound` is 0 for an exact row; for an estimated
+    one it is how far its update may be off, relatively, at about 95 %. `dshistory.metrics` defines the figures."""
 
     metric = "relative_update"
-    """What the rows are ordered by."""
+    """The figure by which the rows are ordered."""
 
     def only(self, metrics: Patterns) -> "DiffTable":
-        """Of the numbers only these, ordered by the first of them: the largest first, of cosines the smallest. NotFoundError, naming
-        the nearest, for one that there is not."""
+        """Return the rows with only these figures, ordered by the first of them: the largest first, for cosine the
+        smallest.
+
+        Raises NotFoundError, which names the nearest, for a pattern that matches no figure."""
         known = [name for name in DIFF_METRICS if name in self.columns]
-        fitting = (
+        matches = (
             sorted(matching(known, pattern, what="metric", where="a diff"), key=known.index)
             for pattern in ([metrics] if isinstance(metrics, str) else metrics)
         )
-        chosen = list(dict.fromkeys(chain.from_iterable(fitting)))
+        chosen = list(dict.fromkeys(chain.from_iterable(matches)))
         if not chosen:
             raise SetupError(f"diff: metrics=[] leaves nothing to show; there are {', '.join(known)}")
         others = [name for name in self.columns if name not in known]
@@ -101,17 +104,16 @@ class DiffTable(Table):
         return table
 
     def plot(self, *, top: int = 20) -> "go.Figure":
-        """The first rows as horizontal bars of what they are ordered by. Needs the [notebook] extra."""
+        """Draw the first `top` rows as horizontal bars of the figure that orders them. Needs the [notebook] extra."""
         from dshistory.display import plot
 
         return plot.changed_tensors(self, metric=self.metric, top=top)
 
 
 def select(history: History, *refs: CheckpointRef, kinds: Patterns, names: Patterns) -> list[dict[Key, StoredTensor]]:
-    """For each checkpoint its logical tensors whose kind and name (or alias) fit; every pattern must fit something in
-    one of them.
+    """Return, for each checkpoint, its logical tensors whose kind and name (or alias) match.
 
-    Raises NotFoundError, naming the nearest, for a pattern that fits nothing."""
+    Raises NotFoundError, which names the nearest, for a pattern that matches nothing in any of the checkpoints."""
     where = " and ".join(map(str, refs)) if len(refs) <= 2 else f"{refs[0]} to {refs[-1]} ({len(refs)} checkpoints)"
     sides = [[extent for extent in history.extents(ref) if extent.kind not in NOT_STATE] for ref in refs]
     wanted_kinds = matching({extent.kind for side in sides for extent in side}, kinds, what="kind", where=where)
@@ -141,7 +143,7 @@ def diff(
     pairs = {key: (sides[0].get(key), sides[1].get(key)) for key in sides[0] | sides[1]}
     unread = {key: _bytes_to_read(*pair) for key, pair in pairs.items()}
     known = {} if exact or sum(unread.values()) <= AT_ONCE_BYTES else estimated(history, before, after)
-    known = {key: numbers for key, numbers in known.items() if unread.get(key)}
+    known = {key: figures for key, figures in known.items() if unread.get(key)}
     rows = []
     total = sum(nbytes for key, nbytes in unread.items() if key not in known)
     with ByteProgress(total, description=f"diff {before} {after}", quiet=quiet) as bar:
@@ -149,16 +151,17 @@ def diff(
             rows.append(_row(history.root, *pair, known.get(key), advance=bar.advance))
     note = _note(rows, sides, before, after)
     if by != "tensor" and any(row["status"] == "same" for row in rows):
-        of_same = norms(history, after)
+        unchanged_norms = norms(history, after)
         rows = [
-            {**row, **of_same.get((row["kind"], row["name"]), {})} if row["status"] == "same" else row for row in rows
+            {**row, **unchanged_norms.get((row["kind"], row["name"]), {})} if row["status"] == "same" else row
+            for row in rows
         ]
-    table = sorted(grouped(rows, by), key=_most_moved_first)
+    table = sorted(grouped(rows, by), key=_largest_update_first)
     return DiffTable(pa.Table.from_pylist(table, schema=_SCHEMA), formats=_FORMATS, note=note)
 
 
 def tensor(history: History, ref: CheckpointRef, *, name: str, kind: str) -> torch.Tensor:
-    """One logical tensor, whole; see `Explorer.tensor`."""
+    """Return one logical tensor in its global shape; see `Explorer.tensor`."""
     (selected,) = select(history, ref, kinds=escape(kind), names=escape(name))
     (found,) = selected.values()
     state = state_dict_of(history, ref, names=[escape(found.name)], kinds=[escape(kind)])
@@ -192,20 +195,20 @@ def _row(
     shown = after or before
     assert shown is not None
     status = _status(before, after)
-    numbers: Mapping[str, Any] = {}
+    figures: Mapping[str, Any] = {}
     if status == "same":
-        numbers = UNCHANGED
+        figures = _UNCHANGED
     elif known is not None:
-        numbers = known
+        figures = known
     elif status == "changed" and before and after:
         compared = compare(root, before, after, advance)
-        numbers = {name: compared.number(name) for name in DIFF_METRICS}
-        numbers |= {"bound": 0.0}
-    return {"name": shown.name, "kind": shown.kind, "shape": shown.shape, "status": status, **numbers}
+        figures = {name: compared.figure(name) for name in DIFF_METRICS} | {"bound": 0.0}
+    return {"name": shown.name, "kind": shown.kind, "shape": shown.shape, "status": status, **figures}
 
 
 def compare(root: Path, before: StoredTensor, after: StoredTensor, advance: Callable[[int], None]) -> Comparison:
-    """Read two tensors of one shape side by side and compare them; `advance` is told the bytes read, as they are."""
+    """Read two tensors of one shape side by side and compare them; calls `advance` with the number of bytes of each
+    read."""
     comparison = Comparison()
     left, right = FragmentStream(root, before), FragmentStream(root, after)
     while numel := min(left.ready(), right.ready()):
@@ -215,10 +218,10 @@ def compare(root: Path, before: StoredTensor, after: StoredTensor, advance: Call
     return comparison
 
 
-def _most_moved_first(row: Mapping[str, Any]) -> tuple[bool, float, str, str]:
+def _largest_update_first(row: Mapping[str, Any]) -> tuple[bool, float, str, str]:
     nonfinite = row.get("nonfinite_before") != row.get("nonfinite_after")
-    moved = row.get("relative_update")
-    return not nonfinite, 1.0 if moved is None else -moved, row["name"], row["kind"]
+    update = row.get("relative_update")
+    return not nonfinite, 1.0 if update is None else -update, row["name"], row["kind"]
 
 
 def _note(
@@ -237,13 +240,14 @@ def _note(
         parts.append(f"{counts['added']} only in {after}")
     if counts["reshaped"]:
         parts.append(f"{counts['reshaped']} of another shape")
-    guessed = [row["bound"] for row in rows if row.get("bound")]
-    if guessed:
+    bounds = [row["bound"] for row in rows if row.get("bound")]
+    if bounds:
         parts.append(
-            f"{len(guessed)} estimated from sketches, updates within about {max(guessed):.0%} (exact=True reads the tensors)"
+            f"{len(bounds)} estimated from sketches, updates within about {max(bounds):.0%} "
+            "(exact=True reads the tensors)"
         )
     if any(tensor.copies > 1 for side in sides for tensor in side.values()):
-        parts.append("of tensors that each rank has its own of, rank 0's")
+        parts.append("tensors that every rank has a copy of are rank 0's")
     if any(row.get("nonfinite_before") or row.get("nonfinite_after") for row in rows):
         parts.append("norms and changes are over the elements finite on both sides")
     return f"{before} to {after}: {'; '.join(parts)}"

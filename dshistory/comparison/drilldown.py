@@ -1,16 +1,22 @@
-"""Inside one tensor: which rows, columns, heads or tokens moved most between two checkpoints, streamed in bounded memory."""
+"""The diff inside one tensor: which rows, columns, heads or tokens changed most between two checkpoints.
+
+Both tensors are streamed side by side, so memory stays bounded. Each element belongs to one group along the axis; the
+sums of a group give its row's figures.
+"""
 
 import math
 from collections.abc import Callable
 from glob import escape
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 import torch
 
 from catalog.errors import MismatchError, NotFoundError, SetupError
 from catalog.history import History
 from catalog.records import CheckpointRef
+from dshistory import metrics
 from dshistory.comparison.diff import DiffTable, select
 from dshistory.display.formats import Format
 from dshistory.display.progress import ByteProgress
@@ -33,11 +39,11 @@ def drill_down(
     parts: int | None,
     quiet: bool,
 ) -> DiffTable:
-    """A row for each index along `axis`, or for each of `parts` equal parts of it, the most moved first; exact, in float64.
-    Norms and changes are over the elements finite on both sides.
+    """Return a row for each index along `axis`, or for each of `parts` equal parts of it, the largest update first.
 
-    NotFoundError for a tensor that is not there, MismatchError when its shapes differ, SetupError for an axis or a number of
-    parts that it does not have.
+    Figures are exact, in float64; norms and changes are over the elements that are finite on both sides. Raises
+    NotFoundError for a tensor that is missing on a side, MismatchError when the two shapes differ, SetupError for an
+    axis or a number of parts that the tensor does not have.
     """
     sides = select(history, before, after, kinds=escape(kind), names=escape(name))
     found = [next(iter(side.values()), None) for side in sides]
@@ -63,7 +69,7 @@ def drill_down(
 
 
 class _Groups:
-    """To which index, or part, along an axis each element of a flattened tensor belongs."""
+    """Maps each element of a flattened tensor to its index, or part, along an axis."""
 
     def __init__(self, shape: tuple[int, ...], axis: int, parts: int | None, *, what: str) -> None:
         if not -len(shape) <= axis < len(shape):
@@ -80,7 +86,7 @@ class _Groups:
         self._width = length // self.count if self.count else 1
 
     def of(self, start: int, numel: int) -> torch.Tensor:
-        """Of elements [start, start + numel)."""
+        """Return the groups of elements [start, start + numel)."""
         index = torch.arange(start, start + numel)
         return (
             index.div_(self._stride, rounding_mode="floor")
@@ -89,12 +95,12 @@ class _Groups:
         )
 
     def label(self, group: int) -> str:
-        """The group as one would index the tensor."""
+        """Return the group as one would index the tensor: ':, 3' or '0:64'."""
         index = str(group) if self._width == 1 else f"{group * self._width}:{(group + 1) * self._width}"
         return ":, " * self._axis + index
 
     def size_of_each(self, numel: int) -> int:
-        """How many elements a group has."""
+        """Return the number of elements in each group of a tensor of `numel` elements."""
         return numel // self.count if self.count else 0
 
 
@@ -108,6 +114,7 @@ class _Sums:
         }
 
     def add(self, group: torch.Tensor, before: torch.Tensor, after: torch.Tensor) -> None:
+        """Add flat float64 tensors of equal length whose elements belong to these groups."""
         finite = before.isfinite() & after.isfinite()
         same = (before == after) | (before.isnan() & after.isnan())
         self._sums["changed"].index_add_(0, group, (~same).double())
@@ -122,33 +129,31 @@ class _Sums:
         self._sums["max"].scatter_reduce_(0, group, update.abs(), "amax")
 
     def table(self, size: int, *, label: Callable[[int], str], kind: str) -> pa.Table:
-        """The rows, the most moved first, above them those where no element is finite on both sides: of these only the changed
-        share is known. `size` elements in each group."""
-        sums = self._sums
-        before, after, update = (sums[key].sqrt() for key in ("before", "after", "update"))
-        relative = torch.where(update == 0, torch.zeros_like(update), update / before)
-        cosine = (sums["dot"] / (before * after)).clamp(-1, 1)
+        """Return the rows, the largest update first; each group has `size` elements.
+
+        A group without an element that is finite on both sides stands above the others; its figures are null, except
+        for the changed share."""
+        sums = {key: total.numpy() for key, total in self._sums.items()}
+        update_norm = metrics.norm(sums["update"])
+        relative = metrics.relative_update(sums["update"], sums["before"])
         unknown = (sums["finite"] == 0) & (size > 0)
-        order = sorted(range(len(update)), key=lambda i: (not unknown[i], -float(relative[i]), -float(update[i]), i))
-        columns = {
-            "name": pa.array([label(i) for i in order], pa.string()),
-            "kind": pa.array([kind] * len(order), pa.string()),
-            "index": pa.array(order, pa.int64()),
+        order = np.lexsort((-update_norm, -relative, ~unknown))
+        figures = {
             "relative_update": relative,
-            "update_norm": update,
-            "cosine": cosine,
+            "update_norm": update_norm,
+            "cosine": metrics.cosine(sums["dot"], sums["before"], sums["after"]),
             "max_change": sums["max"],
-            "changed_share": sums["changed"] / max(1, size),
-            "sign_flips": sums["flips"].long(),
-            "norm_before": before,
-            "norm_after": after,
+            "changed_share": metrics.changed_share(sums["changed"], size),
+            "sign_flips": sums["flips"].astype(np.int64),
+            "norm_before": metrics.norm(sums["before"]),
+            "norm_after": metrics.norm(sums["after"]),
         }
-        known, unknown = torch.zeros_like(unknown), unknown[order]
-
-        def listed(name: str, column: torch.Tensor) -> pa.Array:
-            mask = known if name == "changed_share" else unknown
-            return pa.array(column[order].numpy(), mask=mask.numpy(), from_pandas=True)
-
-        return pa.table(
-            {name: column if isinstance(column, pa.Array) else listed(name, column) for name, column in columns.items()}
-        )
+        columns = {
+            "name": pa.array([label(i) for i in order.tolist()], pa.string()),
+            "kind": pa.array([kind] * len(order), pa.string()),
+            "index": pa.array(order.astype(np.int64)),
+        }
+        for name, values in figures.items():
+            mask = None if name == "changed_share" else unknown[order]
+            columns[name] = pa.array(values[order], mask=mask, from_pandas=True)
+        return pa.table(columns)

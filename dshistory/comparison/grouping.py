@@ -1,12 +1,14 @@
-"""The rows of a diff put together by layer or kind: norms as of one long vector."""
+"""The rows of a diff grouped by layer or kind: the tensors of a group count as one long vector."""
 
-import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from math import prod
+from collections.abc import Mapping, Sequence
+from math import nan, prod
 from typing import Any, Final
 
+import numpy as np
+
 from catalog.errors import NotFoundError
+from dshistory import metrics
 from dshistory.options import GROUPINGS
 
 __all__ = ["grouped", "layer_of", "require_grouping"]
@@ -18,31 +20,30 @@ Row = Mapping[str, Any]
 
 
 def layer_of(name: str) -> str:
-    """The layer that a tensor belongs to: its name up to the last number in it (`h.3` of `h.3.mlp.weight`), else up to its
-    last dot.
-    """
+    """Return the layer that a tensor belongs to: its name up to the last number in it (`h.3` of `h.3.mlp.weight`), else
+    up to its last dot."""
     found = _LAYER.match(name)
     return found[0] if found else name.rpartition(".")[0] or name
 
 
 def require_grouping(by: str) -> None:
-    """NotFoundError, naming those there are, for a grouping that is none."""
+    """Raise NotFoundError, which lists the groupings, for an unknown one."""
     if by not in GROUPINGS:
         raise NotFoundError(f"no grouping {by!r}; there are {', '.join(GROUPINGS)}")
 
 
 def grouped(rows: Sequence[Row], by: str) -> list[Row]:
-    """One row for each layer and kind, or for each kind; as they are for "tensor"."""
+    """Return one row for each layer and kind, or for each kind; the rows unchanged for "tensor"."""
     if by == "tensor":
         return list(rows)
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         name = layer_of(row["name"]) if by == "layer" else "*"
         groups.setdefault((name, row["kind"]), []).append(row)
-    return [_together(name, kind, members) for (name, kind), members in groups.items()]
+    return [_group_row(name, kind, members) for (name, kind), members in groups.items()]
 
 
-def _together(name: str, kind: str, members: Sequence[Row]) -> Row:
+def _group_row(name: str, kind: str, members: Sequence[Row]) -> Row:
     numel = sum(prod(row["shape"]) for row in members)
     statuses = {row["status"] for row in members}
     row: dict[str, Any] = {
@@ -54,48 +55,34 @@ def _together(name: str, kind: str, members: Sequence[Row]) -> Row:
     counted = [member for member in members if member.get("nonfinite_after") is not None]
     if counted:
         row |= {key: sum(member[key] for member in counted) for key in _NONFINITE}
-    # A tensor that is only on one side, or nowhere finite, has no numbers: the group's are over the others.
+    # A tensor that is only on one side, or nowhere finite, has no figures: those of the group are over the others.
     compared = [member for member in members if member.get("update_norm") is not None]
-    if not compared:
-        return row
-    update, before, after = (_norm(compared, key) for key in ("update_norm", "norm_before", "norm_after"))
-    row |= {
-        "update_norm": update,
-        "norm_before": before,
-        "norm_after": after,
-        "relative_update": _ratio(update, before),
-        "cosine": _cosine(update, before, after),
-        "max_change": _all_or_none(max, compared, "max_change"),
-        "bound": max(member["bound"] for member in compared),
-        "sign_flips": _all_or_none(sum, compared, "sign_flips"),
+    return row | _figures(compared) if compared else row
+
+
+def _figures(rows: Sequence[Row]) -> dict[str, Any]:
+    """Compute the figures of a group from sums over its rows; a figure is None where that of one row is unknown."""
+    update, before, after = (
+        np.square(_column(rows, key)).sum() for key in ("update_norm", "norm_before", "norm_after")
+    )
+    # Rows have no dot products, and a tensor that is equal on both sides has no cosine: the squares give their sum.
+    dot = metrics.dot_of_squares(update, before, after)
+    numel = np.array([prod(row["shape"]) for row in rows], np.float64)
+    changed = (_column(rows, "changed_share") * numel).sum()
+    sign_flips = metrics.known(_column(rows, "sign_flips").sum())
+    return {
+        "update_norm": metrics.known(metrics.norm(update)),
+        "norm_before": metrics.known(metrics.norm(before)),
+        "norm_after": metrics.known(metrics.norm(after)),
+        "relative_update": metrics.known(metrics.relative_update(update, before)),
+        "cosine": metrics.known(metrics.cosine(dot, before, after)),
+        "max_change": metrics.known(_column(rows, "max_change").max()),
+        "changed_share": metrics.known(metrics.changed_share(changed, numel.sum())),
+        "sign_flips": None if sign_flips is None else int(sign_flips),
+        "bound": max(row["bound"] for row in rows),
     }
-    changed = _all_or_none(sum, compared, "changed_share", weight=lambda member: prod(member["shape"]))
-    if changed is not None:
-        row["changed_share"] = changed / max(1, sum(prod(member["shape"]) for member in compared))
-    return row
 
 
-def _norm(rows: Sequence[Row], key: str) -> float | None:
-    norm: float | None = _all_or_none(lambda values: math.hypot(*values), rows, key)
-    return norm
-
-
-def _ratio(update: float | None, before: float | None) -> float | None:
-    if update is None or before is None:
-        return None
-    return update / before if before else (math.inf if update else 0.0)
-
-
-def _cosine(update: float | None, before: float | None, after: float | None) -> float | None:
-    if update is None or not before or not after:
-        return None
-    return max(-1.0, min(1.0, (before**2 + after**2 - update**2) / (2 * before * after)))
-
-
-def _all_or_none(
-    together: Callable[[list[Any]], Any], rows: Sequence[Row], key: str, *, weight: Callable[[Row], int] = lambda row: 1
-) -> Any:
-    """The values of all rows together; unknown when one of them is."""
-    if any(row.get(key) is None for row in rows):
-        return None
-    return together([row[key] * weight(row) for row in rows])
+def _column(rows: Sequence[Row], key: str) -> metrics.Floats:
+    """Return one figure of all rows; NaN where it is unknown."""
+    return np.array([nan if row.get(key) is None else row[key] for row in rows], np.float64)

@@ -1,9 +1,9 @@
 """The arithmetic of a diff: two tensors compared chunk by chunk in float64, exact up to float64 rounding.
 
 Norms, dot products and the largest change are over the elements that are finite on both sides, and unknown where there
-is none; what is not finite is counted on either side, and an element counts as changed when its value differs (NaN equals NaN here, and -0 equals 0).
-Squares of F64 values beyond 1e154 overflow to infinity and products below 1e-308 vanish; every other dtype is far
-from it.
+is none. Elements that are not finite are counted on either side. An element counts as changed when its value differs:
+NaN equals NaN here, and -0 equals 0. Squares of float64 values beyond 1e154 overflow to infinity and products below
+1e-308 vanish; every other dtype is far from both.
 """
 
 import math
@@ -12,18 +12,21 @@ from typing import Final
 
 import torch
 
+from dshistory import metrics
+
 __all__ = ["CHUNK_NUMEL", "Comparison"]
 
 CHUNK_NUMEL = 1 << 15
-"""Few enough to stay in a core's cache, and to be worked on by this thread alone: a diff beside a training takes one
-core."""
+"""Few enough that a chunk stays in a core's cache and that torch works on it in the calling thread alone, so a diff
+beside a training takes one core."""
 
 _COUNTED: Final = frozenset({"changed_share", "nonfinite_before", "nonfinite_after"})
+"""Figures that are known also where no element is finite on both sides."""
 
 
 @dataclass(slots=True)
 class Comparison:
-    """Running sums over pairs of chunks; the numbers of a diff's row are its properties."""
+    """The sums over pairs of chunks, and as properties the figures of a diff's row (see `dshistory.metrics`)."""
 
     numel: int = 0
     finite: int = 0
@@ -38,43 +41,38 @@ class Comparison:
     dot: float = 0.0
 
     def add(self, before: torch.Tensor, after: torch.Tensor) -> None:
-        """Take in two flat tensors of equal length, of any real dtypes, in pieces of CHUNK_NUMEL elements as
+        """Add two flat tensors of equal length and of any real dtypes; works on CHUNK_NUMEL elements at a time, in
         float64."""
         for low in range(0, before.numel(), CHUNK_NUMEL):
             self._add_chunk(before[low : low + CHUNK_NUMEL], after[low : low + CHUNK_NUMEL])
 
     @property
     def norm_before(self) -> float:
-        return math.sqrt(self.squares_before)
+        return float(metrics.norm(self.squares_before))
 
     @property
     def norm_after(self) -> float:
-        return math.sqrt(self.squares_after)
+        return float(metrics.norm(self.squares_after))
 
     @property
     def update_norm(self) -> float:
-        return math.sqrt(self.squares_update)
+        return float(metrics.norm(self.squares_update))
 
     @property
     def relative_update(self) -> float:
-        """Update norm by norm before; infinite when something came out of zero, 0 when nothing moved."""
-        if self.squares_update == 0:
-            return 0.0
-        return self.update_norm / self.norm_before if self.squares_before else math.inf
+        return float(metrics.relative_update(self.squares_update, self.squares_before))
 
     @property
     def cosine(self) -> float | None:
-        """Between before and after; unknown (None) when either is zero."""
-        if not (self.squares_before and self.squares_after):
-            return None
-        return max(-1.0, min(1.0, self.dot / (self.norm_before * self.norm_after)))
+        return metrics.known(metrics.cosine(self.dot, self.squares_before, self.squares_after))
 
     @property
     def changed_share(self) -> float:
-        return self.changed / self.numel if self.numel else 0.0
+        return float(metrics.changed_share(self.changed, self.numel))
 
-    def number(self, name: str) -> float | int | None:
-        """One of the numbers above; unknown (None) where no element is finite on both sides, but for what is counted."""
+    def figure(self, name: str) -> float | int | None:
+        """Return a figure by its name; None (unknown) where no element is finite on both sides, unless it is a count of
+        elements."""
         if self.numel and not self.finite and name not in _COUNTED:
             return None
         value: float | int | None = getattr(self, name)
@@ -114,8 +112,10 @@ class Comparison:
 
 
 def _int64_update(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
-    """after - before in float64, rounded once: whole int64 values don't fit float64, their halves and the halves'
-    differences do."""
+    """Return after - before in float64, rounded once.
+
+    float64 cannot hold every int64 value, but it holds the high and low halves of both and their differences
+    exactly."""
     high = (after >> 32).double() - (before >> 32).double()
     low = (after & 0xFFFFFFFF).double() - (before & 0xFFFFFFFF).double()
     return high * 2.0**32 + low

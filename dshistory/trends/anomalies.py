@@ -1,8 +1,12 @@
-"""What is out of line in a run: each kind of trouble with the step and tensor where it is first seen.
+"""Anomalies of a run: for each kind of anomaly and each tensor, the first step at which it is seen.
 
-All from the statistics and sketches that the catalog has; nothing is read. "Out of line" is against the tensor's own past: five
-times more than in any of the eight analyzed checkpoints before, of which there must be three at least; after a longer gap than
-any between them, as many times more again as the gap is longer.
+All of it comes from the statistics and sketches in the catalog; no tensor is read. A tensor is measured against its own
+past: a value is out of line when it is five times larger than in any of the eight analyzed checkpoints before, at least
+three of which must have the tensor. The factor is relative so that one rule fits biases and embeddings alike, and the
+maximum, not the mean, of the past keeps a tensor that always jitters quiet.
+
+A change grows with the number of steps it takes. So where the gap to the checkpoint before is longer than any gap in
+the past, the limit is raised by the ratio of the two.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -19,7 +23,7 @@ from dshistory.comparison.sketch_estimates import estimated
 from dshistory.display.formats import counted
 from dshistory.display.table import Table
 from dshistory.metrics import Floats
-from dshistory.trends.statistics_cache import Figures, figures
+from dshistory.trends.statistics_cache import CachedStatistics, cached_statistics
 from dshistory.trends.statistics_matrix import Key
 
 __all__ = ["anomalies"]
@@ -36,35 +40,38 @@ _SCHEMA: Final = pa.schema(
     ]
 )
 _PARTS: Final = ("squares", "nonfinite", "zeros_share", "relative_update", "largest")
-_MOMENTS: Final = ("exp_avg_sq",)
+_SECOND_MOMENTS: Final = ("exp_avg_sq",)
 _LEAST_PAST: Final = 3
+"""A value is compared with the past only where the past has at least so many checkpoints."""
 
 Mask = npt.NDArray[np.bool_]
 Parts = Mapping[str, npt.NDArray[Any]]
-"""(tensors, analyzed checkpoints) of each part; `past`: how many of the eight checkpoints before the tensor was in; `longer`: see
-`_longer`."""
+"""The matrix (tensors, analyzed checkpoints) of each part, and two more: `past`, how many of the eight checkpoints
+before have the tensor, and `longer`, see `_longer`."""
 
 Finding = tuple[Mask, Floats, Floats]
-"""Where it is seen, how large it is there, and how large it was before."""
+"""Matrices of where an anomaly is seen, the value there, and the usual value before."""
 
 
 def anomalies(history: History, *, run: str | None) -> Table:
     """See `Explorer.anomalies`."""
     refs = committed_lineage(history.paths, run)
-    known = figures(history, refs, lambda keys: _PARTS if any(kind in _MOMENTS for kind, _ in keys) else _PARTS[:-1])
-    rows = _found(known.refs, known.keys, _all_of(history, known)) if known.refs else []
+    known = cached_statistics(
+        history, refs, lambda keys: _PARTS if any(kind in _SECOND_MOMENTS for kind, _ in keys) else _PARTS[:-1]
+    )
+    rows = _rows(known.refs, known.keys, _with_past(history, known)) if known.refs else []
     return Table(pa.Table.from_pylist(rows, schema=_SCHEMA), note=_note(len(rows), len(known.refs), len(refs)))
 
 
-def _all_of(history: History, known: Figures) -> Mapping[str, npt.NDArray[Any]]:
-    """The parts, with what is worked out of them; see `Parts`."""
+def _with_past(history: History, known: CachedStatistics) -> Parts:
+    """Return the parts with the matrices that follow from them; see `Parts`."""
     longer = np.broadcast_to(_longer([ref.step for ref in known.refs]), known.known.shape)
     ratios = _with_forks(history, known)
     return {**known.parts, "relative_update": ratios, "past": _counts_before(known.known), "longer": longer}
 
 
 def _note(found: int, analyzed: int, checkpoints: int) -> str:
-    """What was looked at, since no row does not mean that nothing is wrong where nothing was looked at."""
+    """Say which checkpoints were examined: no anomaly in checkpoints without statistics means nothing."""
     anomalies = f"{found} anomal{'y' if found == 1 else 'ies'}"
     if analyzed == 0:
         return f"unknown: {_of(analyzed, checkpoints)} has statistics, `analyze` computes them"
@@ -78,19 +85,19 @@ def _of(analyzed: int, checkpoints: int) -> str:
     return f"{analyzed or 'none'} of {counted(checkpoints, 'checkpoint')}"
 
 
-def _found(refs: Sequence[CheckpointRef], keys: Sequence[Key], parts: Parts) -> list[Mapping[str, Any]]:
-    """A row for each kind of trouble and tensor, where it is seen first."""
+def _rows(refs: Sequence[CheckpointRef], keys: Sequence[Key], parts: Parts) -> list[Mapping[str, Any]]:
+    """Build a row for each kind of anomaly and tensor, at the first checkpoint where it is seen."""
     found = []
-    for anomaly, (kinds, look) in _LOOKS.items():
-        which = [tensor for tensor, (kind, _) in enumerate(keys) if kinds is None or kind in kinds]
-        if not which:
+    for anomaly, (kinds, check) in _CHECKS.items():
+        chosen = [tensor for tensor, (kind, _) in enumerate(keys) if kinds is None or kind in kinds]
+        if not chosen:
             continue
-        chosen = parts if len(which) == len(keys) else {name: part[which] for name, part in parts.items()}
+        of_chosen = parts if len(chosen) == len(keys) else {name: part[chosen] for name, part in parts.items()}
         with np.errstate(all="ignore"):
-            seen, value, usual = look(chosen)
+            seen, value, usual = check(of_chosen)
         for row in np.flatnonzero(seen.any(axis=1)).tolist():
             place = int(seen[row].argmax())
-            found.append((place, anomaly, keys[which[row]], float(value[row, place]), float(usual[row, place])))
+            found.append((place, anomaly, keys[chosen[row]], float(value[row, place]), float(usual[row, place])))
     found.sort(key=lambda each: (each[0], each[1] != "not finite", each[1], -each[3], each[2]))
     return [
         {
@@ -107,12 +114,14 @@ def _found(refs: Sequence[CheckpointRef], keys: Sequence[Key], parts: Parts) -> 
 
 
 def _not_finite(parts: Parts) -> Finding:
-    odd = parts["nonfinite"]
-    return (odd > 0) & ~(_before(odd) > 0), odd, np.zeros_like(odd)
+    count = parts["nonfinite"]
+    return (count > 0) & ~(_before(count) > 0), count, np.zeros_like(count)
 
 
 def _norm_jumps(parts: Parts) -> Finding:
     usable = (parts["squares"] > 0) & (parts["nonfinite"] == 0)
+    # In logarithms a factor up and a factor down are equally far, and half the logarithm of the squares is that of the
+    # norm.
     logarithms = np.where(usable, np.log(parts["squares"]) / 2, np.nan)
     jump = np.abs(logarithms - _before(logarithms))
     usual = _most_before(jump)
@@ -141,25 +150,27 @@ def _goes_to_zero(parts: Parts) -> Finding:
     return (share >= 0.5) & (before < 0.5), share, before
 
 
-_LOOKS: Final[Mapping[str, tuple[Collection[str] | None, Callable[[Parts], Finding]]]] = {
+_CHECKS: Final[Mapping[str, tuple[Collection[str] | None, Callable[[Parts], Finding]]]] = {
     "not finite": (None, _not_finite),
     "norm jumps": (("model", "master", "buffer"), _norm_jumps),
     "large update": (("model", "master"), _large_update),
-    "second moment explodes": (_MOMENTS, _second_moment_explodes),
+    "second moment explodes": (_SECOND_MOMENTS, _second_moment_explodes),
     "goes to zero": (("model", "master"), _goes_to_zero),
 }
-"""Each kind of trouble: in which kinds of tensors (None: all) it is looked for, and how."""
+"""Kind of anomaly -> the kinds of tensors that are checked for it (None: all), and the check."""
 
 
 def _before(values: Floats, by: int = 1) -> Floats:
-    """The same, of so many checkpoints before; NaN where there is none."""
+    """Return the values of so many checkpoints before; NaN where there is none."""
     shifted = np.full_like(values, np.nan)
     shifted[:, by:] = values[:, :-by]
     return shifted
 
 
 def _most_before(values: Floats) -> Floats:
-    """The largest of the eight before that are known."""
+    """Return the largest known value of the eight checkpoints before.
+
+    The window doubles: each pass joins it with itself, shifted, so three passes give 2, 4 and 8 checkpoints."""
     most = _before(values)
     for by in (1, 2, 4):
         most = np.fmax(most, _before(most, by))
@@ -167,7 +178,7 @@ def _most_before(values: Floats) -> Floats:
 
 
 def _counts_before(known: Mask) -> npt.NDArray[np.int8]:
-    """In how many of the eight before it is known."""
+    """Return how many of the eight checkpoints before each cell are known."""
     counts = np.zeros(known.shape, np.int8, order="F")
     for by in range(1, 9):
         counts[:, by:] += known[:, :-by]
@@ -175,13 +186,17 @@ def _counts_before(known: Mask) -> npt.NDArray[np.int8]:
 
 
 def _longer(steps: Sequence[int]) -> Floats:
-    """How many times longer the way from the checkpoint before is than any of the eight before that; 1 where it is not."""
+    """Return how many times longer the gap to the checkpoint before is than any of the eight gaps before it; at least
+    1."""
     gaps = np.diff(np.array(steps, np.float64), prepend=np.nan)[np.newaxis]
     return np.fmax(1.0, gaps / _most_before(gaps))
 
 
-def _with_forks(history: History, known: Figures) -> Floats:
-    """Relative updates; the catalog counts moves within a run: of the first checkpoint after a fork, from the sketches of both sides."""
+def _with_forks(history: History, known: CachedStatistics) -> Floats:
+    """Return the relative updates, with those across forks added.
+
+    The catalog computes updates within a run only; for the first checkpoint after a fork the sketches of both sides
+    give it."""
     ratios, refs = known.parts["relative_update"], known.refs
     forks = [place for place in range(1, len(refs)) if refs[place].run != refs[place - 1].run]
     if forks:

@@ -1,6 +1,7 @@
-"""The first checkpoint at which something holds: a binary search over a run's lineage, as with git bisect.
+"""The first checkpoint at which a predicate holds: a binary search over a run's lineage, like git bisect.
 
-both ends are asked first -> the half in which the answer turns -> ... -> two neighbours: not yet at the one, at the other
+Both ends are evaluated first and must differ. Each further checkpoint halves the range at whose ends the answers
+differ, until two neighbours are left: the predicate does not hold at the one and holds at the other.
 """
 
 import math
@@ -26,10 +27,12 @@ from dshistory.patterns import nearest
 if TYPE_CHECKING:
     import torch
 
+    from dshistory.over_time import Predicate
+
 __all__ = ["Bisection", "Checkpoint", "bisect"]
 
 Value = bool | float
-Ask = Callable[[CheckpointRef], Value]
+Evaluate = Callable[[CheckpointRef], Value]
 
 _EXPRESSION: Final = re.compile(r"\s*(?P<metric>[^<>=\s]+)\s*(?P<sign><=|>=|<|>)\s*(?P<number>[^<>=\s]+)\s*")
 _OPPOSITES: Final = MappingProxyType({"<": ">=", "<=": ">", ">": "<=", ">=": "<"})
@@ -38,7 +41,7 @@ _SCHEMA: Final = pa.schema([("run", pa.string()), ("step", pa.int64()), ("holds"
 
 
 class Checkpoint:
-    """One checkpoint as a predicate sees it; nothing is read before it is asked for."""
+    """One checkpoint as a predicate sees it; each property reads only when it is used."""
 
     def __init__(self, history: History, ref: CheckpointRef) -> None:
         self._history = history
@@ -46,29 +49,29 @@ class Checkpoint:
 
     @property
     def run(self) -> str:
-        """The run that wrote it."""
+        """The run that wrote the checkpoint."""
         return self.ref.run
 
     @property
     def step(self) -> int:
-        """Its step."""
+        """The step of the checkpoint."""
         return self.ref.step
 
     @cached_property
     def metrics(self) -> Mapping[str, float]:
-        """What the training said of this step, by name: loss, lr, grad_norm, ..."""
+        """The metrics that the training recorded at this step, by name: loss, lr, grad_norm, ..."""
         sql = "SELECT name, value FROM metrics WHERE run = $run AND step = $step"
         rows = self._history.query(sql, {"run": self.run, "step": self.step}).to_pylist()
         return {row["name"]: row["value"] for row in rows}
 
     def tensor(self, name: str, *, state: str = "model") -> "torch.Tensor":
-        """One logical tensor in its global shape; reads only its own bytes and verifies them."""
+        """Return one logical tensor in its global shape; reads only its own bytes and verifies them."""
         from dshistory.comparison import diff
 
         return diff.tensor(self._history, self.ref, name=name, kind=state)
 
     def state_dict(self) -> dict[str, "torch.Tensor"]:
-        """Weights and buffers as `module.load_state_dict` takes them, tied names included."""
+        """Return weights and buffers as `module.load_state_dict` takes them, tied names included."""
         from dshistory.tensors.checkpoint_tensors import Source
 
         source = Source(self._history, self.ref, advance=lambda nbytes: None)
@@ -77,19 +80,19 @@ class Checkpoint:
 
 
 class Bisection(Table):
-    """The checkpoints that were asked, in that order, with the answer: `holds`, and the metric's `value` where a metric
-    was asked for."""
+    """A row for each evaluated checkpoint, in that order: `holds` is the answer, and `value` that of the metric where
+    the predicate is about one."""
 
     first: CheckpointRef
     """The first checkpoint at which the predicate holds; `h.diff(found.before, found.first)` compares the two."""
 
     before: CheckpointRef
-    """The checkpoint right before it, at which it does not hold."""
+    """The checkpoint right before it, at which the predicate does not hold."""
 
 
 def bisect(
     history: History,
-    predicate: Predicate,
+    predicate: "Predicate",
     *,
     good: CheckpointRef | int | str | None,
     bad: CheckpointRef | int | str | None,
@@ -102,9 +105,9 @@ def bisect(
     if isinstance(predicate, str):
         values, holds = _of_metric(history, path, predicate)
         path = [ref for ref in path if ref in values]
-        ask: Ask = values.__getitem__
+        evaluate: Evaluate = values.__getitem__
     else:
-        ask, holds = _asked(history, predicate), bool
+        evaluate, holds = _evaluated(history, predicate), bool
     if len(path) < 2:
         raise NotFoundError(
             f"bisect: run {run} of {history.root} has {counted(len(path), 'checkpoint')} to ask; it takes two"
@@ -113,20 +116,26 @@ def bisect(
     high = len(path) - 1 if bad is None else _place(history, path, bad, run=run, what="bad")
     if low >= high:
         raise SetupError(f"bisect: good={path[low]} must come before bad={path[high]}")
-    answers = _search(path, low, high, ask=ask, holds=holds, quiet=quiet)
-    return _found(path[low : high + 1], answers, holds, valued=isinstance(predicate, str))
+    answers = _search(path, low, high, evaluate=evaluate, holds=holds, quiet=quiet)
+    return _table(path[low : high + 1], answers, holds, valued=isinstance(predicate, str))
 
 
 def _search(
-    path: Sequence[CheckpointRef], low: int, high: int, *, ask: Ask, holds: Callable[[Value], bool], quiet: bool
+    path: Sequence[CheckpointRef],
+    low: int,
+    high: int,
+    *,
+    evaluate: Evaluate,
+    holds: Callable[[Value], bool],
+    quiet: bool,
 ) -> dict[CheckpointRef, Value]:
-    """Ask both ends, then halve the way between until two neighbours are left; the answers in that order."""
+    """Evaluate both ends, then halve the range until two neighbours are left; return the answers in that order."""
     answers: dict[CheckpointRef, Value] = {}
     with CountProgress(2 + math.ceil(math.log2(high - low)), description="bisect", quiet=quiet) as bar:
 
         def at(place: int) -> bool:
             ref = path[place]
-            answers[ref] = ask(ref)
+            answers[ref] = evaluate(ref)
             bar.advance(1)
             return holds(answers[ref])
 
@@ -143,20 +152,23 @@ def _search(
 def _require_ends(at_good: bool, at_bad: bool, answers: Mapping[CheckpointRef, Value]) -> None:
     if at_bad and not at_good:
         return
-    (good, its), (bad, others) = answers.items()
-    said = f"bisect: at good={good} the predicate gives {_text(its)}, at bad={bad} {_text(others)}: it must hold at the bad end only; "
+    (good, value_at_good), (bad, value_at_bad) = answers.items()
+    problem = (
+        f"bisect: at good={good} the predicate gives {_text(value_at_good)}, at bad={bad} {_text(value_at_bad)}: "
+        "it must hold at the bad end only; "
+    )
     if at_good and at_bad:
-        raise MismatchError(f"{said}choose an earlier good=")
+        raise MismatchError(f"{problem}choose an earlier good=")
     if at_good:
-        raise MismatchError(f"{said}ask for the opposite")
-    raise MismatchError(f"{said}choose a later bad=, or a predicate that holds there")
+        raise MismatchError(f"{problem}ask for the opposite")
+    raise MismatchError(f"{problem}choose a later bad=, or a predicate that holds there")
 
 
 def _text(value: Value) -> str:
     return str(value) if isinstance(value, bool) else f"{value:.4g}"
 
 
-def _found(
+def _table(
     path: Sequence[CheckpointRef],
     answers: Mapping[CheckpointRef, Value],
     holds: Callable[[Value], bool],
@@ -171,8 +183,8 @@ def _found(
     ]
     data = pa.Table.from_pylist(rows, schema=_SCHEMA)
     note = (
-        f"not yet at {before}, but at {first}; {len(answers)} of {counted(len(path), 'checkpoint')} asked. It is the first, if from there on the "
-        "predicate holds at all of them"
+        f"not yet at {before}, but at {first}; {len(answers)} of {counted(len(path), 'checkpoint')} asked. "
+        "It is the first, if from there on the predicate holds at all of them"
     )
     table = Bisection(data if valued else data.drop_columns("value"), note=note)
     table.first, table.before = first, before
@@ -182,7 +194,7 @@ def _found(
 def _place(
     history: History, path: Sequence[CheckpointRef], ref: CheckpointRef | int | str, *, run: str, what: str
 ) -> int:
-    """Where in the path an end is; steps are those of the path, -1 is its last, whichever run it is of."""
+    """Return the index of an end in the path; a step means that of the path, in whichever run, and -1 its last."""
     steps = [one.step for one in path]
     hint = ""
     if isinstance(ref, int):
@@ -193,19 +205,20 @@ def _place(
     elif (found := history.resolve(ref)) in path:
         return path.index(found)
     raise NotFoundError(
-        f"bisect: {what}={ref} is none of the {len(path)} checkpoints to ask, {path[0]} to {path[-1]}, of run {run} and its "
-        f"parents{hint}"
+        f"bisect: {what}={ref} is none of the {len(path)} checkpoints to ask, {path[0]} to {path[-1]}, "
+        f"of run {run} and its parents{hint}"
     )
 
 
-def _asked(history: History, predicate: Callable[[Checkpoint], Any]) -> Ask:
-    """The function as one of a checkpoint, its errors and answers named by that."""
+def _evaluated(history: History, predicate: Callable[[Checkpoint], Any]) -> Evaluate:
+    """Return the predicate as a function of a ref; its errors, and an answer of None, become SetupErrors that name the
+    checkpoint."""
     if not callable(predicate):
         raise SetupError(
             f"bisect: the predicate is a function of a checkpoint, or text as 'loss > 4.5', not {predicate!r}"
         )
 
-    def ask(ref: CheckpointRef) -> bool:
+    def evaluate(ref: CheckpointRef) -> bool:
         try:
             answer = predicate(Checkpoint(history, ref))
             if answer is not None:
@@ -216,13 +229,14 @@ def _asked(history: History, predicate: Callable[[Checkpoint], Any]) -> Ask:
             ) from error
         raise SetupError(f"bisect: the predicate gave None at checkpoint {ref}: it must return whether it holds")
 
-    return ask
+    return evaluate
 
 
 def _of_metric(
     history: History, path: Sequence[CheckpointRef], text: str
 ) -> tuple[Mapping[CheckpointRef, float], Callable[[Value], bool]]:
-    """The values of the metric that the text is about, at the checkpoints that have one, and what it asks of them."""
+    """Parse a text such as 'loss > 4.5'; return the values of its metric, at the checkpoints that have one, and the
+    test of a value."""
     found = _EXPRESSION.fullmatch(text)
     try:
         limit = float(found["number"]) if found else math.nan
@@ -232,19 +246,20 @@ def _of_metric(
         raise SetupError(
             f"bisect: {text!r} is not understood: METRIC > NUMBER, as 'loss > 4.5', with <, <=, > or >=, or a function"
         )
+    metric = found["metric"]
     sql = "SELECT run, step, name, value FROM metrics WHERE list_contains($runs, run)"
     rows = history.query(sql, {"runs": sorted({ref.run for ref in path})}).to_pylist()
-    values = {CheckpointRef(row["run"], row["step"]): row["value"] for row in rows if row["name"] == found["metric"]}
+    values = {CheckpointRef(row["run"], row["step"]): row["value"] for row in rows if row["name"] == metric}
     if not values:
         names = {row["name"] for row in rows}
-        raise NotFoundError(f"bisect: no metric {found['metric']!r} was recorded; {nearest(found['metric'], names)}")
+        raise NotFoundError(f"bisect: no metric {metric!r} was recorded; {nearest(metric, names)}")
     sign = _SIGNS[found["sign"]]
 
     def holds(value: Value) -> bool:
         if math.isnan(value):
             raise SetupError(
-                f"bisect: a value of {found['metric']} is NaN, of which {text!r} can't be said; give a function, as "
-                f"lambda c: {found['metric']!r} in c.metrics and not c.metrics[{found['metric']!r}] {_OPPOSITES[found['sign']]} {limit:g}"
+                f"bisect: a value of {metric} is NaN, for which {text!r} is neither true nor false; give a function, "
+                f"as lambda c: {metric!r} in c.metrics and not c.metrics[{metric!r}] {_OPPOSITES[found['sign']]} {limit:g}"
             )
         return bool(sign(value, limit))
 

@@ -1,4 +1,8 @@
-"""How far every checkpoint is from every other, from their sketches, and the path they make in the plane."""
+"""The distances between all checkpoints of a run, estimated from sketches, and the path that they make in the plane.
+
+Sketches are linear, so the distance of two checkpoints is that of their sketches. The inner products of all pairs are
+one matrix product for each tensor (a Gram matrix G), from which |a - b|^2 = G_aa + G_bb - 2 G_ab.
+"""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
@@ -24,28 +28,35 @@ if TYPE_CHECKING:
 __all__ = ["DistanceTable", "plane", "step_distances"]
 
 _TENSORS_AT_ONCE: Final = 64
+"""The sketches of so many tensors are in memory at a time."""
 
 _ALWAYS_FLAT: Final = 3
+"""So few points lie in a plane whatever their distances are."""
 
 Matrix = npt.NDArray[np.float64]
 
 
 class DistanceTable(Table):
-    """A row for each pair of checkpoints, the earlier one first, with the estimated norm of the difference of all tensors chosen."""
+    """A row for each pair of checkpoints, the earlier one first, with the estimated norm of the difference of all
+    selected tensors."""
 
     refs: Sequence[CheckpointRef]
     squares: Matrix
-    """(checkpoints, checkpoints): the squared distances, in the order of `refs`."""
+    """The squared distances (checkpoints, checkpoints), in the order of `refs`."""
 
     def path(self) -> Table:
-        """Each checkpoint as a point in the plane that keeps the distances best (classical scaling). The note says how much of the
-        variance the plane has, and how much it would have for a random walk with steps of the same lengths: a path that
-        shows no more than that shows nothing.
+        """Return each checkpoint as a point in the plane that keeps the distances best (classical scaling, see
+        `plane`).
+
+        The note gives the share of the variance that the plane has, and the share it would have for a random walk with
+        steps of the same lengths: that looks smooth in the plane too (Antognini and Sohl-Dickstein, arXiv:1806.08805),
+        so a path that shows no more than that shows nothing.
         """
         points, share = plane(self.squares)
         steps = np.array([self.squares[i, i + 1] for i in range(len(self.refs) - 1)])
         ends = np.concatenate([[0.0], np.cumsum(steps)])
-        _, of_walk = plane(np.abs(ends[:, None] - ends[None, :]))
+        # The squared distances of a random walk add up along the way: its steps are orthogonal in high dimensions.
+        _, walk_share = plane(np.abs(ends[:, None] - ends[None, :]))
         table = pa.table(
             {
                 "run": pa.array([ref.run for ref in self.refs], pa.string()),
@@ -54,13 +65,16 @@ class DistanceTable(Table):
                 "y": points[:, 1],
             }
         )
-        note = f"the plane has {share:.0%} of the variance; of a random walk with the same steps it would have {of_walk:.0%}"
+        note = (
+            f"the plane has {share:.0%} of the variance; "
+            f"of a random walk with the same steps it would have {walk_share:.0%}"
+        )
         if len(self.refs) <= _ALWAYS_FLAT:
             note = f"{counted(len(self.refs), 'point')}: any so few lie in a plane, which says nothing"
         return Table(table, note=note)
 
     def plot(self) -> "go.Figure":
-        """The distances as a heat map, step by step. Needs the [notebook] extra."""
+        """Draw the distances as a heat map, step by step. Needs the [notebook] extra."""
         from dshistory.display import plot
 
         labels = [str(ref.step) for ref in self.refs]
@@ -93,7 +107,7 @@ def step_distances(history: History, *, run: str | None, names: Patterns, kinds:
 
 
 def _not_finite(history: History, runs: list[str], names: list[str], kinds: list[str]) -> set[CheckpointRef]:
-    """The checkpoints where one of these tensors has values that are not finite, of which a sketch knows nothing."""
+    """Return the checkpoints where one of these tensors has values that are not finite, which a sketch counts as 0."""
     rows = history.query(
         "SELECT DISTINCT run, step FROM statistics WHERE nan + inf > 0 AND list_contains($runs, run) "
         "AND list_contains($names, name) AND list_contains($kinds, kind)",
@@ -103,9 +117,11 @@ def _not_finite(history: History, runs: list[str], names: list[str], kinds: list
 
 
 def plane(squares: Matrix) -> tuple[Matrix, float]:
-    """Points (n, 2) whose distances are as near to the given ones as in a plane they can be, and the share of the variance
-    that they have. Classical multidimensional scaling: Torgerson, Psychometrika 17 (1952).
-    """
+    """Return the points (n, 2) that keep the squared distances (n, n) best in a plane, and their share of the variance.
+
+    Classical multidimensional scaling: Torgerson, "Multidimensional scaling: I. Theory and method", Psychometrika 17
+    (1952). Double centring turns squared distances into inner products, whose two largest eigenvectors span the plane.
+    Estimated distances need not be those of any points: negative eigenvalues are that error, and count as 0."""
     count = len(squares)
     if not count:
         return np.zeros((0, 2)), 1.0
@@ -120,7 +136,7 @@ def plane(squares: Matrix) -> tuple[Matrix, float]:
 
 
 class _Gram:
-    """Inner products of the sketches of all checkpoints with each other, summed over tensors."""
+    """The inner products of all pairs of checkpoints, estimated from sketches and summed over tensors."""
 
     def __init__(self, path: Sequence[CheckpointRef], place: dict[CheckpointRef, int]) -> None:
         self._place = place
@@ -129,6 +145,7 @@ class _Gram:
         self.tensors: set[tuple[str, str]] = set()
 
     def add(self, history: History, runs: list[str], names: list[str], kinds: list[str]) -> None:
+        """Add the inner products of these tensors."""
         rows = history.query(
             "SELECT run, step, kind, name, sketch FROM sketches WHERE list_contains($runs, run) "
             "AND list_contains($names, name) AND list_contains($kinds, kind) ORDER BY kind, name",
@@ -148,11 +165,13 @@ class _Gram:
             self.tensors.add(tensor)
 
     def squares(self, *, without: set[int]) -> tuple[Matrix, list[int]]:
-        """Squared distances between the checkpoints that have all the sketches, and which those are."""
+        """Return the squared distances between the checkpoints that have the sketches of all tensors, and their
+        places."""
         complete = np.flatnonzero(self._counts == len(self.tensors))
         seen = complete[~np.isin(complete, sorted(without))]
         products = self._products[np.ix_(seen, seen)]
         norms = np.diag(products)
+        # Nearly equal checkpoints: rounding may leave the difference just below 0.
         squares = np.maximum(norms[:, None] + norms[None, :] - 2 * products, 0.0)
         np.fill_diagonal(squares, 0.0)
         return squares, seen.tolist()
@@ -173,7 +192,10 @@ def _table(refs: Sequence[CheckpointRef], squares: Matrix, *, tensors: int, miss
     if broken:
         note += f"; left out: {counted(broken, 'checkpoint')} where some of them are not finite"
     if missing:
-        note += f"; left out: {counted(missing, 'checkpoint')} without statistics of all of them: `analyze` computes what is missing"
+        note += (
+            f"; left out: {counted(missing, 'checkpoint')} without statistics of all of them: "
+            "`analyze` computes what is missing"
+        )
     table = DistanceTable(rows, note=note)
     table.refs, table.squares = refs, squares
     return table

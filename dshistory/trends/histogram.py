@@ -1,4 +1,4 @@
-"""How large a tensor's elements are, checkpoint by checkpoint: shares by power of two, from the statistics."""
+"""The histogram of a tensor's elements over the checkpoints of a run: shares by power of two, from the statistics."""
 
 from typing import TYPE_CHECKING, Final
 
@@ -22,7 +22,7 @@ _SQL: Final = """
 WITH path AS (
     SELECT unnest($runs) AS run, unnest($steps) AS step
 ), bins AS (
-    SELECT run, step, unnest(range(len(exponents))) - 52 AS exponent, unnest(exponents) AS elements, numel - nan - inf AS finite
+    SELECT run, step, unnest(range(len(exponents))) - 52 AS exponent, unnest(exponents) AS elements, finite
     FROM statistics JOIN path USING (run, step) WHERE kind = $kind AND name = $name
 ), seen AS (
     SELECT DISTINCT exponent FROM bins WHERE elements > 0
@@ -35,12 +35,14 @@ _FORMATS: Final[dict[str, Format]] = {"share": "share"}
 
 
 class HistogramTable(Table):
-    """A row for each checkpoint and power of two that occurs: so many `elements` have 2^exponent <= |x| < 2^(exponent + 1), as a
-    `share` of all that are finite; null where the checkpoint has no statistics. Zeros are in none; exponent -52 also holds
-    what is below, 11 what is above."""
+    """A row for each checkpoint and each power of two that occurs.
+
+    `elements` counts those with 2^exponent <= |x| < 2^(exponent + 1), and `share` is their share of the finite
+    elements; both are null where the checkpoint has no statistics. Zeros are in no row; exponent -52 counts smaller
+    elements too, 11 larger ones."""
 
     def plot(self) -> "go.Figure":
-        """The shares as a heat map, power of two by step. Needs the [notebook] extra."""
+        """Draw the shares as a heat map, power of two by step. Needs the [notebook] extra."""
         from dshistory.display import plot
 
         steps, exponents, shares = self.grid()
@@ -48,7 +50,7 @@ class HistogramTable(Table):
         return plot.heat_map(shares[::-1], x=[str(step) for step in steps], y=powers, value="share")
 
     def grid(self) -> tuple[list[int], list[int], list[list[float | None]]]:
-        """The steps, the exponents in ascending order, and the shares: a line for each exponent."""
+        """Return the steps, the exponents in ascending order, and the shares, a line for each exponent."""
         rows: pa.Table = self.to_arrow()
         steps: list[int] = sorted(set(rows["step"].to_pylist()))
         exponents: list[int] = sorted(set(rows["exponent"].to_pylist()))
@@ -83,4 +85,8 @@ def _note(rows: pa.Table, name: str, *, path_length: int) -> str:
         return f"all elements of {name} are zero or not finite"
     missing = len(set(rows.filter(pc.is_null(rows["elements"]))["step"].to_pylist()))
     note = f"the magnitudes of {name} in {counted(path_length - missing, 'checkpoint')}"
-    return f"{note}; of {missing} there are no statistics: `analyze` computes them" if missing else note
+    return (
+        f"{note}; {missing} {'has' if missing == 1 else 'have'} no statistics: `analyze` computes them"
+        if missing
+        else note
+    )

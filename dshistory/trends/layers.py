@@ -1,7 +1,8 @@
-"""One number for each layer and checkpoint: the table behind the explorer's heat map.
+"""One figure for each layer and checkpoint: the table behind the explorer's heat map.
 
-What the statistics and sketches in the catalog can tell is told by them alone, and what they can't is a gap (null), never a zero:
-no tensor is read for a picture of all of them. Only numbers that no statistics have are read, as a trajectory by layer is.
+Figures that statistics and sketches give come from the catalog alone, and are null, never zero, where it has none: no
+tensor is read for a picture of all of them. Tensors are read only for figures that no statistics give, as for a
+trajectory by layer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,8 +25,8 @@ from dshistory.display.formats import Format, counted, text_of
 from dshistory.display.table import Table
 from dshistory.metrics import Floats, Metric, merged, metric_named
 from dshistory.patterns import Patterns
-from dshistory.trends.statistics_matrix import Cells, Key, Known, Stored
-from dshistory.trends.trajectory import estimate_move, fill_rest, trajectory
+from dshistory.trends.statistics_matrix import Key, Known, StatisticsMatrix, Stored
+from dshistory.trends.trajectory import estimate_update, fill_unchanged, trajectory
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -46,20 +47,22 @@ _SCHEMA: Final = pa.schema(
 )
 _FORMATS: Final[dict[str, Format]] = {"bound": "share"}
 _READ: Final = frozenset({"max_change", "changed", "sign_flips"})
-"""Parts of numbers that only the tensors have."""
+"""Parts of figures that only the tensors themselves give."""
 
 Line = tuple[str, str]
 """(kind, layer)"""
 
 
 class LayersTable(Table):
-    """A row for each layer, kind and checkpoint: `value`, over so many `tensors`, of which `most` stands out; `bound` says how
-    far off the value may be, relatively, at about 95 % (0: exact). Null is unknown."""
+    """A row for each layer, kind and checkpoint.
+
+    `value` is over so many `tensors`, of which `most` names the one that stands out. `bound` is how far off the value
+    may be, relatively, at about 95 %; 0 for an exact one. Null is unknown."""
 
     metric: str
 
     def grid(self) -> tuple[list[int], list[Line], list[list[float | None]]]:
-        """The steps, the (kind, layer) of each line, and the values line by line."""
+        """Return the steps, the (kind, layer) of each line, and the values line by line."""
         steps, place = np.unique(self["step"].to_numpy(), return_inverse=True)
         line, lines = self._lines()
         values = np.full((len(lines), len(steps)), None, np.object_)
@@ -67,19 +70,20 @@ class LayersTable(Table):
         return steps.tolist(), lines, values.tolist()
 
     def labels(self) -> list[str]:
-        """What the lines of the grid are called: the layer, with its kind where there are several."""
+        """Return the name of each line of the grid: its layer, with the kind where there are several kinds."""
         _, lines = self._lines()
         several = len({kind for kind, _ in lines}) > 1
         return [f"{layer} ({kind})" if several else layer for kind, layer in lines]
 
     def of(self, name: str) -> "LayersTable":
-        """The rows of the layer of that name, or of the line that is called, or shown, so; none when there is no such layer."""
+        """Return the rows of a layer, by its name, the label of its line, or that label as it is shown; none for
+        another name."""
         line, lines = self._lines()
         called = [i for i, label in enumerate(self.labels()) if name in (label, text_of(label), lines[i][1])]
         return self._of(self.to_arrow().filter(pa.array(np.isin(line, called))))
 
     def _lines(self) -> tuple[npt.NDArray[np.int64], list[Line]]:
-        """The number of each row's line, and the lines, as they come."""
+        """Return the number of each row's line, and the lines in the order of their first rows."""
         kinds, layers = self["kind"].unique(), self["layer"].unique()
         of_kind = pc.index_in(self["kind"], value_set=kinds).to_numpy()
         both = of_kind.astype(np.int64) * len(layers) + pc.index_in(self["layer"], value_set=layers).to_numpy()
@@ -89,7 +93,7 @@ class LayersTable(Table):
         return np.argsort(order)[line], names
 
     def plot(self) -> "go.Figure":
-        """The values as a heat map, layer by step. Needs the [notebook] extra."""
+        """Draw the values as a heat map, layer by step. Needs the [notebook] extra."""
         from dshistory.display import plot
 
         steps, _, values = self.grid()
@@ -98,8 +102,8 @@ class LayersTable(Table):
 
 @dataclass(frozen=True, slots=True)
 class _Tensors:
-    """What is known of each tensor at each checkpoint: the parts of its number, where all of them are `known`, and the `bound` of
-    the number."""
+    """The matrix of each part of the figure, tensors x checkpoints; `known` is true where all parts are, and `bounds`
+    are the bounds of the figure."""
 
     keys: Sequence[Key]
     parts: Mapping[str, Floats]
@@ -119,7 +123,7 @@ def layers(
     quiet: bool,
 ) -> LayersTable:
     """See `Explorer.layers`."""
-    number = metric_named(metric)
+    chosen = metric_named(metric)
     run = run or history.current_run()
     path = committed_lineage(history.paths, run)
     shown = [ref for ref in path if (first is None or ref.step >= first) and (last is None or ref.step <= last)]
@@ -127,45 +131,49 @@ def layers(
         steps = f"{path[0].step} to {path[-1].step}"
         raise NotFoundError(f"run {run} has no checkpoint from step {first} to {last}; it has those from {steps}")
     refs = path[max(0, path.index(shown[0]) - 1) : path.index(shown[-1]) + 1]
-    if not _READ.isdisjoint(number.parts):
+    if not _READ.isdisjoint(chosen.parts):
         tensors = _read(history, path, names=names, metric=metric, kinds=kinds, run=run, quiet=quiet)
         refs = path
-    elif number.is_move:
-        tensors = _moves(history, refs, number, names=names, kinds=kinds)
+    elif chosen.is_update:
+        tensors = _update_parts(history, refs, chosen, names=names, kinds=kinds)
     else:
-        tensors = _steps(history, refs, number, names=names, kinds=kinds)
-    rows = _rows(tensors, number, metric, refs, since=refs.index(shown[0]), count=len(shown))
-    table = LayersTable(rows, formats=_FORMATS, note=_note(rows, metric, is_move=number.is_move))
+        tensors = _step_parts(history, refs, chosen, names=names, kinds=kinds)
+    rows = _rows(tensors, chosen, metric, refs, since=refs.index(shown[0]), count=len(shown))
+    table = LayersTable(rows, formats=_FORMATS, note=_note(rows, metric, is_update=chosen.is_update))
     table.metric = metric
     return table
 
 
-def _steps(
-    history: History, refs: Sequence[CheckpointRef], number: Metric, *, names: Patterns, kinds: Patterns
+def _step_parts(
+    history: History, refs: Sequence[CheckpointRef], chosen: Metric, *, names: Patterns, kinds: Patterns
 ) -> _Tensors:
-    """What the statistics say of the checkpoints themselves."""
-    with Cells.chosen(history, refs, kinds=kinds, names=names) as cells:
-        known, parts = cells.statistics(number.parts)
+    """Take the parts of a figure about a checkpoint from its statistics."""
+    with StatisticsMatrix.chosen(history, refs, kinds=kinds, names=names) as matrix:
+        known, parts = matrix.statistics(chosen.parts)
     _require_some(known, refs)
-    return _Tensors(cells.keys, parts, known, np.zeros(known.shape))
+    return _Tensors(matrix.keys, parts, known, np.zeros(known.shape))
 
 
-def _moves(
-    history: History, refs: Sequence[CheckpointRef], number: Metric, *, names: Patterns, kinds: Patterns
+def _update_parts(
+    history: History, refs: Sequence[CheckpointRef], chosen: Metric, *, names: Patterns, kinds: Patterns
 ) -> _Tensors:
-    """What sketches say of the way from the checkpoint before, and checksums of what has not moved."""
-    with Cells.chosen(history, refs, kinds=kinds, names=names) as cells:
-        keys, stored = cells.keys, cells.stored()
-        parts, elsewhere = cells.moves(number.parts)
-        told = not all(np.isnan(values).all() for values in parts.values())
-        analyzed, squares = cells.statistics(["squares"]) if stored.same.any() or not told else (stored.there, {})
+    """Estimate the parts of a figure about the way from the checkpoint before: from sketches, and by equal
+    checksums."""
+    with StatisticsMatrix.chosen(history, refs, kinds=kinds, names=names) as matrix:
+        keys, stored = matrix.keys, matrix.stored()
+        parts, elsewhere = matrix.updates(chosen.parts)
+        estimates = not all(np.isnan(values).all() for values in parts.values())
+        # The norms of unchanged tensors count in their layer; without any estimate, statistics may be missing
+        # altogether.
+        needed = stored.same.any() or not estimates
+        analyzed, squares = matrix.statistics(["squares"]) if needed else (stored.there, {})
     _require_some(analyzed, refs)
     forks = [at for at in range(1, len(refs)) if refs[at].run != refs[at - 1].run]
     for place in sorted({*elsewhere, *forks}):
-        estimate_move(history, refs[place - 1], refs[place], keys, place, parts)
+        estimate_update(history, refs[place - 1], refs[place], keys, place, parts)
     for values in parts.values():
         values[~stored.follows | stored.same] = np.nan
-    fill_rest(parts, stored, squares.get("squares"))
+    fill_unchanged(parts, stored, squares.get("squares"))
     known: Known = ~np.isnan(sum(parts.values()))
     return _Tensors(keys, parts, known, _bounds(keys, stored))
 
@@ -190,22 +198,22 @@ def _read(
     run: str,
     quiet: bool,
 ) -> _Tensors:
-    """What the tensors themselves say, as a trajectory does."""
-    chosen = {"names": names, "kinds": kinds}
-    table = trajectory(history, **chosen, metric=metric, by="tensor", run=run, exact=False, quiet=quiet)
-    with Cells.chosen(history, path, **chosen) as cells:
-        numel = cells.stored().numel.astype(np.float64)
+    """Read the parts from the tensors, as a trajectory does."""
+    patterns = {"names": names, "kinds": kinds}
+    table = trajectory(history, **patterns, metric=metric, by="tensor", run=run, exact=False, quiet=quiet)
+    with StatisticsMatrix.chosen(history, path, **patterns) as matrix:
+        numel = matrix.stored().numel.astype(np.float64)
     values = table["value"].to_numpy().reshape(numel.shape)
     parts: dict[str, Floats] = {part: values for part in metric_named(metric).parts if part in _READ}
     if "changed" in parts:
         parts = {"changed": values * numel, "numel": numel}
-    return _Tensors(cells.keys, parts, ~np.isnan(values), np.zeros(values.shape))
+    return _Tensors(matrix.keys, parts, ~np.isnan(values), np.zeros(values.shape))
 
 
 def _rows(
-    tensors: _Tensors, number: Metric, metric: str, refs: Sequence[CheckpointRef], *, since: int, count: int
+    tensors: _Tensors, chosen: Metric, metric: str, refs: Sequence[CheckpointRef], *, since: int, count: int
 ) -> pa.Table:
-    """A row for each line and checkpoint, from the place `since` on, so many checkpoints."""
+    """Build a row for each line and each of `count` checkpoints from the place `since` on."""
     of_key = [(kind, layer_of(name)) for kind, name in tensors.keys]
     lines = sorted(set(of_key), key=_in_reading_order)
     groups = np.array([lines.index(line) for line in of_key])
@@ -213,8 +221,7 @@ def _rows(
     starts = np.searchsorted(groups[order], np.arange(len(lines)))
     counts = np.add.reduceat(tensors.known[order].astype(np.int64), starts, axis=0)
     bounds = np.maximum.reduceat(np.where(tensors.known, tensors.bounds, 0.0)[order], starts, axis=0)
-    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        values = number.value(*(merged(part, tensors.parts[part], tensors.known, groups) for part in number.parts))
+    values = chosen.value(*(merged(part, tensors.parts[part], tensors.known, groups) for part in chosen.parts))
     cut = np.s_[:, since : since + count]
     unknown = counts[cut].ravel() == 0
     shown = refs[since : since + count]
@@ -225,16 +232,18 @@ def _rows(
         pa.array([kind for kind, _ in lines for _ in shown], pa.string()),
         pa.array(values[cut].ravel(), mask=unknown | np.isnan(values[cut].ravel())),
         pa.array(counts[cut].ravel(), mask=unknown),
-        pa.array(_most(tensors, number, metric, groups)[cut].ravel().tolist(), pa.string()),
+        pa.array(_standing_out(tensors, chosen, metric, groups)[cut].ravel().tolist(), pa.string()),
         pa.array(bounds[cut].ravel(), mask=unknown),
     ]
     return pa.table(columns, schema=_SCHEMA)
 
 
-def _most(tensors: _Tensors, number: Metric, metric: str, groups: npt.NDArray[np.int64]) -> npt.NDArray[np.object_]:
-    """(lines, checkpoints): the name of the tensor with the highest number, for cosine and min with the lowest; None for nobody."""
-    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        values = number.value(*(tensors.parts[part] for part in number.parts))
+def _standing_out(
+    tensors: _Tensors, chosen: Metric, metric: str, groups: npt.NDArray[np.int64]
+) -> npt.NDArray[np.object_]:
+    """Return (lines, checkpoints): the name of the tensor with the highest figure, for cosine and min the lowest, or
+    None."""
+    values = chosen.value(*(tensors.parts[part] for part in chosen.parts))
     values = np.where(tensors.known & ~np.isnan(values), values * (-1 if metric in ("cosine", "min") else 1), -np.inf)
     names = np.array([name for _, name in tensors.keys], np.object_)
     most = np.empty((groups.max() + 1, values.shape[1]), np.object_)
@@ -246,29 +255,32 @@ def _most(tensors: _Tensors, number: Metric, metric: str, groups: npt.NDArray[np
 
 
 def _in_reading_order(line: Line) -> tuple[str, list[tuple[int, int, str]]]:
-    """By kind, then layers by their numbers: h.2 before h.10."""
+    """Return a sort key: by kind, then layers by the numbers in them, so that h.2 comes before h.10."""
     kind, layer = line
     return kind, [(1, int(part), "") if part.isdigit() else (0, 0, part) for part in layer.split(".")]
 
 
-def _note(rows: pa.Table, metric: str, *, is_move: bool) -> str:
+def _note(rows: pa.Table, metric: str, *, is_update: bool) -> str:
     lines = rows.select(["kind", "layer"]).group_by(["kind", "layer"]).aggregate([]).num_rows
     steps = set(rows["step"].to_pylist())
     note = f"{metric} of {counted(lines, 'layer')} over {counted(len(steps), 'checkpoint')}"
     bound = pc.max(rows["bound"]).as_py()
     if bound:
         note += f", estimated from the sketches of tensors, within about {bound:.0%}"
-    silent = len(steps - _steps_with(rows, "tensors"))
-    odd = len(steps - _steps_with(rows, "value")) - silent
-    if silent and not is_move:
-        note += f"; no statistics of {counted(silent, 'checkpoint')}: `analyze` computes them"
-    elif silent > 1:
-        note += f"; nothing is known of {counted(silent, 'checkpoint')}: the first, what is not finite, and what has no statistics, which `analyze` computes"
-    if odd:
-        note += f"; not finite at {counted(odd, 'checkpoint')}"
+    unknown = len(steps - _steps_with(rows, "tensors"))
+    nonfinite = len(steps - _steps_with(rows, "value")) - unknown
+    if unknown and not is_update:
+        note += f"; no statistics of {counted(unknown, 'checkpoint')}: `analyze` computes them"
+    elif unknown > 1:
+        note += (
+            f"; unknown at {counted(unknown, 'checkpoint')}: the first, those that are not finite, "
+            "and those without statistics, which `analyze` computes"
+        )
+    if nonfinite:
+        note += f"; not finite at {counted(nonfinite, 'checkpoint')}"
     return note
 
 
 def _steps_with(rows: pa.Table, column: str) -> set[int]:
-    """The steps of which some row has something there."""
+    """Return the steps that have a row with a value in that column."""
     return set(rows.filter(pc.is_valid(rows[column]))["step"].to_pylist())

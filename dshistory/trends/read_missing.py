@@ -1,4 +1,5 @@
-"""The cells of a trajectory that the catalog can't tell: the tensors are read, checkpoint by checkpoint."""
+"""The cells of a trajectory for which the catalog has no statistics: their tensors are read, one checkpoint at a
+time."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,34 +17,34 @@ from dshistory.metrics import Floats
 from dshistory.tensors.stream import FragmentStream, StoredTensor, stored_tensors
 from dshistory.trends.statistics_matrix import Key
 
-__all__ = ["READABLE", "read_moves", "read_steps"]
+__all__ = ["READABLE", "read_steps", "read_updates"]
 
-_OF_A_STEP: Final[Mapping[str, Callable[[Comparison], float]]] = {
-    "squares": lambda of: of.squares_after,
-    "nonfinite": lambda of: of.nonfinite_after,
+_STEP_PARTS: Final[Mapping[str, Callable[[Comparison], float]]] = {
+    "squares": lambda compared: compared.squares_after,
+    "nonfinite": lambda compared: compared.nonfinite_after,
 }
-_OF_A_MOVE: Final[Mapping[str, Callable[[Comparison], float]]] = {
-    "update_squares": lambda of: of.squares_update,
-    "before_squares": lambda of: of.squares_before,
-    "squares": lambda of: of.squares_after,
-    "dot": lambda of: of.dot,
-    "max_change": lambda of: of.max_change,
-    "changed": lambda of: of.changed,
-    "sign_flips": lambda of: of.sign_flips,
-    "numel": lambda of: of.numel,
+_UPDATE_PARTS: Final[Mapping[str, Callable[[Comparison], float]]] = {
+    "update_squares": lambda compared: compared.squares_update,
+    "before_squares": lambda compared: compared.squares_before,
+    "squares": lambda compared: compared.squares_after,
+    "dot": lambda compared: compared.dot,
+    "max_change": lambda compared: compared.max_change,
+    "changed": lambda compared: compared.changed,
+    "sign_flips": lambda compared: compared.sign_flips,
+    "numel": lambda compared: compared.numel,
 }
 _COUNTED: Final = frozenset({"nonfinite", "changed", "numel"})
-"""Known also where no element is finite; the rest is not."""
+"""Parts that are known also where no element is finite."""
 
-READABLE: Final = frozenset(_OF_A_STEP)
-"""What a tensor is read for where there are no statistics of it."""
+READABLE: Final = frozenset(_STEP_PARTS)
+"""The parts for which a tensor without statistics is read."""
 
 Wanted = npt.NDArray[np.bool_]
 Advance = Callable[[int], None]
 
 
-class _Place:
-    """Tensors of one checkpoint at a time, by their key."""
+class _Checkpoints:
+    """The stored tensors of one checkpoint at a time."""
 
     def __init__(self, history: History, refs: Sequence[CheckpointRef], keys: Sequence[Key]) -> None:
         self._history = history
@@ -51,7 +52,7 @@ class _Place:
         self._keys = keys
 
     def tensors(self, place: int, which: Iterable[int]) -> dict[int, StoredTensor]:
-        """The tensors, by their number, of the checkpoint at that place."""
+        """Return the tensors of the checkpoint at that place by their number."""
         wanted = {self._keys[tensor]: tensor for tensor in which}
         names, kinds = {name for _, name in wanted}, {kind for kind, _ in wanted}
         extents = self._history.extents(self._refs[place], names=sorted(names), kinds=sorted(kinds))
@@ -66,14 +67,14 @@ def read_steps(
     parts: Mapping[str, Floats],
     advance: Advance,
 ) -> None:
-    """Fill in the parts of the wanted cells: of the tensor itself."""
-    at = _Place(history, refs, keys)
+    """Fill in the `parts` of the `wanted` cells that describe a tensor itself; calls `advance` with the bytes read."""
+    checkpoints = _Checkpoints(history, refs, keys)
     for place, which in _by_place(wanted):
-        for tensor, found in at.tensors(place, which).items():
-            _fill(parts, _OF_A_STEP, (tensor, place), _alone(history.root, found, advance))
+        for tensor, found in checkpoints.tensors(place, which).items():
+            _fill(parts, _STEP_PARTS, (tensor, place), _compared_with_itself(history.root, found, advance))
 
 
-def read_moves(
+def read_updates(
     history: History,
     refs: Sequence[CheckpointRef],
     keys: Sequence[Key],
@@ -81,34 +82,37 @@ def read_moves(
     parts: Mapping[str, Floats],
     advance: Advance,
 ) -> None:
-    """Fill in the parts of the wanted cells: of the way from the checkpoint before, which has a tensor of that shape."""
-    at = _Place(history, refs, keys)
+    """Fill in the `parts` of the `wanted` cells that describe the way from the checkpoint before.
+
+    The checkpoint before each wanted cell must have the tensor in the same shape. Calls `advance` with the bytes
+    read."""
+    checkpoints = _Checkpoints(history, refs, keys)
     for place, which in _by_place(wanted):
-        before, after = at.tensors(place - 1, which), at.tensors(place, which)
+        before, after = checkpoints.tensors(place - 1, which), checkpoints.tensors(place, which)
         for tensor in which:
             read = compare(history.root, before[tensor], after[tensor], advance)
-            _fill(parts, _OF_A_MOVE, (tensor, place), read)
+            _fill(parts, _UPDATE_PARTS, (tensor, place), read)
 
 
 def _by_place(wanted: Wanted) -> Iterator[tuple[int, list[int]]]:
-    """Each checkpoint's place with the numbers of its wanted tensors."""
+    """Yield the place of each checkpoint with the numbers of its wanted tensors."""
     for place in np.flatnonzero(wanted.any(axis=0)).tolist():
         yield place, np.flatnonzero(wanted[:, place]).tolist()
 
 
 def _fill(
     parts: Mapping[str, Floats],
-    figures: Mapping[str, Callable[[Comparison], float]],
+    of_comparison: Mapping[str, Callable[[Comparison], float]],
     cell: tuple[int, int],
     read: Comparison,
 ) -> None:
-    for part, cells in parts.items():
+    for part, values in parts.items():
         known = read.finite or not read.numel or part in _COUNTED
-        cells[cell] = figures[part](read) if known else math.nan
+        values[cell] = of_comparison[part](read) if known else math.nan
 
 
-def _alone(root: Path, tensor: StoredTensor, advance: Advance) -> Comparison:
-    """The tensor compared with itself: what can be said of one step."""
+def _compared_with_itself(root: Path, tensor: StoredTensor, advance: Advance) -> Comparison:
+    """Compare a tensor with itself, which gives the sums of one step."""
     comparison = Comparison()
     stream = FragmentStream(root, tensor)
     while numel := stream.ready():

@@ -1,6 +1,6 @@
-"""The statistics of all tensors at all analyzed checkpoints of a lineage, as matrices that are kept for the next question.
+"""A cache of the statistics of all tensors at all analyzed checkpoints of a lineage, one for each open history.
 
-Published statistics never change, so the next question asks the catalog for the new checkpoints alone.
+Published statistics never change, so the next call asks the catalog for the new checkpoints alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,18 +15,20 @@ from catalog.history import History
 from catalog.index.index import Asking
 from catalog.records import CheckpointRef
 from dshistory.metrics import Floats
-from dshistory.trends.statistics_matrix import Cells, Key, Known, analyzed
+from dshistory.trends.statistics_matrix import Key, Known, StatisticsMatrix, analyzed
 
-__all__ = ["Figures", "Parts", "figures"]
+__all__ = ["CachedStatistics", "Parts", "cached_statistics"]
 
 Parts = Callable[[Sequence[Key]], Sequence[str]]
-"""What to know of tensors of these keys."""
+"""Chooses the parts to ask for, by the keys of the tensors that there are."""
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
-    """(tensors, checkpoints) of each part, of `refs` that have statistics; NaN where it is unknown, and `known` false where the tensor
-    has no statistics."""
+class CachedStatistics:
+    """The matrix (tensors, checkpoints) of each part over `refs`, all of which have statistics; NaN where it is
+    unknown.
+
+    `known` is false where a tensor has no statistics in a checkpoint."""
 
     refs: Sequence[CheckpointRef]
     keys: Sequence[Key]
@@ -34,48 +36,48 @@ class Figures:
     parts: dict[str, Floats]
 
     def begins(self, refs: Sequence[CheckpointRef]) -> bool:
-        """Whether these are of the first of `refs`."""
+        """Return whether these are the statistics of the first of `refs`."""
         return self.refs == refs[: len(self.refs)]
 
-    def and_then(self, more: "Figures") -> "Figures | None":
-        """Both one after the other; None where they are not of the same tensors and parts."""
+    def followed_by(self, more: "CachedStatistics") -> "CachedStatistics | None":
+        """Return both, one after the other; None where they have other tensors or parts."""
         if self.keys != more.keys or self.parts.keys() != more.parts.keys():
             return None
-        return Figures(
+        return CachedStatistics(
             [*self.refs, *more.refs],
             self.keys,
-            _joined(self.known, more.known),
-            {name: _joined(part, more.parts[name]) for name, part in self.parts.items()},
+            _appended(self.known, more.known),
+            {name: _appended(part, more.parts[name]) for name, part in self.parts.items()},
         )
 
 
-_kept: Final[WeakKeyDictionary[History, Figures]] = WeakKeyDictionary()
-"""Of each open history what was asked for last."""
+_kept: Final[WeakKeyDictionary[History, CachedStatistics]] = WeakKeyDictionary()
+"""Open history -> the result of its last call."""
 
 
-def figures(history: History, refs: Sequence[CheckpointRef], parts: Parts) -> Figures:
-    """Those of `refs`, a lineage, that have statistics."""
+def cached_statistics(history: History, refs: Sequence[CheckpointRef], parts: Parts) -> CachedStatistics:
+    """Return the statistics of those of `refs`, a lineage, that have some."""
     with history.asking() as ask:
         wanted = analyzed(ask, refs)
         kept = _kept.get(history)
         found = None
         if kept is not None and kept.begins(wanted):
             new = wanted[len(kept.refs) :]
-            found = kept.and_then(_asked(history, ask, new, parts)) if new else kept
+            found = kept.followed_by(_queried(history, ask, new, parts)) if new else kept
         if found is None:
-            found = _asked(history, ask, wanted, parts)
+            found = _queried(history, ask, wanted, parts)
     _kept[history] = found
     return found
 
 
-def _asked(history: History, ask: Asking, refs: Sequence[CheckpointRef], parts: Parts) -> Figures:
+def _queried(history: History, ask: Asking, refs: Sequence[CheckpointRef], parts: Parts) -> CachedStatistics:
     if not refs:
-        return Figures([], [], np.zeros((0, 0), np.bool_), {})
-    cells = Cells.all(history, ask, refs)
-    known, values = cells.statistics(parts(cells.keys))
-    return Figures(refs, cells.keys, known, dict(values))
+        return CachedStatistics([], [], np.zeros((0, 0), np.bool_), {})
+    matrix = StatisticsMatrix.all(history, ask, refs)
+    known, values = matrix.statistics(parts(matrix.keys))
+    return CachedStatistics(refs, matrix.keys, known, dict(values))
 
 
-def _joined(before: npt.NDArray[Any], after: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """In memory one checkpoint after the other, as they are."""
+def _appended(before: npt.NDArray[Any], after: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Append checkpoints; both matrices are Fortran-ordered, so their transposes join without a copy of each row."""
     return np.concatenate([before.T, after.T]).T

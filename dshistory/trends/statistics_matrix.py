@@ -1,7 +1,7 @@
-"""Tensors x checkpoints of a lineage, as matrices from the catalog: what the statistics say, and what is stored.
+"""Matrices of tensors x checkpoints of a lineage, from the catalog: their statistics, and what is stored.
 
-A cell is of one tensor at one checkpoint. Nothing is read but the catalog, each question is one query, and all are about the
-same moment.
+A cell is one tensor at one checkpoint. Only the catalog is read, never a tensor; each method is one query, and all
+queries of a matrix see the same state of the history.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ from dshistory.display.formats import counted
 from dshistory.metrics import Floats
 from dshistory.patterns import Patterns, matching
 
-__all__ = ["Cells", "Key", "Known", "Stored", "analyzed"]
+__all__ = ["Key", "Known", "StatisticsMatrix", "Stored", "analyzed"]
 
 _PARTS: Final[Mapping[str, str]] = {
     "squares": "CASE WHEN finite > 0 OR numel = 0 THEN sum_of_squares END",
@@ -39,10 +39,14 @@ _PARTS: Final[Mapping[str, str]] = {
     "zeros_share": "CASE WHEN numel > 1 THEN zeros / numel END",
     "relative_update": "relative_update",
 }
-"""Part of a number -> what it is of a row of statistics."""
+"""Part of a figure -> the SQL for it over a row of the view `statistics`.
 
-_DROWNED: Final = "coalesce(update_norm <= 1e-12 * (norm_before + norm), true)"
-"""Sums of float64 are no better."""
+The names of `dshistory.metrics` and the formulas are its inverses: `update_squares` is the square of the update norm.
+The last three are for anomalies alone: figures of one tensor at a time, which the database computes in less memory than
+matrices of their parts take. tests/dshistory/test_metrics_sql.py holds all of them to `dshistory.metrics`."""
+
+_BELOW_ROUNDING: Final = "coalesce(update_norm <= 1e-12 * (norm_before + norm), true)"
+"""True for an update that is not larger than the rounding of the float64 sums that a sketch consists of."""
 
 Key = tuple[str, str]
 Places = npt.NDArray[np.int64]
@@ -50,11 +54,14 @@ Known = npt.NDArray[np.bool_]
 
 
 class Stored:
-    """What the manifests say of each cell: whether the tensor is `there`, how many elements and bytes it has, whether it `follows`
-    one of its shape in the checkpoint before, and whether that is the `same` bit for bit."""
+    """Matrices of what the manifests say about each cell.
+
+    `there` is true where the checkpoint has the tensor, `follows` where the checkpoint before has it too, with the same
+    shape, and `same` where the two are equal bit for bit. `numel` and `nbytes` are its elements and bytes, 0 where it
+    is not there."""
 
     def __init__(self, there: Known, numel: Places, nbytes: Places, form: Places, content: Places) -> None:
-        """`form` is equal where shapes are, `content` where dtype and bytes are."""
+        """Cells of equal `form` have equal shapes, and cells of equal `content` have equal dtypes and bytes."""
         self.there = there
         self.numel = numel
         self.nbytes = nbytes
@@ -64,8 +71,8 @@ class Stored:
         self.same[:, 1:] &= content[:, 1:] == content[:, :-1]
 
 
-class Cells:
-    """The cells of tensors chosen, in order of kind and name, over `refs`, whose steps ascend."""
+class StatisticsMatrix:
+    """The selected tensors `keys`, in order of kind and name, x the checkpoints `refs`, whose steps ascend."""
 
     def __init__(self, history: History, ask: Asking, refs: Sequence[CheckpointRef], keys: Sequence[Key]) -> None:
         self.history = history
@@ -79,34 +86,41 @@ class Cells:
     def chosen(
         cls, history: History, refs: Sequence[CheckpointRef], *, kinds: Patterns, names: Patterns
     ) -> Iterator[Self]:
-        """Those of the tensors that fit, by their name or an alias; the body asks its questions. NotFoundError, naming the
-        nearest, for a pattern that fits none."""
+        """Open the matrix of the tensors whose kind and name (or alias) match; it answers queries within the `with`
+        block.
+
+        Raises NotFoundError, which names the nearest, for a pattern that matches none."""
         with history.asking() as ask:
             yield cls(history, ask, refs, _matching(ask, refs, kinds=kinds, names=names))
 
     @classmethod
     def all(cls, history: History, ask: Asking, refs: Sequence[CheckpointRef]) -> Self:
-        """Those of all tensors, within the caller's moment."""
+        """Return the matrix of all tensors, which queries through the caller's `ask`."""
         return cls(history, ask, refs, _matching(ask, refs, kinds="*", names="*"))
 
     def statistics(self, parts: Sequence[str]) -> tuple[Known, Mapping[str, Floats]]:
-        """Which cells have statistics, and for each part its (tensors, checkpoints), NaN where it is unknown."""
+        """Return which cells have statistics, and the matrix of each part, NaN where it is unknown."""
         rows = self._rows("statistics", _columns(parts))
         return rows.matrix(True), {part: rows.matrix(rows[part], missing=np.nan) for part in parts}
 
-    def moves(self, parts: Sequence[str]) -> tuple[Mapping[str, Floats], list[int]]:
-        """For each part its (tensors, checkpoints), of the way from the checkpoint right before, from sketches; NaN where it is
-        unknown, or smaller than their rounding. And the places whose statistics count from a checkpoint that is not in the
-        lineage: before a fork, or since removed."""
-        rows = self._rows("statistics", f"c.since, {_columns(parts)}, {_DROWNED} AS drowned")
+    def updates(self, parts: Sequence[str]) -> tuple[Mapping[str, Floats], list[int]]:
+        """Return the matrix of each part of a figure about the way from the checkpoint right before, estimated from
+        sketches; NaN where it is unknown or below their rounding.
+
+        Also returns the places of checkpoints whose statistics count from a checkpoint outside the lineage: one after a
+        fork, or one that was removed since. Those must be estimated from the sketches of the two checkpoints
+        instead."""
+        rows = self._rows("statistics", f"c.since, {_columns(parts)}, {_BELOW_ROUNDING} AS below_rounding")
         steps = np.nan_to_num(rows["since"], nan=-1).astype(np.int64)
-        since, right = self._lineage.places(steps, rows.run)
-        told = right & (since == rows.place - 1) & ~rows["drowned"]
-        elsewhere = np.unique(rows.place[~right & (rows.place > 0)]).tolist()
-        return {part: rows.matrix(np.where(told, rows[part], np.nan), missing=np.nan) for part in parts}, elsewhere
+        since, in_lineage = self._lineage.places(steps, rows.run)
+        # The catalog counts from the last *analyzed* checkpoint: with a gap between, that is another update than asked
+        # for.
+        usable = in_lineage & (since == rows.place - 1) & ~rows["below_rounding"]
+        elsewhere = np.unique(rows.place[~in_lineage & (rows.place > 0)]).tolist()
+        return {part: rows.matrix(np.where(usable, rows[part], np.nan), missing=np.nan) for part in parts}, elsewhere
 
     def stored(self) -> Stored:
-        """What is stored."""
+        """Return what the manifests say about each cell."""
         rows = self._rows("tensors", "c.numel, c.nbytes, hash(c.shape) AS form, hash(c.dtype, c.hash) AS content")
         return Stored(rows.matrix(True), *(rows.matrix(rows[name]) for name in ("numel", "nbytes", "form", "content")))
 
@@ -121,7 +135,7 @@ class Cells:
 
 
 def analyzed(ask: Asking, refs: Sequence[CheckpointRef]) -> list[CheckpointRef]:
-    """Those of a lineage that have statistics, in order."""
+    """Return those checkpoints of a lineage that have statistics, in order."""
     lineage = _Lineage(refs)
     rows = ask(f"SELECT c.run, c.step FROM statistics c WHERE {lineage.condition} GROUP BY ALL", lineage.params)
     there = set(zip(rows["run"].to_pylist(), rows["step"].to_pylist(), strict=True))
@@ -129,7 +143,7 @@ def analyzed(ask: Asking, refs: Sequence[CheckpointRef]) -> list[CheckpointRef]:
 
 
 class _Lineage:
-    """Which rows are of a lineage, in SQL: of a few runs, from one step to another each. And the places of steps in it."""
+    """A lineage in SQL: a few runs, each from one step to another; and the place of a step among its checkpoints."""
 
     def __init__(self, refs: Sequence[CheckpointRef]) -> None:
         lasts = {ref.run: ref.step for ref in refs}
@@ -145,24 +159,25 @@ class _Lineage:
         self.number = f"CASE c.run {' '.join(f'WHEN $run{i} THEN {i}' for i in each)} END" if len(runs) > 1 else "0"
 
     def places(self, steps: Places, runs: Places) -> tuple[Places, Known]:
-        """The places of steps, and whether it is really there, in that run. Rows come in long series of one step: each is
-        looked up once."""
+        """Return the place of each step, and whether the lineage has that step in that run.
+
+        Rows come in long series of equal steps, so each series is looked up once."""
         if not len(steps):
             return steps, np.zeros(0, np.bool_)
         heads = np.flatnonzero(np.concatenate([[True], (steps[1:] != steps[:-1]) | (runs[1:] != runs[:-1])]))
         counts = np.diff(np.append(heads, len(steps)))
         place = np.minimum(np.searchsorted(self._steps, steps[heads]), len(self._steps) - 1)
-        right = (self._steps[place] == steps[heads]) & (self._runs[place] == runs[heads])
-        return np.repeat(place, counts), np.repeat(right, counts)
+        found = (self._steps[place] == steps[heads]) & (self._runs[place] == runs[heads])
+        return np.repeat(place, counts), np.repeat(found, counts)
 
 
 class _Rows:
-    """Rows of cells, each with its `run` (by number) and `place`."""
+    """The rows of a query, one for each cell, with the `run` (by its number) and the `place` of its checkpoint."""
 
     def __init__(self, rows: pa.Table, lineage: _Lineage, shape: tuple[int, int]) -> None:
-        place, right = lineage.places(rows["step"].to_numpy(), rows["run"].to_numpy())
-        if not right.all():
-            rows, place = rows.filter(pa.array(right)), place[right]
+        place, in_lineage = lineage.places(rows["step"].to_numpy(), rows["run"].to_numpy())
+        if not in_lineage.all():
+            rows, place = rows.filter(pa.array(in_lineage)), place[in_lineage]
         self._table = rows
         self._shape = shape
         self.place = place
@@ -174,7 +189,10 @@ class _Rows:
         return values
 
     def matrix(self, values: npt.NDArray[Any] | bool, *, missing: float = 0) -> npt.NDArray[Any]:
-        """(tensors, checkpoints). In memory one checkpoint after the other, as rows come, which is several times faster."""
+        """Return values of the rows as (tensors, checkpoints), `missing` where no row is.
+
+        In memory it is Fortran-ordered, one checkpoint after the other as the rows come: that is several times
+        faster."""
         count, places = self._shape
         kind = np.asarray(values).dtype
         whole = len(self._at) == count * places
@@ -196,7 +214,10 @@ def _matching(ask: Asking, refs: Sequence[CheckpointRef], *, kinds: Patterns, na
     }
     patterns = [names] if isinstance(names, str) else names
     if not {"*", *(name for _, name in of_key)}.issuperset(patterns):
-        sql = f"SELECT DISTINCT c.kind, c.name, c.aliases FROM fragments c WHERE {lineage.condition} AND len(c.aliases) > 0"
+        sql = (
+            "SELECT DISTINCT c.kind, c.name, c.aliases FROM fragments c "
+            f"WHERE {lineage.condition} AND len(c.aliases) > 0"
+        )
         for row in ask(sql, lineage.params).to_pylist():
             of_key.get((row["kind"], row["name"]), set()).update(row["aliases"])
     wanted_kinds = matching({kind for kind, _ in of_key}, kinds, what="kind", where=where)

@@ -131,7 +131,7 @@ VERB_CASES: Final[dict[str, tuple[Call, dict[str, str]]]] = {
             **FIRST_STEP,
             "one": NONE_YET,
             "no statistics": NONE_YET,
-            "some statistics": "nothing is known of 3 checkpoints: the first, what is not finite, and what has no statistics",
+            "some statistics": "unknown at 3 checkpoints: the first, those that are not finite, and those without statistics",
             "two models": "2 layers over 2 checkpoints, estimated from the sketches of tensors",
         },
     ),
@@ -140,7 +140,7 @@ VERB_CASES: Final[dict[str, tuple[Call, dict[str, str]]]] = {
         {
             **FIRST_STEP,
             "one": "!no checkpoint of run run-a has statistics of model tensors yet: `analyze` computes them",
-            "some statistics": "head.weight in 1 checkpoint; of 2 there are no statistics: `analyze` computes them",
+            "some statistics": "head.weight in 1 checkpoint; 2 have no statistics: `analyze` computes them",
             "two models": "!no statistics of model 'head.weight' in run run-b; the nearest are new.weight",
         },
     ),

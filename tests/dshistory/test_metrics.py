@@ -13,7 +13,7 @@ from catalog.index import index
 from catalog.records import CheckpointRef
 from catalog.statistics.compute import analyze_part, missing_parts
 from dshistory import Explorer
-from dshistory.metrics import METRICS, MOVES
+from dshistory.metrics import METRICS, UPDATE_METRICS
 from dshistory.trends import trajectory
 
 LAYERS = {
@@ -112,7 +112,7 @@ def test_a_layer_is_one_long_vector(metric, root, states):
     same(everything, [float(BRUTE[metric](vector(state, NAMES))) for state in states], rel=1e-9, abs=1e-12)
 
 
-@pytest.mark.parametrize("metric", MOVES)
+@pytest.mark.parametrize("metric", UPDATE_METRICS)
 def test_moves_of_layers(metric, root, states):
     found = trajectory_of(root, metric, by="layer", names=["h.0.*", "head.*"])
     for layer in ("h.0", "head"):
@@ -127,7 +127,7 @@ def test_moves_from_sketches_are_near_and_read_nothing_but_what_they_can_not_tel
     read = []
     monkeypatch.setattr(
         trajectory,
-        "read_moves",
+        "read_updates",
         lambda history, refs, keys, wanted, parts, advance: read.append((keys, wanted.copy())),
     )
     found = trajectory_of(root, metric, by="layer")
@@ -216,7 +216,7 @@ def test_a_fork_is_compared_with_its_parent(states, tmp_path, monkeypatch):
     explorer = Explorer.open(tmp_path / "h")
     explorer.analyze(quiet=True)
     monkeypatch.setattr(trajectory, "AT_ONCE_BYTES", 0)
-    monkeypatch.setattr(trajectory, "read_moves", None)
+    monkeypatch.setattr(trajectory, "read_updates", None)
     found = trajectory_of(tmp_path / "h", "update_norm", names="head.weight")["head.weight"]
     pairs = [(states[0], states[1]), (states[1], states[3])]
     expected = [MOVED["update_norm"](*(vector(state, ["head.weight"]) for state in pair)) for pair in pairs]

@@ -12,7 +12,7 @@ import capture
 import dshistory
 from catalog.errors import NotFoundError
 from dshistory.explorer import Explorer
-from dshistory.trends.statistics_matrix import Cells
+from dshistory.trends.statistics_matrix import StatisticsMatrix
 
 
 def trained(history, fault, *, at=9, steps=12, analyzed=True):
@@ -143,9 +143,11 @@ def test_what_is_kept_for_the_next_question_is_what_a_new_one_finds(tmp_path, mo
     explorer.analyze(quiet=True)
     assert rows_and_note(explorer) == rows_and_note(Explorer.open(tmp_path))
     asked = []
-    whole_of = Cells.all.__func__
+    whole_of = StatisticsMatrix.all.__func__
     monkeypatch.setattr(
-        Cells, "all", classmethod(lambda cls, h, ask, refs: asked.append(len(refs)) or whole_of(cls, h, ask, refs))
+        StatisticsMatrix,
+        "all",
+        classmethod(lambda cls, h, ask, refs: asked.append(len(refs)) or whole_of(cls, h, ask, refs)),
     )
     run.checkpoint(11, whole(calm(11, spike=True)))
     run.checkpoint(12, whole(calm(12)))

@@ -77,7 +77,7 @@ def test_what_is_not_finite_is_no_lack_of_statistics(tmp_path: Path) -> None:
     norms = explorer.layers(metric="norm")
     assert norms["value"].to_pylist() == [8.0, 16.0, None, None]
     assert norms.note.endswith("over 4 checkpoints; not finite at 2 checkpoints")
-    assert "of 3 checkpoints: the first, what is not finite, and what has no statistics" in explorer.layers().note
+    assert "unknown at 3 checkpoints: the first, those that are not finite, and those without statistics" in explorer.layers().note
 
 
 def test_the_tensor_that_stands_out_is_named(h: Explorer) -> None:
@@ -210,7 +210,7 @@ def test_a_histogram_has_gaps_where_there_are_no_statistics(h: Explorer) -> None
     steps, exponents, shares = table.grid()
     assert tuple(steps) == STEPS
     assert {line[steps.index(SILENT)] for line in shares} == {None}
-    assert "1 there are no statistics" in table.note
+    assert "1 has no statistics" in table.note
     (heat,) = table.plot().data
     assert list(heat.y) == [f"2^{e}" for e in reversed(exponents)]
     assert list(heat.z[0]) == shares[-1]

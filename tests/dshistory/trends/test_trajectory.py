@@ -8,7 +8,7 @@ from explorer_helpers import Run, flip_bit, tiny_history, whole
 
 from catalog.errors import NotFoundError
 from dshistory import Explorer
-from dshistory.metrics import MOVES
+from dshistory.metrics import UPDATE_METRICS
 
 
 def values(explorer: Explorer, metric: str, name: str, **options: str) -> list[float | None]:
@@ -22,7 +22,7 @@ def test_every_step_is_the_diff_with_the_one_before(tmp_path: Path) -> None:
         explorer = Explorer.open(run.root)
         diffs = [explorer.diff(a, b, kinds="*") for a, b in ((0, 10), (10, 20))]
         name = "head.weight"
-        for metric in MOVES:
+        for metric in UPDATE_METRICS:
             expected = [row[metric] for diff in diffs for row in diff if (row["name"], row["kind"]) == (name, "model")]
             assert values(explorer, metric, name) == [None, *expected]
         norms = [float(explorer.tensor(name, step).double().norm()) for step in (0, 10, 20)]
