@@ -27,7 +27,6 @@ from dshistory.patterns import nearest
 if TYPE_CHECKING:
     import torch
 
-    from dshistory.over_time import Predicate
 
 __all__ = ["Bisection", "Checkpoint", "bisect"]
 
@@ -92,7 +91,7 @@ class Bisection(Table):
 
 def bisect(
     history: History,
-    predicate: "Predicate",
+    predicate: Predicate,
     *,
     good: CheckpointRef | int | str | None,
     bad: CheckpointRef | int | str | None,

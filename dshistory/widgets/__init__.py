@@ -1,4 +1,4 @@
-"""The explorer as a widget; the only package that imports ipywidgets, which comes with the [notebook] extra."""
+"""The explorer as a notebook widget; the only package that imports ipywidgets, which the [notebook] extra installs."""
 
 from typing import TYPE_CHECKING, Any, Final
 from weakref import ReferenceType, WeakKeyDictionary, ref
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["Exploration", "explore", "watch"]
 
 _watching: "Final[WeakKeyDictionary[Explorer, ReferenceType[Exploration]]]" = WeakKeyDictionary()
+"""Explorer -> its live widget, so that a cell that is run again replaces the watcher of its last run."""
 
 
 def explore(explorer: "Explorer", names: Patterns, *, kinds: Patterns, run: str | None) -> "Exploration":
@@ -32,7 +33,7 @@ def watch(explorer: "Explorer", names: Patterns, *, kinds: Patterns, run: str | 
 
 def _exploration() -> "type[Exploration]":
     try:
-        import anywidget  # noqa: F401 - what plotly's FigureWidget is made of
+        import anywidget  # noqa: F401 - plotly's FigureWidget needs it
         import ipywidgets  # noqa: F401
     except ImportError as error:
         raise SetupError(

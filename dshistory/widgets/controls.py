@@ -1,6 +1,6 @@
-"""The pieces of the explorer that a person touches, and how they lie; what they do is said elsewhere.
+"""The controls of the explorer and their layout, without behaviour: `exploration` connects them.
 
-Every piece has a CSS class `dsh-...`, by which pages and tests find it.
+Every control has a CSS class `dsh-...`, by which pages and tests find it.
 """
 
 from collections.abc import Sequence
@@ -13,57 +13,57 @@ from dshistory.display import html, plot
 from dshistory.display.table import Table
 from dshistory.patterns import Patterns
 from dshistory.trends.trajectory import METRICS
-from dshistory.widgets.resize import Fit
+from dshistory.widgets.resize import ResizeNotifier
 
-__all__ = ["PAGE_ROWS", "Controls", "patterns_in", "written"]
+__all__ = ["PAGE_ROWS", "Controls", "pattern_text", "patterns_in"]
 
 PAGE_ROWS: Final = 12
 _NONE: Final = [("–", None)]
-"""What stands where there is nothing to choose: a selection can't be empty."""
+"""The only option where there is nothing to choose: a selection cannot be empty."""
 
 
-def written(patterns: Patterns) -> str:
-    """Patterns as they are written in a field: with commas between."""
+def pattern_text(patterns: Patterns) -> str:
+    """Return patterns as the text of a field, separated by commas."""
     return patterns if isinstance(patterns, str) else ", ".join(patterns)
 
 
 def patterns_in(text: str) -> Patterns:
-    """The patterns written in a field; '*' where there is none."""
+    """Return the patterns in the text of a field; '*' for an empty field."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     return parts if len(parts) > 1 else parts[0] if parts else "*"
 
 
 class Controls:
-    """The widgets, without behaviour. `root` holds all of them."""
+    """The ipywidgets; `root` holds all of them."""
 
     def __init__(self, *, names: Patterns, kinds: Patterns) -> None:
         self.range = w.SelectionRangeSlider(options=_NONE, index=(0, 0), description="steps", continuous_update=False)
         self.timeline = w.Dropdown(options=["loss"], value="loss", description="timeline")
         self.metric = w.Dropdown(options=METRICS, value="relative_update", description="metric")
-        self.kind = w.Dropdown(options=[written(kinds)], value=written(kinds), description="kind")
+        self.kind = w.Dropdown(options=[pattern_text(kinds)], value=pattern_text(kinds), description="kind")
         self.filter = w.Text(
-            value=written(names), description="tensors", placeholder="*.mlp.*", continuous_update=False
+            value=pattern_text(names), description="tensors", placeholder="*.mlp.*", continuous_update=False
         )
         self.figure = plot.live_panels()
-        self._fit = Fit()
+        self._resize = ResizeNotifier()
         self.code = w.Textarea(value="", rows=1)
         self.step_a = w.Dropdown(options=_NONE, description="diff from")
         self.step_b = w.Dropdown(options=_NONE, description="to")
         self.diff_button = w.Button(description="diff", icon="exchange")
         self.diff = w.HTML()
-        self.previous = w.Button(description="‹", tooltip="the rows before")
-        self.next = w.Button(description="›", tooltip="the rows after")
+        self.previous = w.Button(description="‹", tooltip="previous rows")
+        self.next = w.Button(description="›", tooltip="next rows")
         self.pages = w.HBox([self.previous, self.next])
         self.status = w.HTML()
         self.progress = w.FloatProgress(value=0.0, min=0.0, max=1.0)
-        self.root = self._laid_out()
+        self.root = self._layout()
 
     def show_status(self, text: str) -> None:
-        """One line under the controls, escaped."""
+        """Show one line of text under the controls; markup in it is escaped."""
         self.status.value = f'<span style="white-space:pre-wrap">{escape(text)}</span>'
 
     def show_progress(self, share: float | None) -> None:
-        """The share that is done, from 0 to 1; None: nothing is being done."""
+        """Show the share that is done, from 0 to 1; None hides the bar."""
         if share is None:
             self.progress.layout.visibility = "hidden"
         elif share == 1.0 or not 0 <= share - self.progress.value < 0.01:
@@ -71,8 +71,10 @@ class Controls:
             self.progress.layout.visibility = "visible"
 
     def show_steps(self, steps: Sequence[int], *, first: int | None, last: int | None) -> None:
-        """Offer these steps; the slider stands from `first` to `last` (None: the ends), the pickers stay where they are, or on the
-        first and last step."""
+        """Offer these steps.
+
+        The slider is set from `first` to `last` (None: the ends). The two pickers keep their steps, but the second one
+        follows the last step when it is on it."""
         choices = [(str(step), step) for step in steps] or _NONE
         chosen = [
             i for i, step in enumerate(steps) if (first is None or step >= first) and (last is None or step <= last)
@@ -81,7 +83,8 @@ class Controls:
             self.range.options = choices
             ends = (chosen[0], chosen[-1]) if chosen else (0, len(choices) - 1)
             self.range.index = ends
-            self.range.value = (choices[ends[0]][1], choices[ends[1]][1])  # the same index may now mean another step
+            # The slider derives its value from a *changed* index only, but the same index may now mean another step.
+            self.range.value = (choices[ends[0]][1], choices[ends[1]][1])
         for picker, default in ((self.step_a, 0), (self.step_b, -1)):
             at_the_end = default == -1 and picker.index == len(picker.options) - 1
             value = picker.value if picker.value in steps and not at_the_end else choices[default][1]
@@ -90,7 +93,7 @@ class Controls:
                 picker.value = value
 
     def offer(self, choice: Any, options: Sequence[str], value: str) -> None:
-        """Let a dropdown have these options, and stand on `value`."""
+        """Give a dropdown these options and select `value`, which is added where it is missing."""
         wanted = list(dict.fromkeys([*options, value]))
         if (wanted, value) != (list(choice.options), choice.value):
             with choice.hold_sync():
@@ -98,13 +101,13 @@ class Controls:
                 choice.value = value
 
     def show_picked(self, a: object, b: object) -> None:
-        """Let the two pickers stand on these steps, where they are steps."""
+        """Set the two pickers to these checkpoints, where they are steps on offer."""
         for picker, step in ((self.step_a, a), (self.step_b, b)):
             if any(step == value for _, value in picker.options):
                 picker.value = step
 
     def show_diff(self, table: Table | None, page: int) -> None:
-        """A page of a table, counted from 0, with the way to the others; nothing for None."""
+        """Show a page of a table, counted from 0, with buttons to the others; None clears it."""
         if table is None:
             self.diff.value, self.pages.layout.display = "", "none"
             return
@@ -118,16 +121,16 @@ class Controls:
         self.next.disabled = first + PAGE_ROWS >= len(table)
 
     def disable(self) -> None:
-        """Nothing can be touched any more; what is shown stays."""
-        for piece in self._touched():
+        """Disable every control; what is shown stays."""
+        for piece in self._interactive():
             piece.disabled = True
 
     def close(self) -> None:
-        """Take everything off the page, and out of the kernel's memory."""
+        """Remove everything from the page and from the kernel's memory."""
         for piece in (
-            *self._touched(),
+            *self._interactive(),
             self.figure,
-            self._fit,
+            self._resize,
             self.code,
             self.diff,
             self.pages,
@@ -137,15 +140,30 @@ class Controls:
             piece.close()
         self.root.close()
 
-    def _touched(self) -> tuple[Any, ...]:
-        return (self.range, self.timeline, self.metric, self.kind, self.filter, self.step_a, self.step_b, self.diff_button,
-                self.previous, self.next)  # fmt: skip
+    def _interactive(self) -> tuple[Any, ...]:
+        return (
+            *(self.range, self.timeline, self.metric, self.kind, self.filter, self.step_a, self.step_b),
+            *(self.diff_button, self.previous, self.next),
+        )
 
-    def _laid_out(self) -> Any:
-        classes = {"range": self.range, "timeline": self.timeline, "metric": self.metric, "kind": self.kind,
-                   "filter": self.filter, "figure": self.figure, "code": self.code, "step-a": self.step_a,
-                   "step-b": self.step_b, "diff-button": self.diff_button, "diff": self.diff, "diff-previous": self.previous,
-                   "diff-next": self.next, "status": self.status, "progress": self.progress}  # fmt: skip
+    def _layout(self) -> Any:
+        classes = {
+            "range": self.range,
+            "timeline": self.timeline,
+            "metric": self.metric,
+            "kind": self.kind,
+            "filter": self.filter,
+            "figure": self.figure,
+            "code": self.code,
+            "step-a": self.step_a,
+            "step-b": self.step_b,
+            "diff-button": self.diff_button,
+            "diff": self.diff,
+            "diff-previous": self.previous,
+            "diff-next": self.next,
+            "status": self.status,
+            "progress": self.progress,
+        }
         for name, piece in classes.items():
             piece.add_class(f"dsh-{name}")
         self.pages.layout.display = "none"
@@ -156,7 +174,7 @@ class Controls:
             [
                 w.HBox([self.timeline, self.metric, self.kind, self.filter], layout=w.Layout(flex_flow="row wrap")),
                 self.range,
-                self._fit,
+                self._resize,
                 self.figure,
                 self.code,
                 w.HBox([self.status, self.progress], layout=w.Layout(justify_content="space-between")),

@@ -1,7 +1,8 @@
-"""Tables into the traces of the explorer's one figure; each function sends its changes as one message.
+"""Draws tables as the traces of the explorer's one figure; each function sends its changes to the browser as one
+message.
 
-Plotly renders tags in labels, so names are shown as `_plain` has them; JSON knows no NaN and no infinity, so those become gaps, and infinite cells
-of a heat map stand at the highest colour with their sign written in them.
+Plotly renders tags in labels, so every name goes through `_plain`. JSON has no NaN and no infinity: both become gaps,
+except that an infinite cell of a heat map gets the highest colour with the sign of infinity written in it.
 """
 
 import math
@@ -19,7 +20,7 @@ __all__ = ["draw_anomalies", "draw_detail", "draw_heat", "draw_histogram", "draw
 
 
 def draw_timeline(figure: Any, rows: Table, steps: Sequence[int], *, name: str) -> None:
-    """A metric of every step (columns step, value), and the checkpoints on it."""
+    """Draw a metric of every step (columns step, value), with the checkpoints on it."""
     values = {row["step"]: _finite(row["value"]) for row in rows}
     with figure.batch_update():
         _trace(figure, "metric").update(x=list(values), y=list(values.values()))
@@ -29,7 +30,7 @@ def draw_timeline(figure: Any, rows: Table, steps: Sequence[int], *, name: str) 
 
 
 def draw_anomalies(figure: Any, found: Mapping[int, Sequence[str]]) -> None:
-    """Marks at the steps at which something gets out of line, with what it is."""
+    """Mark the steps with anomalies; their descriptions are the text of the marks."""
     heights = dict(zip(_trace(figure, "metric").x or (), _trace(figure, "metric").y or (), strict=True))
     known = [height for height in heights.values() if height is not None]
     with figure.batch_update():
@@ -41,7 +42,7 @@ def draw_anomalies(figure: Any, found: Mapping[int, Sequence[str]]) -> None:
 
 
 def draw_heat(figure: Any, table: LayersTable | None) -> None:
-    """The layers by steps; None: nothing. Values that are far apart get logarithmic colours, zero the one below all others."""
+    """Draw the heat map, layers by steps; None clears it. `Scale` gives the colours."""
     steps, _, values = table.grid() if table is not None else ([], [], [])
     scale = Scale(values)
     infinite = any(_infinite(value) for line in values for value in line)
@@ -53,13 +54,15 @@ def draw_heat(figure: Any, table: LayersTable | None) -> None:
             z=[[None if value is None else scale(value) for value in line] for line in values],
             customdata=[[_finite(value) for value in line] for line in values],
             text=[["∞" if _infinite(value) else "" for value in line] for line in values] if infinite else None,
-            hovertemplate=f"%{{y}}, step %{{x}}<br>{metric} %{{customdata:.4g}}{'%{text}' if infinite else ''}<extra></extra>",
+            hovertemplate=(
+                f"%{{y}}, step %{{x}}<br>{metric} %{{customdata:.4g}}{'%{text}' if infinite else ''}<extra></extra>"
+            ),
             colorbar={"title": {"text": metric, "side": "right"}, **scale.ticks()},
         )
 
 
 def draw_detail(figure: Any, rows: Table | None, *, metric: str) -> None:
-    """A trajectory (columns name, kind, step, value), several with gaps between; None: nothing."""
+    """Draw trajectories (columns name, kind, step, value) with gaps between them; None clears them."""
     x: list[int | None] = []
     y: list[float | None] = []
     names: list[str] = []
@@ -76,13 +79,17 @@ def draw_detail(figure: Any, rows: Table | None, *, metric: str) -> None:
         )
         figure.layout.yaxis3.update(visible=bool(names), title={"text": metric})
         figure.layout.annotations = [
-            {"text": ", ".join(_some(sorted({name for name in names if name}), most=3)), "showarrow": False, "x": 0, "xref": "paper",
-             "xanchor": "left", "y": 1, "yref": "y3 domain", "yanchor": "bottom"}
-        ]  # fmt: skip
+            {
+                "text": ", ".join(_some(sorted({name for name in names if name}), most=3)),
+                "showarrow": False,
+                **{"x": 0, "xref": "paper", "xanchor": "left"},
+                **{"y": 1, "yref": "y3 domain", "yanchor": "bottom"},
+            }
+        ]
 
 
 def draw_histogram(figure: Any, table: HistogramTable | None) -> None:
-    """The magnitudes of a tensor's elements over time; None: nothing."""
+    """Draw the magnitudes of a tensor's elements over the steps; None clears them."""
     steps, exponents, shares = table.grid() if table is not None else ([], [], [])
     with figure.batch_update():
         _trace(figure, "histogram").update(
@@ -92,7 +99,7 @@ def draw_histogram(figure: Any, table: HistogramTable | None) -> None:
 
 
 def draw_range(figure: Any, steps: Sequence[int]) -> None:
-    """The axis of steps, so that whole cells of the first and last one are seen."""
+    """Set the axis of steps so that the cells of the first and the last step are seen whole."""
     if not steps:
         return
     room = max(0.5, (steps[-1] - steps[0]) / max(1, len(steps) - 1) / 2)
@@ -100,7 +107,7 @@ def draw_range(figure: Any, steps: Sequence[int]) -> None:
 
 
 def draw_picked(figure: Any, step: int) -> None:
-    """A line through all panels where the clicked step is."""
+    """Draw a line through all panels at the clicked step."""
     line = {"color": "#D55E00", "width": 1, "dash": "dot"}
     figure.layout.shapes = [
         {"type": "line", "xref": "x", "yref": "paper", "x0": step, "x1": step, "y0": 0, "y1": 1, "line": line}
@@ -112,7 +119,7 @@ def _trace(figure: Any, name: str) -> Any:
 
 
 def _plain(text: str) -> str:
-    """A text as plotly shows it: no markup, no control characters."""
+    """Return a text that plotly shows literally: without markup and control characters."""
     return escape(text_of(text))
 
 

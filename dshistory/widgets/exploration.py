@@ -1,9 +1,9 @@
-"""The explorer as a person uses it: gestures, of the browser or of Python, become wishes; a worker shows them.
+"""The explorer widget: gestures, in the browser or from Python, change the state of the view; a worker shows it.
 
-gesture -> wish -> task of the worker -> call of the explorer -> traits of the widgets
+gesture -> ViewState -> task of the worker -> call of the explorer -> traits of the widgets
 
-Only the worker's thread changes what is shown, so a change that it makes itself is never taken for a gesture. Callbacks hold the
-exploration weakly: one that was never shown ends with its last reference.
+Only the worker's thread changes the controls, so a callback that runs in it is the worker's own change and never a
+gesture. Callbacks hold the exploration weakly: one that was never shown ends with its last reference.
 """
 
 import weakref
@@ -16,8 +16,8 @@ from catalog.errors import NotFoundError
 from dshistory.display.table import Table
 from dshistory.patterns import Patterns, nearest
 from dshistory.widgets import static
-from dshistory.widgets.controls import Controls, patterns_in, written
-from dshistory.widgets.view import Scene, Wish
+from dshistory.widgets.controls import Controls, pattern_text, patterns_in
+from dshistory.widgets.view import View, ViewState
 from dshistory.widgets.watching import Watcher
 from dshistory.widgets.worker import Worker
 
@@ -28,24 +28,24 @@ if TYPE_CHECKING:
 __all__ = ["Exploration"]
 
 _PATIENCE_S: Final = 10.0
-"""So long the first picture may take before the widget is shown without it."""
+"""The widget is displayed after so many seconds at most, with or without its first picture."""
 
 
 class Exploration:
-    """One history in one widget, of one run and its parents. Every change of a property is a gesture, as if it were made in the
-    browser: it returns at once, `wait` waits until it is shown, and what could not be done is said in `status`.
+    """One widget over one history, for one run and its parents.
 
-    `code` is the line of Python that reproduces the last gesture on a history called h, and `table` what it returned, None while it
-    is not there. `figure` is the one plotly FigureWidget.
+    Setting a property is a gesture, as if it were made in the browser: it returns at once, `wait` waits until it is
+    shown, and `status` tells what failed. `code` is the line of Python that reproduces the last gesture on a history
+    named h, and `table` is the result of that line, None until it is there. `figure` is the plotly FigureWidget.
     """
 
     def __init__(
         self, explorer: "Explorer", *, names: Patterns, kinds: Patterns, run: str | None, seconds: float | None
     ) -> None:
         self._controls = Controls(names=names, kinds=kinds)
-        self._scene = Scene(explorer, self._controls, run=run)
-        self._worker = Worker(told=self._scene.show_error, progress=self._controls.show_progress)
-        self._wish = Wish(names, kinds)
+        self._view = View(explorer, self._controls, run=run)
+        self._worker = Worker(on_error=self._view.show_error, progress=self._controls.show_progress)
+        self._state = ViewState(names, kinds)
         weakref.finalize(self, self._worker.abandon)
         weakref.finalize(self, self._controls.close).atexit = False
         self._watcher: Watcher | None = None
@@ -53,7 +53,7 @@ class Exploration:
             self._watcher = Watcher(explorer.history, run, self.refresh, seconds=seconds)
             weakref.finalize(self, self._watcher.abandon)
         self._listen()
-        self._look()
+        self._show_all()
         if self._watcher is not None:
             self._watcher.start()
 
@@ -70,23 +70,23 @@ class Exploration:
     @property
     def code(self) -> str:
         """The line of Python that reproduces the last gesture."""
-        return self._scene.code
+        return self._view.code
 
     @property
     def table(self) -> Table | None:
-        """What that line returned; None while it has not, or could not."""
-        return self._scene.table
+        """The result of that line; None before it is there, and where the call failed."""
+        return self._view.table
 
     @property
     def status(self) -> str:
-        """What the line under the figure says."""
+        """The text of the line under the figure."""
         text: str = self._controls.status.value
         return unescape(text.partition(">")[2].removesuffix("</span>"))
 
     @property
     def metric(self) -> str:
-        """What the heat map and the trajectory show: a metric of `Explorer.layers`."""
-        return self._wish.metric
+        """The metric of the heat map and the trajectory, one of those of `Explorer.layers`."""
+        return self._state.metric
 
     @metric.setter
     def metric(self, metric: str) -> None:
@@ -94,8 +94,8 @@ class Exploration:
 
     @property
     def kind(self) -> str:
-        """The kind of tensors, or patterns of kinds with commas between."""
-        return written(self._wish.kinds)
+        """The kind of tensors, or patterns of kinds separated by commas."""
+        return pattern_text(self._state.kinds)
 
     @kind.setter
     def kind(self, kind: str) -> None:
@@ -104,7 +104,7 @@ class Exploration:
     @property
     def timeline(self) -> str:
         """The metric of the training that is shown above."""
-        return self._wish.timeline
+        return self._state.timeline
 
     @timeline.setter
     def timeline(self, name: str) -> None:
@@ -112,8 +112,8 @@ class Exploration:
 
     @property
     def filter(self) -> str:
-        """Patterns of tensor names with commas between."""
-        return written(self._wish.names)
+        """The patterns of tensor names, separated by commas."""
+        return pattern_text(self._state.names)
 
     @filter.setter
     def filter(self, patterns: str) -> None:
@@ -128,7 +128,7 @@ class Exploration:
     @range.setter
     def range(self, steps: tuple[int, int]) -> None:
         self.wait()
-        known = self._scene.steps
+        known = self._view.steps
         inside = [i for i, step in enumerate(known) if steps[0] <= step <= steps[1]]
         if not inside:
             there = f"those there are go from {known[0]} to {known[-1]}" if known else "there is none yet"
@@ -136,27 +136,28 @@ class Exploration:
         self._controls.range.index = (inside[0], inside[-1])
 
     def select(self, layer: str, step: int) -> None:
-        """Look into a layer at a step, as a click on its cell does: the trajectory and the magnitudes of the tensor of it that
-        stands out there; or into a tensor, by its name."""
-        self._wish = replace(self._wish, picked=(layer, step), gesture="detail")
-        self._submit("detail", self._scene.show_detail, self._wish)
+        """Show the trajectory and the magnitudes of one tensor, as a click on a cell does: of the tensor that stands
+        out in the layer at the step, or of the tensor of that name."""
+        self._state = replace(self._state, picked=(layer, step), gesture="detail")
+        self._submit("detail", self._view.show_detail, self._state)
 
     def pick(self, a: "Ref", b: "Ref") -> None:
-        """Compare two checkpoints, as the button does with the steps picked beside it."""
-        self._wish = replace(self._wish, gesture="diff")
-        self._submit("diff", self._scene.show_diff, self._wish, a, b)
+        """Compare two checkpoints, as the button does with the two steps beside it."""
+        self._state = replace(self._state, gesture="diff")
+        self._submit("diff", self._view.show_diff, self._state, a, b)
 
     def refresh(self) -> None:
-        """Look at the history again: new checkpoints, metrics and statistics appear."""
-        self._look()
+        """Query the history again: new checkpoints, metrics and statistics appear."""
+        self._show_all()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until all gestures are shown; False when the time is over first. An error that is none of the history's is
-        raised."""
+        """Wait until all gestures are shown; False when the time is over first.
+
+        Raises an unexpected error of a gesture; errors of the history are shown in `status` instead."""
         return self._worker.wait(timeout_s)
 
     def close(self) -> None:
-        """End what runs; what is shown stays, but can't be touched any more. No thread is left."""
+        """End all threads and disable the controls; what is shown stays."""
         if self._watcher is not None:
             self._watcher.close()
         self._worker.close()
@@ -164,18 +165,18 @@ class Exploration:
         self._controls.root.dsh_kept = None
 
     def __repr__(self) -> str:
-        return static.text(self._scene, status=self.status)
+        return static.text(self._view, status=self.status)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         self.wait(_PATIENCE_S)
-        self._controls.root.dsh_kept = self  # what is on a page lives as long as it can be touched
+        self._controls.root.dsh_kept = self  # a displayed widget lives as long as its controls are on the page
         return {
             "application/vnd.jupyter.widget-view+json": {
                 "version_major": 2,
                 "version_minor": 0,
                 "model_id": self._controls.root.model_id,
             },
-            "text/html": static.page(self._scene, status=self.status),
+            "text/html": static.page(self._view, status=self.status),
             "text/plain": repr(self),
         }
 
@@ -198,10 +199,10 @@ class Exploration:
     def _submit(self, topic: str, show: Callable[..., None], *arguments: Any) -> None:
         self._worker.submit(topic, lambda: show(*arguments))
 
-    def _look(self) -> None:
-        self._submit("timeline", self._scene.show_timeline, self._wish)
-        self._submit("layers", self._scene.show_layers, self._wish)
-        self._submit("anomalies", self._scene.show_anomalies)
+    def _show_all(self) -> None:
+        self._submit("timeline", self._view.show_timeline, self._state)
+        self._submit("layers", self._view.show_layers, self._state)
+        self._submit("anomalies", self._view.show_anomalies)
 
     def _on_metric(self, change: Any) -> None:
         self._show_layers(metric=change["new"])
@@ -213,24 +214,24 @@ class Exploration:
         self._show_layers(names=patterns_in(change["new"]))
 
     def _on_range(self, change: Any) -> None:
-        steps = self._scene.steps
+        steps = self._view.steps
         first, last = change["new"]
         if steps:
             self._show_layers(first=None if first == steps[0] else first, last=None if last == steps[-1] else last)
 
     def _show_layers(self, **changed: Any) -> None:
         if not self._worker.is_me:
-            self._wish = replace(self._wish, **changed, gesture="layers")
-            self._submit("layers", self._scene.show_layers, self._wish)
+            self._state = replace(self._state, **changed, gesture="layers")
+            self._submit("layers", self._view.show_layers, self._state)
 
     def _on_timeline(self, change: Any) -> None:
         if not self._worker.is_me:
-            self._wish = replace(self._wish, timeline=change["new"], gesture="timeline")
-            self._submit("timeline", self._scene.show_timeline, self._wish)
+            self._state = replace(self._state, timeline=change["new"], gesture="timeline")
+            self._submit("timeline", self._view.show_timeline, self._state)
 
     def _on_code(self, change: Any) -> None:
         if not self._worker.is_me:
-            self._controls.code.value = self._scene.code  # a line to copy, not to edit
+            self._controls.code.value = self._view.code  # the line is for copying, not for editing
 
     def _on_cell(self, trace: Any, points: Any, state: Any) -> None:
         if points.xs:
@@ -242,14 +243,14 @@ class Exploration:
             self.pick(a, b)
 
     def _on_previous(self, button: Any) -> None:
-        self._submit("page", self._scene.turn_page, -1)
+        self._submit("page", self._view.turn_page, -1)
 
     def _on_next(self, button: Any) -> None:
-        self._submit("page", self._scene.turn_page, 1)
+        self._submit("page", self._view.turn_page, 1)
 
 
 def _weakly(method: Callable[..., None]) -> Callable[..., None]:
-    """The bound method as a callback that keeps nothing alive."""
+    """Return the bound method as a callback that does not keep its object alive."""
     reference = weakref.WeakMethod(method)
 
     def callback(*arguments: Any) -> None:

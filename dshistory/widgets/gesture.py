@@ -1,4 +1,4 @@
-"""A gesture is a call of the explorer: what the widget runs and the line of Python that it shows are the same thing."""
+"""A gesture as a call of the explorer: the widget runs the very call whose line of Python it shows."""
 
 import inspect
 from dataclasses import dataclass, field
@@ -16,21 +16,22 @@ _ALWAYS_SHOWN = frozenset({"metric", "kind"})
 
 @dataclass(frozen=True)
 class Gesture:
-    """One call: a verb with its arguments and options; options that are None are not given."""
+    """A verb with its arguments and options; options that are None are left out."""
 
     verb: str
     arguments: tuple[Any, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
 
     def run(self, explorer: "Explorer") -> Any:
-        """What the call returns; it shows no bar of its own."""
+        """Call the verb, without a progress bar, and return its result."""
         method = getattr(explorer, self.verb)
         quiet = {"quiet": True} if "quiet" in inspect.signature(method).parameters else {}
         return method(*self.arguments, **self._given(), **quiet)
 
     @property
     def code(self) -> str:
-        """The line of Python that does the same, on a history called h; what the verb does anyway is left out."""
+        """The line of Python that makes this call on a history named h; options with their default value are left
+        out."""
         parameters = registered()[self.verb].signature.parameters
         defaults = {name: parameter.default for name, parameter in parameters.items()}
         options = {

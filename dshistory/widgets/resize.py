@@ -1,12 +1,15 @@
-"""Lets the figure follow the width of the page: plotly draws before it is attached, and hears only of resized windows."""
+"""Lets the figure follow the width of the page; the one module that imports anywidget, which is heavy.
+
+Plotly draws before it is attached to the page, and afterwards listens to the resizing of the window alone.
+"""
 
 import anywidget
 
-__all__ = ["Fit"]
+__all__ = ["ResizeNotifier"]
 
 
-class Fit(anywidget.AnyWidget):  # type: ignore[misc]
-    """Shows nothing; tells the page that its window was resized whenever its own width changes."""
+class ResizeNotifier(anywidget.AnyWidget):  # type: ignore[misc]
+    """Shows nothing; sends the page's resize event whenever its own width changes."""
 
     _esm = """
     export default {

@@ -1,4 +1,5 @@
-"""From values to colours: they themselves, or, where they are far apart, their powers of ten, with zero below all of them."""
+"""The colour scale of a heat map: linear, or logarithmic where the values are far apart, with zero below all of
+them."""
 
 import math
 from collections.abc import Sequence
@@ -7,11 +8,14 @@ from typing import Any, Final
 __all__ = ["Scale"]
 
 _FAR_APART: Final = 30.0
+"""The ratio of the largest to the smallest positive value above which the scale is logarithmic."""
 
 
 class Scale:
-    """The scale of some values, infinite ones left out; `scale(value)` is what is coloured, from `low` for the `least` to `high` for the
-    `most`; infinite values stand there too."""
+    """The scale of some values; `scale(value)` is the number to colour, from `low` for the `least` to `high` for the
+    `most`.
+
+    Infinite values do not stretch the scale: they get the colour of `most`."""
 
     def __init__(self, values: Sequence[Sequence[float | None]]) -> None:
         known = [value for line in values for value in line if value is not None and math.isfinite(value)]
@@ -29,11 +33,11 @@ class Scale:
         return math.log10(value) if value > 0 else math.log10(self._smallest) - 1
 
     def share(self, value: float) -> float:
-        """Where the value is between the lowest and the highest, from 0 to 1."""
+        """Return the position of a value between the lowest and the highest, from 0 to 1."""
         return (self(value) - self.low) / (self.high - self.low) if self.high > self.low else 0.0
 
     def ticks(self) -> dict[str, Any]:
-        """What is written beside a colour bar."""
+        """Return plotly's tick options of a colour bar."""
         if not self.logarithmic:
             return {"tickvals": None, "ticktext": None}
         powers = range(math.ceil(math.log10(self._smallest)), math.floor(self.high) + 1)

@@ -1,6 +1,7 @@
-"""The explorer where no kernel runs: a heat map made of a plain table, for nbconvert and GitHub, and one of letters for terminals.
+"""The explorer where no kernel runs: the heat map as an HTML table, for nbconvert and GitHub, and as text for
+terminals.
 
-Each cell has its number in it, so that where styles are stripped a readable table is left over.
+Every cell contains its number, so the table stays readable where styles are stripped.
 """
 
 from html import escape
@@ -9,7 +10,7 @@ from typing import Final
 from dshistory.display import html
 from dshistory.display.formats import text_of
 from dshistory.widgets.scale import Scale
-from dshistory.widgets.view import Scene
+from dshistory.widgets.view import View
 
 __all__ = ["page", "text"]
 
@@ -25,22 +26,22 @@ _CIVIDIS: Final = (
 Grid = tuple[list[int], list[str], list[list[float | None]]]
 
 
-def page(scene: Scene, *, status: str) -> str:
-    """The timeline and the heat map as HTML, thinned to what fits on a page."""
-    parts = [html.title_html(_title(scene))]
-    if scene.heat is not None and len(scene.heat):
-        parts.append(_heat_html(scene))
+def page(view: View, *, status: str) -> str:
+    """Return the timeline and the heat map as HTML, thinned to fit on a page."""
+    parts = [html.title_html(_title(view))]
+    if view.heat is not None and len(view.heat):
+        parts.append(_heat_html(view))
     parts += [f'<p class="dsh-note">{escape(line)}</p>' for line in (status,) if line]
-    if scene.code:
-        parts.append(f"<pre><code>{escape(scene.code)}</code></pre>")
+    if view.code:
+        parts.append(f"<pre><code>{escape(view.code)}</code></pre>")
     return html.document(*parts)
 
 
-def text(scene: Scene, *, status: str) -> str:
-    """The same in letters: a line for each layer, low to high."""
-    lines = [_title(scene)]
-    if scene.heat is not None and len(scene.heat):
-        steps, labels, values = _thinned(scene, _MOST_LETTERS)
+def text(view: View, *, status: str) -> str:
+    """Return the same as text: a line of bars for each layer."""
+    lines = [_title(view)]
+    if view.heat is not None and len(view.heat):
+        steps, labels, values = _thinned(view, _MOST_LETTERS)
         scale = Scale(values)
         width = max(len(label) for label in labels)
         lines += [
@@ -48,31 +49,32 @@ def text(scene: Scene, *, status: str) -> str:
             for label, line in zip(labels, values, strict=True)
         ]
         lines.append(
-            f"{scene.heat.metric}, steps {steps[0]} to {steps[-1]}: {_BARS[0]} {text_of(scale.least)}, {_BARS[-1]} {text_of(scale.most)}, · unknown"
+            f"{view.heat.metric}, steps {steps[0]} to {steps[-1]}: "
+            f"{_BARS[0]} {text_of(scale.least)}, {_BARS[-1]} {text_of(scale.most)}, · unknown"
         )
-    return "\n".join([*lines, *(line for line in (status, scene.code) if line)])
+    return "\n".join([*lines, *(line for line in (status, view.code) if line)])
 
 
-def _title(scene: Scene) -> str:
-    return f"explorer of {scene.explorer.root}"
+def _title(view: View) -> str:
+    return f"explorer of {view.explorer.root}"
 
 
-def _heat_html(scene: Scene) -> str:
-    assert scene.heat is not None
-    steps, labels, values = _thinned(scene, _MOST_COLUMNS)
+def _heat_html(view: View) -> str:
+    assert view.heat is not None
+    steps, labels, values = _thinned(view, _MOST_COLUMNS)
     scale = Scale(values)
-    curve = {row["step"]: row["value"] for row in scene.curve}
+    curve = {row["step"]: row["value"] for row in view.curve}
     head = "".join(f'<th style="text-align:right">{step}</th>' for step in steps)
     metric = "".join(f'<td style="text-align:right">{escape(text_of(curve.get(step)))}</td>' for step in steps)
     rows = "".join(
         f'<tr><th style="text-align:left">{escape(text_of(label))}</th>{"".join(_cell(v, scale) for v in line)}</tr>'
         for label, line in zip(labels, values, strict=True)
     )
-    left_out = len(scene.heat.labels()) - len(labels)
+    left_out = len(view.heat.labels()) - len(labels)
     more = f'<p class="dsh-note">… {left_out} more layers …</p>' if left_out else ""
-    name = escape(text_of(scene.timeline))
+    name = escape(text_of(view.timeline_metric))
     return (
-        f'<table><thead><tr><th style="text-align:left">{escape(scene.heat.metric)} at step</th>{head}</tr></thead>'
+        f'<table><thead><tr><th style="text-align:left">{escape(view.heat.metric)} at step</th>{head}</tr></thead>'
         f'<tbody><tr><th style="text-align:left">{name}</th>{metric}</tr>{rows}</tbody></table>{more}'
     )
 
@@ -101,11 +103,11 @@ def _bar(value: float | None, scale: Scale) -> str:
     return _BARS[round(scale.share(value) * (len(_BARS) - 1))]
 
 
-def _thinned(scene: Scene, most_columns: int) -> Grid:
-    """Steps evenly spread, the first and the last among them, and the first layers."""
-    assert scene.heat is not None
-    steps, _, values = scene.heat.grid()
+def _thinned(view: View, most_columns: int) -> Grid:
+    """Return evenly spread steps, the first and the last among them, and the first layers."""
+    assert view.heat is not None
+    steps, _, values = view.heat.grid()
     count = min(len(steps), most_columns)
     chosen = sorted({round(i * (len(steps) - 1) / max(1, count - 1)) for i in range(count)})
     lines = [[line[i] for i in chosen] for line in values[:_MOST_LINES]]
-    return [steps[i] for i in chosen], scene.heat.labels()[:_MOST_LINES], lines
+    return [steps[i] for i in chosen], view.heat.labels()[:_MOST_LINES], lines

@@ -1,4 +1,4 @@
-"""What the explorer's timeline shows: a metric step by step, the checkpoints on it, and what is out of line."""
+"""The data of the explorer's timeline: a metric step by step, the checkpoints on it, and the anomalies."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,12 +8,12 @@ from catalog.records import CheckpointRef
 from catalog.references import lineage
 from dshistory.display.table import Table
 
-__all__ = ["Overview", "anomalies_by_step", "metric_query", "overview"]
+__all__ = ["Timeline", "anomalies_by_step", "metric_query", "read_timeline"]
 
 
 @dataclass(frozen=True)
-class Overview:
-    """What there is to look at in a run and its parents, by name; empty lists where there is nothing yet."""
+class Timeline:
+    """The checkpoints of a run and its parents, and the names of their metrics and kinds of tensors."""
 
     run: str | None
     refs: Sequence[CheckpointRef]
@@ -21,17 +21,19 @@ class Overview:
     kinds: Sequence[str]
 
 
-def overview(history: History, run: str | None) -> Overview:
-    """Look at the run, by default the current one. NotFoundError for a run that is not there; a history without any is empty."""
+def read_timeline(history: History, run: str | None) -> Timeline:
+    """Return the timeline of a run, by default the current one; that of a history without runs is empty.
+
+    Raises NotFoundError for a run that does not exist."""
     if run is None:
         if not history.runs():
-            return Overview(None, [], [], [])
+            return Timeline(None, [], [], [])
         run = history.current_run()
     history.run_facts(run)
     refs = lineage(history.paths, run)
     runs = {"runs": sorted({run, *(ref.run for ref in refs)})}
     metrics = history.query("SELECT DISTINCT name FROM metrics WHERE list_contains($runs, run) ORDER BY name", runs)
-    return Overview(run, refs, metrics["name"].to_pylist(), _kinds(history, refs[-1]) if refs else [])
+    return Timeline(run, refs, metrics["name"].to_pylist(), _kinds(history, refs[-1]) if refs else [])
 
 
 def _kinds(history: History, ref: CheckpointRef) -> list[str]:
@@ -41,9 +43,10 @@ def _kinds(history: History, ref: CheckpointRef) -> list[str]:
 
 
 def metric_query(history: History, run: str, name: str) -> tuple[str, Mapping[str, str]]:
-    """The SQL for a metric of every step of a run and its parents up to the forks, and its parameters."""
+    """Return the SQL, and its parameters, for a metric at every step of a run and of its parents up to the forks."""
     parts: list[str] = []
     params = {"name": name}
+    # Of each parent only the steps up to the earliest fork on the way to it belong to the lineage.
     limit: int | None = None
     place: str | None = run
     while place is not None and place not in params.values() and history.paths.run_json(place).exists():
@@ -58,7 +61,7 @@ def metric_query(history: History, run: str, name: str) -> tuple[str, Mapping[st
 
 
 def anomalies_by_step(rows: Table) -> Mapping[int, Sequence[str]]:
-    """What is out of line, as lines of text for each step."""
+    """Return a line of text for each anomaly, by step."""
     found: dict[int, list[str]] = {}
     for row in rows:
         found.setdefault(row["step"], []).append(f"{row['anomaly']}: {row['name']} ({row['kind']})")

@@ -1,7 +1,7 @@
-"""Long work beside the kernel: one thread at a time, there only while there is something to do.
+"""A worker thread for long tasks beside the kernel; it exists only while there is something to do.
 
-Tasks have topics. A task takes the place of one of its topic that still waits, and ends one of its topic that runs, at its next
-word of progress: what is shown is the newest wish, not all of them one after the other.
+Tasks have topics. A new task replaces a waiting one of its topic and ends a running one of its topic at its next report
+of progress: so a slider that is dragged shows its last position, not all of them one after the other.
 """
 
 import atexit
@@ -28,21 +28,24 @@ _workers: "weakref.WeakSet[Worker]" = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """A thread that is in the middle of a query must not outlive the interpreter."""
+    """End all threads before the interpreter does: a daemon thread in the middle of a query must not outlive it."""
     for worker in list(_workers):
         worker.close()
 
 
 class Worker:
-    """Runs tasks one after the other, in the order in which they were asked for.
+    """Runs tasks one after the other, in the order of their submission.
 
-    told: called with the topic of a task and the error that ended it; those that are neither HistoryError nor OSError `wait`
-        raises too
+    on_error: called with the topic of a task and the error that ended it; `wait` raises an error that is neither
+        HistoryError nor OSError too
     progress: called with the share done of the running task, and with None when it is over
+
+    Both are called in the worker's thread. The condition `_changed` guards what waits and what runs; the running task
+    polls `_unwanted` without it, and `_failure` is set before the thread ends, which is what `wait` waits for.
     """
 
-    def __init__(self, *, told: Callable[[str, Exception], None], progress: Callable[[float | None], None]) -> None:
-        self._told, self._progress = told, progress
+    def __init__(self, *, on_error: Callable[[str, Exception], None], progress: Callable[[float | None], None]) -> None:
+        self._on_error, self._progress = on_error, progress
         self._changed = threading.Condition()
         self._waiting: dict[str, Task] = {}
         self._running: str | None = None
@@ -54,11 +57,11 @@ class Worker:
 
     @property
     def is_me(self) -> bool:
-        """Whether the caller is a task of this worker."""
+        """True when the caller is a task of this worker."""
         return self._thread is threading.current_thread()
 
     def submit(self, topic: str, task: Task) -> None:
-        """Have the task run soon, in place of what else the topic has; nothing after `close`."""
+        """Run the task soon, in place of others of its topic; ignored after `close`."""
         with self._changed:
             if self._closed:
                 return
@@ -66,15 +69,16 @@ class Worker:
             self._waiting[topic] = task
             self._unwanted |= self._running == topic
             if self._thread is None:
-                # An own context: neither this thread's progress bar nor what it prints to belongs to the task.
+                # A fresh context: the task must not report to the caller's progress bar, nor print into its cell.
                 self._thread = threading.Thread(
                     target=Context().run, args=(self._run,), name="dshistory-explorer", daemon=True
                 )
                 self._thread.start()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until nothing is left to do; False when the time is over first. Raises the error of a task that was none of ours to
-        refuse."""
+        """Wait until nothing is left to do; False when the time is over first.
+
+        Raises the error of a task that is neither HistoryError nor OSError, once."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self._changed:
             done = self._changed.wait_for(
@@ -86,13 +90,13 @@ class Worker:
         return done
 
     def abandon(self) -> None:
-        """Drop what waits, and end what runs at its next word of progress, without waiting for that."""
+        """Drop waiting tasks and end the running one at its next report of progress; does not wait."""
         with self._changed:
             self._closed = self._unwanted = True
             self._waiting.clear()
 
     def close(self) -> None:
-        """As `abandon`, and wait until no thread is left; a task itself may call it, and does not wait."""
+        """Do as `abandon` does and wait until the thread has ended; called by a task, it does not wait."""
         self.abandon()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
@@ -102,6 +106,7 @@ class Worker:
         while True:
             with self._changed:
                 if not self._waiting:
+                    # Under the same lock as `submit`: a task that comes now finds no thread and starts another.
                     self._thread = None
                     self._changed.notify_all()
                     return
@@ -114,18 +119,18 @@ class Worker:
 
     def _do(self, topic: str, task: Task) -> None:
         try:
-            with listening(self._heard):
+            with listening(self._on_progress):
                 task()
         except _SupersededError:
             pass
         except (HistoryError, OSError) as error:
-            self._told(topic, error)
+            self._on_error(topic, error)
         except Exception as error:  # noqa: BLE001 - kept for `wait`, shown at once
             self._failure = error
-            self._told(topic, error)
+            self._on_error(topic, error)
         self._progress(None)
 
-    def _heard(self, share: float) -> None:
+    def _on_progress(self, share: float) -> None:
         if self._unwanted:
             raise _SupersededError
         self._progress(share)

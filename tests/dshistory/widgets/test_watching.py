@@ -202,13 +202,13 @@ def test_a_look_tells_only_of_what_is_new(tmp_path: Path) -> None:
 
     listener = Listener()
     watcher = Watcher(Explorer.open(tmp_path).history, None, listener.told, seconds=OFTEN)
-    before = watcher._look()
-    assert watcher._look() == before
+    before = watcher._snapshot()
+    assert watcher._snapshot() == before
     run.metrics(2, loss=1.0)
-    with_metrics = watcher._look()
+    with_metrics = watcher._snapshot()
     assert with_metrics != before
     Explorer.open(tmp_path).analyze(quiet=True)
-    assert watcher._look() != with_metrics
+    assert watcher._snapshot() != with_metrics
     run.close()
 
 
