@@ -92,7 +92,7 @@ def zeros_share(zeros: Sums, numel: Sums) -> Floats:
 def minimum(least: Sums) -> Floats:
     """Return the smallest element that is not NaN; NaN where there is none.
 
-    `least` is then inf, the neutral element of min. An inf that all elements share is not told apart from that."""
+    `least` is then inf, the neutral element of min. A tensor whose smallest element is inf gives NaN too."""
     return np.where(np.equal(least, math.inf), np.nan, least)
 
 

@@ -1,5 +1,4 @@
-"""All checkpoints of a run: trajectories, layers, histograms, distances, anomalies, and the first checkpoint of a
-change.
+"""All checkpoints of a run: trajectories, layers, histograms, distances, anomalies and bisection.
 
 Questions about two checkpoints are in `dshistory.comparison`, which knows nothing of this package.
 """

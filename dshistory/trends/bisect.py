@@ -258,7 +258,8 @@ def _of_metric(
         if math.isnan(value):
             raise SetupError(
                 f"bisect: a value of {metric} is NaN, for which {text!r} is neither true nor false; give a function, "
-                f"as lambda c: {metric!r} in c.metrics and not c.metrics[{metric!r}] {_OPPOSITES[found['sign']]} {limit:g}"
+                f"as lambda c: {metric!r} in c.metrics and not c.metrics[{metric!r}] "
+                f"{_OPPOSITES[found['sign']]} {limit:g}"
             )
         return bool(sign(value, limit))
 

@@ -1,5 +1,4 @@
-"""The cells of a trajectory for which the catalog has no statistics: their tensors are read, one checkpoint at a
-time."""
+"""Reads the tensors of cells for which the catalog has no statistics, one checkpoint at a time."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

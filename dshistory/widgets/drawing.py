@@ -1,5 +1,4 @@
-"""Draws tables as the traces of the explorer's one figure; each function sends its changes to the browser as one
-message.
+"""Draws tables as the traces of the explorer's one figure; each function sends its changes as one message.
 
 Plotly renders tags in labels, so every name goes through `_plain`. JSON has no NaN and no infinity: both become gaps,
 except that an infinite cell of a heat map gets the highest colour with the sign of infinity written in it.

@@ -1,5 +1,4 @@
-"""The colour scale of a heat map: linear, or logarithmic where the values are far apart, with zero below all of
-them."""
+"""The colour scale of a heat map: linear, or logarithmic where the values are far apart, zero below all others."""
 
 import math
 from collections.abc import Sequence

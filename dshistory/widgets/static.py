@@ -1,5 +1,4 @@
-"""The explorer where no kernel runs: the heat map as an HTML table, for nbconvert and GitHub, and as text for
-terminals.
+"""The explorer where no kernel runs: an HTML table for nbconvert and GitHub, text for terminals.
 
 Every cell contains its number, so the table stays readable where styles are stripped.
 """
