@@ -77,7 +77,10 @@ def test_what_is_not_finite_is_no_lack_of_statistics(tmp_path: Path) -> None:
     norms = explorer.layers(metric="norm")
     assert norms["value"].to_pylist() == [8.0, 16.0, None, None]
     assert norms.note.endswith("over 4 checkpoints; not finite at 2 checkpoints")
-    assert "unknown at 3 checkpoints: the first, those that are not finite, and those without statistics" in explorer.layers().note
+    assert (
+        "unknown at 3 checkpoints: the first, those that are not finite, and those without statistics"
+        in explorer.layers().note
+    )
 
 
 def test_the_tensor_that_stands_out_is_named(h: Explorer) -> None:

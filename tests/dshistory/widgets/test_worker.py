@@ -20,7 +20,9 @@ class Told:
     def __init__(self) -> None:
         self.errors: list[tuple[str, Exception]] = []
         self.shares: list[float | None] = []
-        self.worker = Worker(on_error=lambda topic, error: self.errors.append((topic, error)), progress=self.shares.append)
+        self.worker = Worker(
+            on_error=lambda topic, error: self.errors.append((topic, error)), progress=self.shares.append
+        )
 
 
 @pytest.fixture
