@@ -1,8 +1,8 @@
 """One checkpoint as an exporter sees it: logical tensors in bounded memory, and the decoded objects."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 import torch
 
@@ -10,15 +10,12 @@ from capture.load.assignments import Assignment, choose
 from capture.load.read_into import read_extents, read_into
 from capture.state.dtypes import torch_dtype
 from capture.state.objects import decode_object
-from catalog.errors import NotFoundError, SetupError, UnsupportedError
+from catalog.errors import NotFoundError, SetupError
 from catalog.history import History
 from catalog.records import CheckpointRef, RunFacts
 from dshistory.tensors.stream import FragmentStream, StoredTensor, stored_tensors
 
-if TYPE_CHECKING:
-    from dshistory.conversion.exporting.partitions import Flat, Piece
-
-__all__ = ["Source", "Weights", "checked_weights"]
+__all__ = ["CheckpointTensors", "Weights", "checked_weights"]
 
 Weights = Literal["model", "master"]
 """model: the weights as the forward pass uses them; master: the fp32 ones that the optimizer updates."""
@@ -34,7 +31,7 @@ def checked_weights(name: str) -> Weights:
     raise SetupError(f"weights={name!r}: must be one of {', '.join(get_args(Weights))}")
 
 
-class Source:
+class CheckpointTensors:
     """The tensors and objects of one checkpoint; nothing is read before it is asked for. `advance` hears of every byte."""
 
     def __init__(self, history: History, ref: CheckpointRef, *, advance: Callable[[int], None]) -> None:
@@ -121,27 +118,7 @@ class Source:
             at += piece.numel()
         return made
 
-    def flat(self, flat: "Flat", tensors: Mapping[str, StoredTensor]) -> torch.Tensor:
-        """One rank's flat tensor, its pieces taken from `tensors`; zero where it belongs to none. Reads only the fragments that
-        overlap.
-
-        UnsupportedError when its tensors have several dtypes."""
-        dtypes = {tensors[piece.name].dtype for piece in flat.pieces} or {"F32"}
-        if len(dtypes) > 1:
-            raise UnsupportedError(
-                f"checkpoint {self.ref}: {flat.pieces[0].name!r} and its neighbours in one flat tensor are of the dtypes "
-                f"{', '.join(sorted(dtypes))}; DeepSpeed keeps them in one"
-            )
-        made = torch.zeros(flat.numel, dtype=torch_dtype(dtypes.pop()))
-        assignments = [one for piece in flat.pieces for one in _overlaps(piece, tensors[piece.name], made)]
+    def fill(self, assignments: Sequence[Assignment]) -> None:
+        """Read the assigned parts of tensors into their destinations, each verified against its fragment's checksum."""
         read_into(self._root, assignments)
-        self._advance(made.nbytes)
-        return made
-
-
-def _overlaps(piece: "Piece", tensor: StoredTensor, made: torch.Tensor) -> Iterable[Assignment]:
-    for extent in tensor.fragments:
-        first = max(piece.start, extent.start)
-        last = min(piece.start + piece.numel, extent.start + extent.numel)
-        if first < last:
-            yield Assignment(extent, made, piece.at + first - piece.start, first - extent.start, last - first)
+        self._advance(sum(each.numel * each.destination.element_size() for each in assignments))

@@ -71,11 +71,11 @@ class Checkpoint:
 
     def state_dict(self) -> dict[str, "torch.Tensor"]:
         """Return weights and buffers as `module.load_state_dict` takes them, tied names included."""
-        from dshistory.tensors.checkpoint_tensors import Source
+        from dshistory.tensors.checkpoint_tensors import CheckpointTensors
 
-        source = Source(self._history, self.ref, advance=lambda nbytes: None)
-        state = {name: source.whole(tensor) for name, tensor in source.state_dict("model").items()}
-        return state | {alias: state[name] for alias, name in source.aliases("model").items()}
+        stored = CheckpointTensors(self._history, self.ref, advance=lambda nbytes: None)
+        state = {name: stored.whole(tensor) for name, tensor in stored.state_dict("model").items()}
+        return state | {alias: state[name] for alias, name in stored.aliases("model").items()}
 
 
 class Bisection(Table):

@@ -15,7 +15,7 @@ from dshistory.conversion.exporting.options import Options
 from dshistory.conversion.exporting.target import new_target
 from dshistory.display.progress import ByteProgress
 from dshistory.display.table import Table
-from dshistory.tensors.checkpoint_tensors import Source, checked_weights
+from dshistory.tensors.checkpoint_tensors import CheckpointTensors, checked_weights
 
 __all__ = ["FORMATS", "export", "options"]
 
@@ -29,7 +29,7 @@ FORMATS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "universal": ("dshistory.conversion.exporting.universal", "write_universal"),
     }
 )
-"""Format -> module and function `(source, target, options)` that writes it at `target`, which does not exist yet."""
+"""Format -> module and function `(checkpoint, target, options)` that writes it at `target`, which does not exist yet."""
 
 _SCHEMA = pa.schema([("file", pa.string()), ("bytes", pa.int64())])
 
@@ -87,7 +87,7 @@ def export(
     with new_target(path, history=history.root, overwrite=overwrite) as target:
         total = sum(extent.nbytes for extent in history.extents(ref))
         with ByteProgress(total, description=f"export to {format}", quiet=quiet) as bar:
-            write(Source(history, ref, advance=bar.advance), target, options)
+            write(CheckpointTensors(history, ref, advance=bar.advance), target, options)
         files = _files(target)
     rows: list[dict[str, Any]] = [{"file": str(path / name), "bytes": nbytes} for name, nbytes in files]
     note = f"checkpoint {ref} as {format} at {path}"

@@ -12,31 +12,31 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from capture.state.dtypes import torch_dtype
 from dshistory.conversion.exporting.options import Options
-from dshistory.tensors.checkpoint_tensors import Source
+from dshistory.tensors.checkpoint_tensors import CheckpointTensors
 from dshistory.tensors.stream import StoredTensor
 
 __all__ = ["write_dcp"]
 
 
-def write_dcp(source: Source, target: Path, options: Options) -> None:
+def write_dcp(checkpoint: CheckpointTensors, target: Path, options: Options) -> None:
     """A folder that `dcp.load` loads into a state dict of the same names; tied tensors stand under each of their names."""
     options.require_only("dcp")
-    tensors = source.state_dict(options.weights)
-    tensors.update({alias: tensors[name] for alias, name in source.aliases(options.weights).items()})
+    tensors = checkpoint.state_dict(options.weights)
+    tensors.update({alias: tensors[name] for alias, name in checkpoint.aliases(options.weights).items()})
     shapes = {
         name: torch.empty(tensor.shape, dtype=torch_dtype(tensor.dtype), device="meta")
         for name, tensor in tensors.items()
     }
     writer = FileSystemWriter(target, single_file_per_rank=True, sync_files=False, thread_count=1)
-    save(shapes, storage_writer=writer, planner=_LazyPlanner(source, tensors), no_dist=True)
+    save(shapes, storage_writer=writer, planner=_LazyPlanner(checkpoint, tensors), no_dist=True)
 
 
 class _LazyPlanner(DefaultSavePlanner):
     """Plans with tensors that have no memory, and reads each when the writer asks for it."""
 
-    def __init__(self, source: Source, tensors: dict[str, StoredTensor]) -> None:
+    def __init__(self, checkpoint: CheckpointTensors, tensors: dict[str, StoredTensor]) -> None:
         super().__init__(flatten_state_dict=False)
-        self._source = source
+        self._source = checkpoint
         self._tensors = tensors
 
     def resolve_data(self, write_item: WriteItem) -> Any:

@@ -9,13 +9,15 @@ from typing import Any, Final
 
 import torch
 
+from capture.load.assignments import Assignment
 from capture.state.dtypes import torch_dtype
 from catalog.errors import SetupError, UnsupportedError
 from dshistory.conversion.deepspeed_classes import DeepSpeedPickle, StandIn, loss_scaler
 from dshistory.conversion.exporting.options import Options
-from dshistory.conversion.exporting.partitions import Flat, groups_cut, parameters_cut, sub_groups
+from dshistory.conversion.exporting.partitions import Flat, Piece, groups_cut, parameters_cut, sub_groups
 from dshistory.conversion.exporting.training import Training, training_of
-from dshistory.tensors.checkpoint_tensors import Source
+from dshistory.tensors.checkpoint_tensors import CheckpointTensors
+from dshistory.tensors.stream import StoredTensor
 
 __all__ = ["loss_scaler_of", "model_states", "module_state", "save", "write_deepspeed"]
 
@@ -23,27 +25,27 @@ _STAGES: Final = (0, 1, 2, 3)
 _SUB_GROUP_ELEMENTS: Final = 1_000_000_000  # DeepSpeed's default
 
 
-def write_deepspeed(source: Source, target: Path, options: Options) -> None:
+def write_deepspeed(checkpoint: CheckpointTensors, target: Path, options: Options) -> None:
     """`target/global_step<N>/` and `target/latest`, for `zero_stage` and `world_size` (default: those of the run). Holds one
     rank's file in memory.
 
     SetupError for a layout that there is not; UnsupportedError by name for runs that have no form there."""
     options.require_only("deepspeed", "zero_stage", "world_size")
-    stage, world_size = _layout(source, options)
-    training = training_of(source)
+    stage, world_size = _layout(checkpoint, options)
+    training = training_of(checkpoint)
     _refuse_reordered(training, stage)
     folder = target / f"global_step{training.counters['global_steps']}"
     folder.mkdir(parents=True)
     if stage == 0:
-        save(_stage0(source, training, world_size), folder / "mp_rank_00_model_states.pt")
+        save(_stage0(checkpoint, training, world_size), folder / "mp_rank_00_model_states.pt")
     else:
-        _write_zero(source, training, folder, stage, world_size)
+        _write_zero(checkpoint, training, folder, stage, world_size)
     (target / "latest").write_text(folder.name)
 
 
-def _layout(source: Source, options: Options) -> tuple[int, int]:
-    stage = source.facts.facts.get("zero_stage", 0) if options.zero_stage is None else options.zero_stage
-    world_size = source.facts.world_size if options.world_size is None else options.world_size
+def _layout(checkpoint: CheckpointTensors, options: Options) -> tuple[int, int]:
+    stage = checkpoint.facts.facts.get("zero_stage", 0) if options.zero_stage is None else options.zero_stage
+    world_size = checkpoint.facts.world_size if options.world_size is None else options.world_size
     if stage not in _STAGES:
         raise SetupError(f"zero_stage={stage}: must be one of {', '.join(map(str, _STAGES))}")
     if world_size < 1:
@@ -61,14 +63,14 @@ def _refuse_reordered(training: Training, stage: int) -> None:
             )
 
 
-def _write_zero(source: Source, training: Training, folder: Path, stage: int, world_size: int) -> None:
+def _write_zero(checkpoint: CheckpointTensors, training: Training, folder: Path, stage: int, world_size: int) -> None:
     prefix = "bf16_zero" if training.low_precision == "bf16" else "zero"
     for rank in range(world_size):
         flats = _flats(training, stage, rank, world_size)
         optimizer = (
-            _stage3(source, training, flats, world_size)
+            _stage3(checkpoint, training, flats, world_size)
             if stage == 3
-            else _stage12(source, training, flats, stage, world_size)
+            else _stage12(checkpoint, training, flats, stage, world_size)
         )
         content = {
             "optimizer_state_dict": optimizer,
@@ -78,13 +80,13 @@ def _write_zero(source: Source, training: Training, folder: Path, stage: int, wo
         save(content, folder / f"{prefix}_pp_rank_{rank}_mp_rank_00_optim_states.pt")
         if stage == 3:
             save(
-                _partitioned(source, training, rank, world_size),
+                _partitioned(checkpoint, training, rank, world_size),
                 folder / f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt",
             )
     if stage != 3:
-        state = {**model_states(training, stage, world_size), "module": module_state(source, training)}
+        state = {**model_states(training, stage, world_size), "module": module_state(checkpoint, training)}
         save(
-            {**state, **_frozen(source, training), **_names(source, training, training.groups)},
+            {**state, **_frozen(checkpoint, training), **_names(checkpoint, training, training.groups)},
             folder / "mp_rank_00_model_states.pt",
         )
 
@@ -118,54 +120,58 @@ def model_states(training: Training, stage: int, world_size: int) -> dict[str, A
     }
 
 
-def module_state(source: Source, training: Training) -> dict[str, torch.Tensor]:
+def module_state(checkpoint: CheckpointTensors, training: Training) -> dict[str, torch.Tensor]:
     """The module's state dict, tied names on one tensor."""
-    state = {name: source.whole(tensor) for name, tensor in {**training.weights, **source.buffers}.items()}
-    state.update({alias: state[name] for alias, name in source.aliases("model").items()})
+    state = {name: checkpoint.whole(tensor) for name, tensor in {**training.weights, **checkpoint.buffers}.items()}
+    state.update({alias: state[name] for alias, name in checkpoint.aliases("model").items()})
     return state
 
 
-def _names(source: Source, training: Training, groups: Sequence[Sequence[tuple[str, int]]]) -> dict[str, Any]:
+def _names(
+    checkpoint: CheckpointTensors, training: Training, groups: Sequence[Sequence[tuple[str, int]]]
+) -> dict[str, Any]:
     """What zero_to_fp32 takes the flat tensors apart by."""
     shapes = [{name: torch.Size(training.weights[name].shape) for name, _ in group} for group in groups]
     ties = {alias: name for name, tensor in training.weights.items() for alias in tensor.aliases}
-    return {"buffer_names": list(source.buffers), "param_shapes": shapes, "shared_params": ties}
+    return {"buffer_names": list(checkpoint.buffers), "param_shapes": shapes, "shared_params": ties}
 
 
-def _frozen(source: Source, training: Training) -> dict[str, Any]:
+def _frozen(checkpoint: CheckpointTensors, training: Training) -> dict[str, Any]:
     names = training.frozen
     return {
         "frozen_param_shapes": {name: torch.Size(training.weights[name].shape) for name in names},
-        "frozen_param_fragments": {name: source.whole(training.weights[name]) for name in names},
+        "frozen_param_fragments": {name: checkpoint.whole(training.weights[name]) for name in names},
     }
 
 
-def _partitioned(source: Source, training: Training, rank: int, world_size: int) -> dict[str, Any]:
+def _partitioned(checkpoint: CheckpointTensors, training: Training, rank: int, world_size: int) -> dict[str, Any]:
     """A rank's model states under stage 3: empty tensors for the parameters, its parts of the frozen ones, its buffers."""
     state = {name: torch.empty(0, dtype=torch_dtype(tensor.dtype)) for name, tensor in training.weights.items()}
-    state.update({name: source.whole(tensor) for name, tensor in source.buffers.items()})
-    state.update({alias: state[name] for alias, name in source.aliases("model").items()})
+    state.update({name: checkpoint.whole(tensor) for name, tensor in checkpoint.buffers.items()})
+    state.update({alias: state[name] for alias, name in checkpoint.aliases("model").items()})
     fragments = {}
     for name in training.frozen:
         tensor = training.weights[name]
         part = parameters_cut(
             [[(name, tensor.numel)]], rank=rank, world_size=world_size, sub_group_elements=tensor.numel
         )
-        fragments[name] = source.flat(part[0], {name: tensor})
+        fragments[name] = _flat_tensor(checkpoint, part[0], {name: tensor})
     limit = _sub_group_elements(training)
     groups = [part for _, part in sub_groups(training.groups, world_size=world_size, sub_group_elements=limit)]
     shapes = {name: torch.Size(training.weights[name].shape) for name in fragments}
-    whole = {**model_states(training, 3, world_size), "module": state, **_names(source, training, groups)}
+    whole = {**model_states(training, 3, world_size), "module": state, **_names(checkpoint, training, groups)}
     return {**whole, "frozen_param_shapes": shapes, "frozen_param_fragments": fragments}
 
 
-def _stage12(source: Source, training: Training, flats: Sequence[Flat], stage: int, world_size: int) -> dict[str, Any]:
-    masters = [source.flat(flat, training.masters) for flat in flats]
+def _stage12(
+    checkpoint: CheckpointTensors, training: Training, flats: Sequence[Flat], stage: int, world_size: int
+) -> dict[str, Any]:
+    masters = [_flat_tensor(checkpoint, flat, training.masters) for flat in flats]
     return {
         "loss_scaler": loss_scaler_of(training),
         "dynamic_loss_scale": bool(training.scaler.get("dynamic")),
         "overflow": False,
-        "base_optimizer_state": _optimizer(source, training, flats),
+        "base_optimizer_state": _optimizer(checkpoint, training, flats),
         "single_partition_of_fp32_groups": [
             # Cloned, or torch.save would write the padding too.
             master[: flat.numel - flat.padding].clone()
@@ -179,24 +185,26 @@ def _stage12(source: Source, training: Training, flats: Sequence[Flat], stage: i
     }
 
 
-def _stage3(source: Source, training: Training, flats: Sequence[Flat], world_size: int) -> dict[str, Any]:
+def _stage3(
+    checkpoint: CheckpointTensors, training: Training, flats: Sequence[Flat], world_size: int
+) -> dict[str, Any]:
     return {
         "zero_stage": 3,
         "loss_scaler": loss_scaler_of(training),
         "dynamic_loss_scale": bool(training.scaler.get("dynamic")),
         "overflow": False,
         "partition_count": world_size,
-        "optimizer_state_dict": _optimizer(source, training, flats),
-        "fp32_flat_groups": [source.flat(flat, training.masters) for flat in flats],
+        "optimizer_state_dict": _optimizer(checkpoint, training, flats),
+        "fp32_flat_groups": [_flat_tensor(checkpoint, flat, training.masters) for flat in flats],
     }
 
 
-def _optimizer(source: Source, training: Training, flats: Sequence[Flat]) -> dict[str, Any]:
+def _optimizer(checkpoint: CheckpointTensors, training: Training, flats: Sequence[Flat]) -> dict[str, Any]:
     """The inner optimizer's state dict: its parameters are the flats, numbered in order."""
     state = {}
     for number, flat in enumerate(flats):
         values = {key: _copied(value) for key, value in training.shared[flat.group].items()}
-        values.update({kind: source.flat(flat, source.of_kind(kind)) for kind in training.kinds})
+        values.update({kind: _flat_tensor(checkpoint, flat, checkpoint.of_kind(kind)) for kind in training.kinds})
         if values:
             state[number] = values
     numbers = [
@@ -206,15 +214,15 @@ def _optimizer(source: Source, training: Training, flats: Sequence[Flat]) -> dic
     return {"state": state, "param_groups": groups}
 
 
-def _stage0(source: Source, training: Training, world_size: int) -> dict[str, Any]:
+def _stage0(checkpoint: CheckpointTensors, training: Training, world_size: int) -> dict[str, Any]:
     """Without ZeRO: every parameter is one of the optimizer's, and under bf16 or fp16 has a master copy."""
-    wrapper = str(source.facts.facts.get("optimizer_wrapper", ""))
+    wrapper = str(checkpoint.facts.facts.get("optimizer_wrapper", ""))
     if wrapper.endswith((".FP16_Optimizer", ".BF16_Optimizer")):
         raise UnsupportedError(
             f"the run's optimizer was in a {wrapper.rpartition('.')[2]}, whose files without ZeRO are not written; pass zero_stage=1"
         )
     flats = [Flat(index, piece, numel) for index, piece, numel in _one_by_one(training)]
-    optimizer = _optimizer(source, training, flats)
+    optimizer = _optimizer(checkpoint, training, flats)
     if training.low_precision is not None:
         scaler = loss_scaler_of(training).__dict__
         scale = {"cur_iter": 0, "last_overflow_iter": -1, "scale_factor": 2.0, "scale_window": 1000, **scaler}
@@ -225,13 +233,19 @@ def _stage0(source: Source, training: Training, world_size: int) -> dict[str, An
             },
             "dynamic_loss_scale": bool(training.scaler.get("dynamic")),
             "optimizer_state_dict": _shaped(optimizer, training),
-            "fp32_groups": [[source.whole(training.masters[name]) for name, _ in group] for group in training.groups],
+            "fp32_groups": [
+                [checkpoint.whole(training.masters[name]) for name, _ in group] for group in training.groups
+            ],
         }
     else:
         optimizer = _shaped(optimizer, training)
-    state = {**model_states(training, 0, world_size), "module": module_state(source, training), "optimizer": optimizer}
+    state = {
+        **model_states(training, 0, world_size),
+        "module": module_state(checkpoint, training),
+        "optimizer": optimizer,
+    }
     empty = dict.fromkeys(("param_shapes", "frozen_param_shapes", "shared_params", "frozen_param_fragments"))
-    return {**state, **empty, "buffer_names": list(source.buffers)}
+    return {**state, **empty, "buffer_names": list(checkpoint.buffers)}
 
 
 def _one_by_one(training: Training) -> Iterator[tuple[int, Any, int]]:
@@ -251,6 +265,29 @@ def _shaped(optimizer: dict[str, Any], training: Training) -> dict[str, Any]:
 def loss_scaler_of(training: Training) -> StandIn:
     """What DeepSpeed keeps as its loss scaler, static ones too."""
     return loss_scaler(dict(training.scaler), fp16=dict(training.config.get("fp16", {})))
+
+
+def _flat_tensor(checkpoint: CheckpointTensors, flat: Flat, tensors: Mapping[str, StoredTensor]) -> torch.Tensor:
+    """One rank's flat tensor, its pieces taken from `tensors`; its padding is zero. Only the fragments that overlap are read.
+
+    UnsupportedError when its tensors have several dtypes."""
+    dtypes = {tensors[piece.name].dtype for piece in flat.pieces} or {"F32"}
+    if len(dtypes) > 1:
+        raise UnsupportedError(
+            f"checkpoint {checkpoint.ref}: {flat.pieces[0].name!r} and its neighbours in one flat tensor are of the dtypes "
+            f"{', '.join(sorted(dtypes))}; DeepSpeed keeps them in one"
+        )
+    made = torch.zeros(flat.numel, dtype=torch_dtype(dtypes.pop()))
+    checkpoint.fill([one for piece in flat.pieces for one in _overlaps(piece, tensors[piece.name], made)])
+    return made
+
+
+def _overlaps(piece: Piece, tensor: StoredTensor, made: torch.Tensor) -> Iterator[Assignment]:
+    for extent in tensor.fragments:
+        first = max(piece.start, extent.start)
+        last = min(piece.start + piece.numel, extent.start + extent.numel)
+        if first < last:
+            yield Assignment(extent, made, piece.at + first - piece.start, first - extent.start, last - first)
 
 
 def _copied(value: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any, Final
 from catalog.errors import FormatError, NotFoundError, SetupError
 from dshistory.conversion.exporting.options import Options
 from dshistory.conversion.exporting.safetensors import write_sharded
-from dshistory.tensors.checkpoint_tensors import Source
+from dshistory.tensors.checkpoint_tensors import CheckpointTensors
 
 __all__ = ["write_huggingface"]
 
@@ -15,16 +15,16 @@ _SHARD_BYTES: Final = 5 << 30
 _TORCH_NAMES: Final = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
 
 
-def write_huggingface(source: Source, target: Path, options: Options) -> None:
+def write_huggingface(checkpoint: CheckpointTensors, target: Path, options: Options) -> None:
     """config.json (as given, but for the dtype, which is that of the weights written) and model.safetensors, in shards with an
     index above `shard_bytes` (5 GiB). Needs no transformers.
 
     SetupError without a config, NotFoundError or FormatError when it can't be read."""
     options.require_only("huggingface", "shard_bytes", "config")
     config = _config(options)
-    tensors = source.state_dict(options.weights)
+    tensors = checkpoint.state_dict(options.weights)
     sizes: dict[str, int] = {}
-    for tensor in source.parameters(options.weights).values():
+    for tensor in checkpoint.parameters(options.weights).values():
         sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.nbytes
     most = max(sizes, key=lambda dtype: sizes[dtype])
     if most in _TORCH_NAMES:
@@ -32,8 +32,8 @@ def write_huggingface(source: Source, target: Path, options: Options) -> None:
         config["dtype"] = _TORCH_NAMES[most]
     target.mkdir()
     (target / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-    metadata = {"format": "pt", "dshistory": str(source.ref), "weights": options.weights}
-    write_sharded(source, target, tensors, metadata, shard_bytes=options.shard_bytes or _SHARD_BYTES)
+    metadata = {"format": "pt", "dshistory": str(checkpoint.ref), "weights": options.weights}
+    write_sharded(checkpoint, target, tensors, metadata, shard_bytes=options.shard_bytes or _SHARD_BYTES)
 
 
 def _config(options: Options) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import torch
 from catalog.format.dtypes import DTYPES
 from catalog.format.header import Entry, encode_header, entries_json, header_bytes_needed
 from dshistory.conversion.exporting.options import Options
-from dshistory.tensors.checkpoint_tensors import Source
+from dshistory.tensors.checkpoint_tensors import CheckpointTensors
 from dshistory.tensors.stream import StoredTensor
 
 __all__ = ["write_safetensors", "write_sharded"]
@@ -19,37 +19,42 @@ _ALIGN: Final = 64
 _NAME: Final = "model.safetensors"
 
 
-def write_safetensors(source: Source, target: Path, options: Options) -> None:
+def write_safetensors(checkpoint: CheckpointTensors, target: Path, options: Options) -> None:
     """One valid safetensors file; with `shard_bytes` a folder of files, and their index when there is more than one.
 
     Tied tensors have one entry; the metadata maps each further name to it, as `safetensors.torch.load_model` expects."""
     options.require_only("safetensors", "shard_bytes")
-    tensors = source.state_dict(options.weights)
+    tensors = checkpoint.state_dict(options.weights)
     metadata = {
-        **source.aliases(options.weights),
+        **checkpoint.aliases(options.weights),
         "format": "pt",
-        "dshistory": str(source.ref),
+        "dshistory": str(checkpoint.ref),
         "weights": options.weights,
     }
     if options.shard_bytes is None:
-        _write_file(source, target, tensors, metadata)
+        _write_file(checkpoint, target, tensors, metadata)
     else:
         target.mkdir()
-        write_sharded(source, target, tensors, metadata, shard_bytes=options.shard_bytes)
+        write_sharded(checkpoint, target, tensors, metadata, shard_bytes=options.shard_bytes)
 
 
 def write_sharded(
-    source: Source, folder: Path, tensors: Mapping[str, StoredTensor], metadata: Mapping[str, str], *, shard_bytes: int
+    checkpoint: CheckpointTensors,
+    folder: Path,
+    tensors: Mapping[str, StoredTensor],
+    metadata: Mapping[str, str],
+    *,
+    shard_bytes: int,
 ) -> None:
     """`model.safetensors` in `folder`, or `model-0000i-of-0000n.safetensors` and their index as Hugging Face names them."""
     shards = _shards(tensors, shard_bytes)
     if len(shards) == 1:
-        _write_file(source, folder / _NAME, tensors, metadata)
+        _write_file(checkpoint, folder / _NAME, tensors, metadata)
         return
     places = {}
     for number, names in enumerate(shards, 1):
         file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        _write_file(source, folder / file, {name: tensors[name] for name in names}, metadata)
+        _write_file(checkpoint, folder / file, {name: tensors[name] for name in names}, metadata)
         places.update(dict.fromkeys(names, file))
     total = sum(tensor.nbytes for tensor in tensors.values())
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}
@@ -69,7 +74,9 @@ def _shards(tensors: Mapping[str, StoredTensor], shard_bytes: int) -> list[list[
     return shards
 
 
-def _write_file(source: Source, path: Path, tensors: Mapping[str, StoredTensor], metadata: Mapping[str, str]) -> None:
+def _write_file(
+    checkpoint: CheckpointTensors, path: Path, tensors: Mapping[str, StoredTensor], metadata: Mapping[str, str]
+) -> None:
     # By falling item size, so that every tensor begins at a multiple of its own.
     ordered = sorted(tensors.items(), key=lambda item: (-DTYPES[item[1].dtype], item[0]))
     entries, at = [], 0
@@ -81,5 +88,5 @@ def _write_file(source: Source, path: Path, tensors: Mapping[str, StoredTensor],
     with path.open("xb") as file:
         file.write(header)
         for _, tensor in ordered:
-            for piece in source.pieces(tensor):
+            for piece in checkpoint.pieces(tensor):
                 file.write(piece.view(torch.uint8).numpy().data)

@@ -5,14 +5,14 @@ from pathlib import Path
 import torch
 
 from dshistory.conversion.exporting.options import Options
-from dshistory.tensors.checkpoint_tensors import Source
+from dshistory.tensors.checkpoint_tensors import CheckpointTensors
 
 __all__ = ["write_torch"]
 
 
-def write_torch(source: Source, target: Path, options: Options) -> None:
+def write_torch(checkpoint: CheckpointTensors, target: Path, options: Options) -> None:
     """One file with `{name: tensor}`; tied names share one tensor, as they did in the model. Holds the weights in memory."""
     options.require_only("torch")
-    state = {name: source.whole(tensor) for name, tensor in source.state_dict(options.weights).items()}
-    state.update({alias: state[name] for alias, name in source.aliases(options.weights).items()})
+    state = {name: checkpoint.whole(tensor) for name, tensor in checkpoint.state_dict(options.weights).items()}
+    state.update({alias: state[name] for alias, name in checkpoint.aliases(options.weights).items()})
     torch.save(state, target)

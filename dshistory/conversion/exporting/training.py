@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from catalog.errors import NotFoundError, UnsupportedError
-from dshistory.tensors.checkpoint_tensors import Source
+from dshistory.tensors.checkpoint_tensors import CheckpointTensors
 from dshistory.tensors.stream import StoredTensor
 
 __all__ = ["Training", "training_of"]
@@ -45,67 +45,76 @@ class Training:
         return "bf16" if "BF16" in dtypes else "fp16" if "F16" in dtypes else None
 
 
-def training_of(source: Source) -> Training:
+def training_of(checkpoint: CheckpointTensors) -> Training:
     """NotFoundError when the checkpoint has no optimizer state, UnsupportedError by name for runs whose ranks held different
     parameters and for optimizers without a form in DeepSpeed's checkpoints."""
-    saved = source.objects.get("optimizer")
+    saved = checkpoint.objects.get("optimizer")
     if saved is None:
         raise NotFoundError(
-            f"checkpoint {source.ref} has no optimizer state, which a DeepSpeed checkpoint needs; export it as safetensors, "
+            f"checkpoint {checkpoint.ref} has no optimizer state, which a DeepSpeed checkpoint needs; export it as safetensors, "
             "huggingface, dcp or torch"
         )
-    facts = source.facts.facts
-    _refuse_split(source, saved, facts)
-    weights, masters = source.parameters("model"), source.parameters("master")
+    facts = checkpoint.facts.facts
+    _refuse_split(checkpoint, saved, facts)
+    weights, masters = checkpoint.parameters("model"), checkpoint.parameters("master")
     names = [[name for name in group["params"] if weights[name].numel] for group in saved["groups"]]
-    frozen = _untrained(source, saved, names)
+    frozen = _untrained(checkpoint, saved, names)
     groups = [[(name, weights[name].numel) for name in group if name not in frozen] for group in names]
-    own = {"global_steps": source.ref.step, "global_samples": 0, "skipped_steps": 0, "micro_steps": source.ref.step}
+    own = {
+        "global_steps": checkpoint.ref.step,
+        "global_samples": 0,
+        "skipped_steps": 0,
+        "micro_steps": checkpoint.ref.step,
+    }
     return Training(
         groups=groups,
         hyper=[{key: value for key, value in group.items() if key != "params"} for group in saved["groups"]],
         kinds=tuple(saved["kinds"]),
-        shared=[_shared(source, saved, index, group) for index, group in enumerate(groups)],
+        shared=[_shared(checkpoint, saved, index, group) for index, group in enumerate(groups)],
         weights=weights,
         masters=masters,
-        counters={**own, **source.objects.get("counters", {})},
-        scaler=source.objects.get("loss_scaler", {}),
-        scheduler=source.objects.get("lr_scheduler"),
+        counters={**own, **checkpoint.objects.get("counters", {})},
+        scaler=checkpoint.objects.get("loss_scaler", {}),
+        scheduler=checkpoint.objects.get("lr_scheduler"),
         config=facts.get("config", {}),
         version=str(facts.get("deepspeed", _DEEPSPEED)),
     )
 
 
-def _refuse_split(source: Source, saved: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+def _refuse_split(checkpoint: CheckpointTensors, saved: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
     what = {
         "a pipeline": "PipelineEngine" in str(facts.get("engine", "")),
         "experts": any(group.get("moe") for group in saved["groups"]),
-        "several optimizers": any(name.startswith("optimizer") and name != "optimizer" for name in source.objects),
+        "several optimizers": any(name.startswith("optimizer") and name != "optimizer" for name in checkpoint.objects),
         "optimizer state that belongs to no parameter": bool(saved.get("globals") or saved.get("values")),
     }
     for name, found in what.items():
         if found:
             raise UnsupportedError(
-                f"checkpoint {source.ref} is of a run with {name}, which can't be written as a DeepSpeed checkpoint; "
+                f"checkpoint {checkpoint.ref} is of a run with {name}, which can't be written as a DeepSpeed checkpoint; "
                 "export its weights as safetensors, huggingface, dcp or torch"
             )
 
 
-def _untrained(source: Source, saved: Mapping[str, Any], names: Sequence[Sequence[str]]) -> set[str]:
+def _untrained(checkpoint: CheckpointTensors, saved: Mapping[str, Any], names: Sequence[Sequence[str]]) -> set[str]:
     """Parameters that a plain optimizer was given but has no state of while it has of others: they had no gradient."""
     kinds = saved["kinds"]
     if not kinds or "step" in saved.get("state", {}):
         return set()
-    return {name for group in names for name in group if (kinds[0], name) not in source.tensors}
+    return {name for group in names for name in group if (kinds[0], name) not in checkpoint.tensors}
 
 
-def _shared(source: Source, saved: Mapping[str, Any], index: int, group: Sequence[tuple[str, int]]) -> dict[str, Any]:
+def _shared(
+    checkpoint: CheckpointTensors, saved: Mapping[str, Any], index: int, group: Sequence[tuple[str, int]]
+) -> dict[str, Any]:
     values = {key: each[index] for key, each in saved["state"].items() if each[index] is not None}
     for kind in saved.get("other_kinds", ()):
-        found = [source.whole(source.tensors[kind, name]) for name, _ in group if (kind, name) in source.tensors]
+        found = [
+            checkpoint.whole(checkpoint.tensors[kind, name]) for name, _ in group if (kind, name) in checkpoint.tensors
+        ]
         if any(not torch.equal(one, found[0]) for one in found):
             raise UnsupportedError(
-                f"checkpoint {source.ref}: {kind!r} differs between the parameters of optimizer group {index}; DeepSpeed keeps one "
+                f"checkpoint {checkpoint.ref}: {kind!r} differs between the parameters of optimizer group {index}; DeepSpeed keeps one "
                 "for all of them"
             )
         if found:

@@ -12,38 +12,38 @@ from catalog.errors import UnsupportedError
 from dshistory.conversion.exporting.deepspeed import loss_scaler_of, model_states, module_state, save
 from dshistory.conversion.exporting.options import Options
 from dshistory.conversion.exporting.training import Training, training_of
-from dshistory.tensors.checkpoint_tensors import Source
+from dshistory.tensors.checkpoint_tensors import CheckpointTensors
 
 __all__ = ["write_universal"]
 
 
-def write_universal(source: Source, target: Path, options: Options) -> None:
+def write_universal(checkpoint: CheckpointTensors, target: Path, options: Options) -> None:
     """`target/global_step<N>/zero/<parameter>/{fp32,exp_avg,...}.pt` beside the model states, and `target/latest_universal`.
 
     UnsupportedError by name for runs that have no form there."""
     options.require_only("universal")
-    training = training_of(source)
+    training = training_of(checkpoint)
     folder = target / f"global_step{training.counters['global_steps']}"
     (folder / "zero").mkdir(parents=True)
     for index, group in enumerate(training.groups):
         for name, _ in group:
-            _write_parameter(source, training, folder / "zero", name, training.shared[index])
+            _write_parameter(checkpoint, training, folder / "zero", name, training.shared[index])
     for name in training.frozen:
-        tensor = source.whole(training.weights[name])
+        tensor = checkpoint.whole(training.weights[name])
         _write(tensor.float(), _folder(folder / "zero", name) / "fp32.pt")
     save(_optimizer(training), folder / "zero" / "optimizer_state.pt")
     states = model_states(training, 0, 1)
-    save({**states, "module": module_state(source, training)}, folder / "mp_rank_00_model_states.pt")
+    save({**states, "module": module_state(checkpoint, training)}, folder / "mp_rank_00_model_states.pt")
     # Under stage 3 an engine looks for the states by this name; parameters come from their folders alone.
     save({**states, "module": {}}, folder / "zero_pp_rank_0_mp_rank_00_model_states.pt")
     (target / "latest_universal").write_text(folder.name)
 
 
-def _write_parameter(source: Source, training: Training, zero: Path, name: str, shared: Any) -> None:
+def _write_parameter(checkpoint: CheckpointTensors, training: Training, zero: Path, name: str, shared: Any) -> None:
     folder = _folder(zero, name)
-    _write(source.whole(training.masters[name]), folder / "fp32.pt")
+    _write(checkpoint.whole(training.masters[name]), folder / "fp32.pt")
     for kind in training.kinds:
-        _write(source.whole(source.tensors[kind, name]), folder / f"{kind}.pt")
+        _write(checkpoint.whole(checkpoint.tensors[kind, name]), folder / f"{kind}.pt")
     if "step" in shared:
         torch.save(shared["step"], folder / "step.pt")
 
