@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
 import torch
 
 import native
@@ -31,6 +30,7 @@ from catalog.disk.durable import publish, temporary_path
 from catalog.errors import CorruptError, FormatError, SnapshotError
 from catalog.format.header import Entry, Header, encode_header, entries_json, parse_header, read_header
 from catalog.records import CHECKSUM_BYTES
+from catalog.read.batched_read import read_at
 
 __all__ = ["FileWrite", "is_tree_file", "read_tree"]
 
@@ -194,19 +194,14 @@ def read_tree(path: Path) -> tuple[Any, dict[str, torch.Tensor]]:
     entries = [entry for entry in header.entries if entry.key.startswith("state/")]
     tensors = {entry.key: torch.empty(entry.shape, dtype=torch_dtype(entry.dtype)) for entry in entries}
     full = [entry for entry in entries if entry.end > entry.begin]
-    found = native.read(
-        [str(path)],
-        file_index=np.zeros(len(full), dtype=np.uint32),
-        offsets=np.array([header.data_start + entry.begin for entry in full], dtype=np.uint64),
-        addresses=np.array([tensors[entry.key].data_ptr() for entry in full], dtype=np.uint64),
-        nbytes=np.array([entry.end - entry.begin for entry in full], dtype=np.uint64),
-    )
+    pieces = [(path.name, header.data_start + entry.begin, entry.end - entry.begin) for entry in full]
+    digests = read_at(path.parent, pieces, [tensors[entry.key].data_ptr() for entry in full])
     for i, entry in enumerate(full):
         _require_checksum(
             path,
             entry.key,
             content["checksums"].get(entry.key),
-            found[CHECKSUM_BYTES * i : CHECKSUM_BYTES * (i + 1)].hex(),
+            digests[CHECKSUM_BYTES * i : CHECKSUM_BYTES * (i + 1)].hex(),
         )
     return content["tree"], {key.removeprefix("state/"): tensor for key, tensor in tensors.items()}
 

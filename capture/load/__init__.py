@@ -1,6 +1,7 @@
-"""The way back: stored fragments are matched with live tensors and read into them.
+"""From stored extents to live tensors: fragments are matched with what is to be filled, read and verified.
 
-Nothing here knows an engine or an optimizer: what is to be filled comes as items of State Providers.
+Nothing here knows an engine or an optimizer: what is to be filled is listed as items by State Providers. The explorer
+reads through here too, so nothing here imports the session, the hooks or the snapshot.
 """
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""What a checkpoint has that nobody takes at a restore: left out knowingly or by mistake, it is said."""
+"""Warns of objects that a checkpoint has and that no provider of a restore takes, left out knowingly or by mistake."""
 
 import warnings
 from collections.abc import Iterator, Mapping
@@ -6,7 +6,7 @@ from typing import Any
 
 from catalog.records import CheckpointRef
 
-__all__ = ["Asked", "warn_of_untaken"]
+__all__ = ["TrackedObjects", "warn_of_unclaimed"]
 
 _ARGUMENTS = {
     "lr_scheduler": "scheduler",
@@ -14,14 +14,14 @@ _ARGUMENTS = {
     "dataloader": "dataloader",
     "optimizer": "optimizer",
 }
-"""The argument by which each object finds somebody who takes it."""
+"""The argument of `restore` by which each object finds a provider that takes it."""
 
 _INFORMATION = {"buffers"}
 """Objects that a restore does not need."""
 
 
-class Asked(Mapping[str, Any]):
-    """A checkpoint's objects, and which of them anybody has asked for."""
+class TrackedObjects(Mapping[str, Any]):
+    """A checkpoint's objects; remembers which of them were asked for."""
 
     def __init__(self, objects: Mapping[str, Any]) -> None:
         self._objects = objects
@@ -37,18 +37,18 @@ class Asked(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._objects)
 
-    def untaken(self) -> list[str]:
-        """The names that nobody has asked for."""
+    def unclaimed(self) -> list[str]:
+        """Return the names that were never asked for, sorted."""
         return sorted(self._objects.keys() - self._asked - _INFORMATION)
 
 
-def warn_of_untaken(ref: CheckpointRef, objects: Asked) -> None:
-    """Say once what of a checkpoint is not put back, and what to pass for it."""
-    names = objects.untaken()
+def warn_of_unclaimed(ref: CheckpointRef, objects: TrackedObjects) -> None:
+    """Warn once of the objects that are not put back, and name the arguments to pass for them."""
+    names = objects.unclaimed()
     if names:
         arguments = ", ".join(dict.fromkeys(f"{_ARGUMENTS.get(name, 'providers')}=" for name in names))
         warnings.warn(
-            f"checkpoint {ref} also has {', '.join(names)}, which nobody here takes, so it is not put back: pass {arguments} "
-            "to restore that too",
+            f"checkpoint {ref} also has {', '.join(names)}, which nothing here takes, so it is not put back: "
+            f"pass {arguments} to restore that too",
             stacklevel=4,
         )

@@ -1,4 +1,8 @@
-"""Reading many pieces of files at once into one buffer, in batches that fit it."""
+"""The one way to the bytes of data files: many pieces in one call, compared with their checksums.
+
+`native.read` is called here alone. Whole extents are verified; a piece of an extent has no checksum of its own, so only
+`verify` vouches for those.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -8,11 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 import native
+from catalog.errors import CorruptError
 from catalog.records import Extent
 
-__all__ = ["Buffer", "Piece", "batches", "read_pieces"]
+__all__ = ["Buffer", "Piece", "batches", "mismatches", "read_at", "read_pieces", "read_unverified", "read_verified"]
 
 _MOST_EXTENTS = 4096
+_CHECKSUM_BYTES = 16
 
 Buffer: TypeAlias = npt.NDArray[np.uint8]
 
@@ -21,7 +27,7 @@ Piece: TypeAlias = tuple[str, int, int]
 
 
 def batches(extents: Iterable[Extent], *, most_bytes: int) -> Iterator[list[Extent]]:
-    """The extents in order, in lists of at most `most_bytes` together; one that is larger stands alone."""
+    """Yield the extents in order, in lists of at most `most_bytes` together; a larger extent is a list by itself."""
     batch: list[Extent] = []
     nbytes = 0
     for extent in extents:
@@ -34,17 +40,84 @@ def batches(extents: Iterable[Extent], *, most_bytes: int) -> Iterator[list[Exte
         yield batch
 
 
-def read_pieces(root: Path, pieces: Sequence[Piece], buffer: Buffer) -> bytes:
-    """Read pieces one behind the other into the buffer; their XXH3-128, 16 bytes each. OSError, ValueError as of
-    `native.read`.
+def read_at(root: Path, pieces: Sequence[Piece], addresses: Sequence[int] | npt.NDArray[np.uint64]) -> bytes:
+    """Read every piece to its address, in parallel, and return the XXH3-128 of each, 16 bytes each, in order.
+
+    The memory at an address must hold the piece until this returns. OSError names the path and offset that can't be
+    read; ValueError when two pieces of a file overlap. After an error the memory holds a mixture.
     """
     files = sorted({file for file, _, _ in pieces})
-    nbytes = np.array([size for _, _, size in pieces], np.uint64)
-    starts = np.concatenate([np.zeros(1, np.uint64), np.cumsum(nbytes)[:-1]]).astype(np.uint64)
+    index = {file: i for i, file in enumerate(files)}
     return native.read(
         [str(root / file) for file in files],
-        file_index=np.array([files.index(file) for file, _, _ in pieces], np.uint32),
+        file_index=np.array([index[file] for file, _, _ in pieces], np.uint32),
         offsets=np.array([offset for _, offset, _ in pieces], np.uint64),
-        addresses=starts + np.uint64(buffer.ctypes.data),
-        nbytes=nbytes,
+        addresses=np.asarray(addresses, np.uint64),
+        nbytes=np.array([nbytes for _, _, nbytes in pieces], np.uint64),
     )
+
+
+def read_pieces(root: Path, pieces: Sequence[Piece], buffer: Buffer) -> bytes:
+    """Read pieces one behind the other into the buffer; checksums and errors are those of `read_at`."""
+    nbytes = np.array([size for _, _, size in pieces], np.uint64)
+    starts = np.concatenate([np.zeros(1, np.uint64), np.cumsum(nbytes)[:-1]]).astype(np.uint64)
+    return read_at(root, pieces, starts + np.uint64(buffer.ctypes.data))
+
+
+def read_verified(root: Path, reads: Sequence[tuple[Extent, int]]) -> None:
+    """Read whole extents, each to its address, and compare their checksums.
+
+    CorruptError names file, tensor and offset of the first extent that can't be read or whose bytes differ. The memory
+    may hold anything by then.
+    """
+    extents = [extent for extent, _ in reads]
+    try:
+        checksums = read_at(root, [_piece(extent) for extent in extents], [address for _, address in reads])
+    except OSError as error:
+        raise _unreadable(root, *(_first_unreadable(root, reads) or (extents[0], error))) from error
+    for extent, actual in mismatches(extents, checksums):
+        raise CorruptError(
+            f"{_place(root, extent)}: the manifest's checksum is {extent.checksum.hex()}, the bytes give "
+            f"{actual.hex()}: the file is damaged; restore another step"
+        )
+
+
+def read_unverified(root: Path, extent: Extent, address: int, *, skip_bytes: int, nbytes: int) -> None:
+    """Read `nbytes` of an extent from byte `skip_bytes` on; a part of an extent has no checksum to compare.
+
+    CorruptError names file, tensor and offset when it can't be read.
+    """
+    try:
+        read_at(root, [(extent.file, extent.offset + skip_bytes, nbytes)], [address])
+    except OSError as error:
+        raise _unreadable(root, extent, error) from error
+
+
+def mismatches(extents: Sequence[Extent], checksums: bytes) -> Iterator[tuple[Extent, bytes]]:
+    """Yield every extent whose bytes have another checksum than its manifest says, with that checksum."""
+    for i, extent in enumerate(extents):
+        actual = checksums[_CHECKSUM_BYTES * i : _CHECKSUM_BYTES * (i + 1)]
+        if actual != extent.checksum:
+            yield extent, actual
+
+
+def _piece(extent: Extent) -> Piece:
+    return extent.file, extent.offset, extent.nbytes
+
+
+def _place(root: Path, extent: Extent) -> str:
+    return f"{root / extent.file}: {extent.kind} {extent.name!r} at offset {extent.offset}"
+
+
+def _unreadable(root: Path, extent: Extent, error: OSError) -> CorruptError:
+    return CorruptError(f"{_place(root, extent)}: {error.strerror}: the file is damaged, truncated or missing")
+
+
+def _first_unreadable(root: Path, reads: Sequence[tuple[Extent, int]]) -> tuple[Extent, OSError] | None:
+    """Return the first extent that can't be read by itself: the error of a whole batch does not say which it was."""
+    for extent, address in reads:
+        try:
+            read_at(root, [_piece(extent)], [address])
+        except OSError as error:
+            return extent, error
+    return None

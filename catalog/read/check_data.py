@@ -1,4 +1,4 @@
-"""Whether a data file is what its manifest says: its size, its header, and every byte by checksum."""
+"""Checks a data file against its manifest: its size, its header, and every byte by checksum."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ import numpy as np
 from catalog.errors import FormatError
 from catalog.format.header import Entry, read_header
 from catalog.format.manifest import Manifest
-from catalog.read.batched_read import Buffer, batches, read_pieces
-from catalog.records import CHECKSUM_BYTES, Extent
+from catalog.read.batched_read import Buffer, batches, mismatches, read_pieces
+from catalog.records import Extent
 
 __all__ = ["DamagedExtent", "check_data_file", "check_extents", "check_header"]
 
@@ -20,7 +20,7 @@ BATCH_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class DamagedExtent:
-    """An extent whose bytes are not those that were written, or can't be read."""
+    """An extent that can't be read, or whose bytes are not those that were written."""
 
     file: str
     field: str
@@ -28,7 +28,7 @@ class DamagedExtent:
 
 
 def check_header(path: Path, manifest: Manifest) -> None:
-    """FormatError when the header's entries are not the manifest's rows, or the header speaks of another part."""
+    """Raise FormatError when the entries are not the manifest's rows, or the header belongs to another part."""
     header = read_header(path)
     facts = {"format": "dshistory-1", "run": manifest.run, "step": str(manifest.step), "rank": str(manifest.rank)}
     for field, value in facts.items():
@@ -54,9 +54,9 @@ def _entry(extent: Extent, data_start: int) -> Entry:
 
 
 def check_data_file(root: Path, manifest: Manifest, *, progress: Callable[[int], None]) -> Iterator[DamagedExtent]:
-    """Read every extent of a manifest and compare its checksum; `progress` gets the bytes of each batch read.
+    """Read every extent of a manifest and yield the damaged ones; `progress` gets the bytes of each batch read.
 
-    Takes memory for the largest extent, or BATCH_BYTES. An extent that can't be read is damage, too.
+    Takes memory for the largest extent, or BATCH_BYTES. An extent that can't be read is damaged, too.
     """
     path = root / manifest.file
     size = path.stat().st_size if path.is_file() else None
@@ -71,9 +71,9 @@ def check_data_file(root: Path, manifest: Manifest, *, progress: Callable[[int],
 def check_extents(
     root: Path, extents: Iterable[Extent], *, progress: Callable[[int], None] = lambda nbytes: None
 ) -> Iterator[DamagedExtent]:
-    """Read extents and compare their checksums, in the order of files and offsets.
+    """Read extents in the order of files and offsets and yield the damaged ones; live memory is not touched.
 
-    Takes memory for the largest extent, or BATCH_BYTES. An extent that can't be read is damage, too.
+    Takes memory for the largest extent, or BATCH_BYTES. An extent that can't be read is damaged, too.
     """
     in_order = sorted(extents, key=lambda extent: (extent.file, extent.offset))
     todo = list(batches(in_order, most_bytes=BATCH_BYTES))
@@ -98,12 +98,10 @@ def _compared(root: Path, batch: list[Extent], buffer: Buffer) -> Iterator[Damag
         else:
             yield DamagedExtent(batch[0].file, _field(batch[0]), f"not readable: {error}")
         return
-    for index, extent in enumerate(batch):
-        actual = checksums[CHECKSUM_BYTES * index : CHECKSUM_BYTES * (index + 1)]
-        if actual != extent.checksum:
-            place = f"bytes {extent.offset} to {extent.offset + extent.nbytes}"
-            told = f"{place} have the checksum {actual.hex()}, the manifest says {extent.checksum.hex()}: damaged"
-            yield DamagedExtent(extent.file, _field(extent), told)
+    for extent, actual in mismatches(batch, checksums):
+        place = f"bytes {extent.offset} to {extent.offset + extent.nbytes}"
+        told = f"{place} have the checksum {actual.hex()}, the manifest says {extent.checksum.hex()}: damaged"
+        yield DamagedExtent(extent.file, _field(extent), told)
 
 
 def _field(extent: Extent) -> str:

@@ -1,4 +1,4 @@
-"""One committed checkpoint as its marker and manifests say, checked against each other."""
+"""One committed checkpoint: its marker and its manifests, checked against each other."""
 
 from dataclasses import dataclass
 
@@ -25,14 +25,16 @@ class Checkpoint:
 
 
 def read_checkpoint(paths: HistoryPaths, run: str, step: int) -> Checkpoint:
-    """Marker and manifests, without a look at the data files. FileNotFoundError when the checkpoint is not committed; FormatError or
-    CorruptError names file and field."""
+    """Read the marker and every manifest; the data files are not opened.
+
+    FileNotFoundError when the checkpoint is not committed; FormatError or CorruptError names file and field.
+    """
     marker = read_marker(paths, run, step)
     return Checkpoint(marker, tuple(read_part(paths, marker, part) for part in marker.parts))
 
 
 def read_part(paths: HistoryPaths, marker: Marker, part: MarkerPart) -> Manifest:
-    """The manifest of one rank, as the marker names it."""
+    """Read the manifest of one rank, the one that the marker names. FormatError, CorruptError as `read_checkpoint`."""
     path = paths.root / part.manifest
     try:
         data = read_bounded(path)
@@ -60,7 +62,10 @@ def read_part(paths: HistoryPaths, marker: Marker, part: MarkerPart) -> Manifest
 
 
 def check_data_files(paths: HistoryPaths, checkpoint: Checkpoint) -> None:
-    """Every file that the extents name is there, of the size the marker says, and holds them."""
+    """Check that every file that the extents name exists, has the size that the marker says, and reaches to their ends.
+
+    FormatError or CorruptError names the file.
+    """
     sizes = {part.data: part.data_bytes for part in checkpoint.marker.parts}
     reach: dict[str, int] = dict(sizes)
     for manifest in checkpoint.manifests:

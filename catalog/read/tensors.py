@@ -1,6 +1,7 @@
-"""Logical tensors as all their fragments together make them: merged over ranks, checked against each other."""
+"""Logical tensors as a table: the fragments of all ranks merged and checked against each other."""
 
 from collections.abc import Sequence
+from itertools import chain
 from math import prod
 from typing import Any
 
@@ -8,9 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import native
-from catalog.errors import FormatError
 from catalog.format.extents import element_counts, extent_records
 from catalog.read.checkpoint import Checkpoint
+from catalog.read.fragments import elements_held
 from catalog.records import Extent
 
 __all__ = ["SCHEMA", "logical_tensors"]
@@ -29,13 +30,16 @@ SCHEMA = pa.schema(
         ("covered", pa.int64()),
     ]
 )
-"""`hash` tells two states apart: the checksum of a tensor's one fragment, else the checksum of the list of its fragments'
-starts and checksums. `covered`: how many of `numel` elements the fragments hold."""
+"""`hash` tells two states apart: it is the checksum of a tensor's one fragment, or the checksum of the list of its
+fragments' starts and checksums. `covered` is how many of `numel` elements the fragments hold.
+"""
 
 
 def logical_tensors(checkpoint: Checkpoint, *, where: str) -> pa.Table:
-    """All tensors and objects of a checkpoint, header and padding left out; FormatError when the fragments of one
-    contradict each other or overlap. Of rank_local ones the fragments of all ranks count, each rank by itself.
+    """Return all tensors and objects of a checkpoint with the columns of SCHEMA; headers and padding are left out.
+
+    The fragments of all ranks count. A rank_local tensor is checked for each rank by itself, and `covered` is that of
+    the lowest rank. FormatError, which begins with `where`, when the fragments of one tensor disagree or overlap.
     """
     rows = pa.concat_tables(
         manifest.table.append_column("rank", pa.repeat(pa.scalar(manifest.rank, pa.int64()), manifest.table.num_rows))
@@ -55,7 +59,7 @@ def logical_tensors(checkpoint: Checkpoint, *, where: str) -> pa.Table:
 
 
 def _single(rows: pa.Table) -> pa.Table:
-    """Tensors of one fragment: the row says it all."""
+    """Return the tensors of one fragment each. Their rows are complete, so this works on whole columns."""
     columns = {name: rows[name] for name in ("name", "kind", "dtype", "nbytes", "placement")}
     columns |= {
         "shape": rows["shape"].cast(SCHEMA.field("shape").type),
@@ -68,37 +72,24 @@ def _single(rows: pa.Table) -> pa.Table:
 
 
 def _merged(members: Sequence[tuple[int, Extent]], *, where: str) -> dict[str, Any]:
-    first = members[0][1]
-    apart = first.placement == "rank_local"
-    members = sorted(members, key=lambda member: (member[0] if apart else 0, member[1].start, member[1].numel))
-    owner, end, covered = -1, 0, 0
+    # The copies of a rank_local entry may differ in form: an object's JSON has another length on each rank.
+    apart = members[0][1].placement == "rank_local"
+    by_rank: dict[int, list[Extent]] = {}
     for rank, extent in members:
-        if apart and rank != owner:
-            # What is local to a rank may differ in form too: an object's JSON is as long as it is.
-            owner, end, first = rank, 0, extent
-        if (extent.dtype, extent.shape, extent.placement) != (first.dtype, first.shape, first.placement):
-            raise FormatError(
-                f"{where}: field shape of {first.kind}/{first.name}: fragments disagree: {first.dtype} {list(first.shape)} "
-                f"{first.placement} and {extent.dtype} {list(extent.shape)} {extent.placement}"
-            )
-        if extent.start < end:
-            raise FormatError(
-                f"{where}: field start of {first.kind}/{first.name}: the fragment at {extent.start} overlaps the one before it, which ends at {end}"
-            )
-        end = extent.start + extent.numel
-        if not apart or rank == members[0][0]:
-            covered += extent.numel
-    first = members[0][1]
-    starts_and_checksums = (extent.start.to_bytes(8, "little") + extent.checksum for _, extent in members)
+        by_rank.setdefault(rank if apart else 0, []).append(extent)
+    copies = [sorted(by_rank[rank], key=lambda extent: (extent.start, extent.numel)) for rank in sorted(by_rank)]
+    covered = [elements_held(fragments, where=where) for fragments in copies]
+    fragments = list(chain.from_iterable(copies))
+    first = fragments[0]
     return {
         "name": first.name,
         "kind": first.kind,
         "dtype": first.dtype,
         "shape": first.shape,
         "numel": prod(first.shape),
-        "nbytes": sum(extent.nbytes for _, extent in members),
+        "nbytes": sum(extent.nbytes for extent in fragments),
         "placement": first.placement,
-        "fragments": len(members),
-        "hash": native.checksum(b"".join(starts_and_checksums)),
-        "covered": covered,
+        "fragments": len(fragments),
+        "hash": native.checksum(b"".join(extent.start.to_bytes(8, "little") + extent.checksum for extent in fragments)),
+        "covered": covered[0],
     }

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 import native
 from catalog.errors import NotFoundError, SetupError
+from catalog.read.batched_read import read_at
 from dshistory import current
 from dshistory.display.formats import Format
 from dshistory.display.report import Report
@@ -185,13 +186,7 @@ def _read(path: Path, target: _Bytes, *, offset: int) -> float:
     """Return the seconds that it takes to read the bytes back from the device."""
     _drop_cached_pages(path)
     began = time.perf_counter()
-    native.read(
-        [str(path)],
-        file_index=np.zeros(1, np.uint32),
-        offsets=np.array([offset], np.uint64),
-        addresses=np.array([target.ctypes.data], np.uint64),
-        nbytes=np.array([target.nbytes], np.uint64),
-    )
+    read_at(path.parent, [(path.name, offset, target.nbytes)], [target.ctypes.data])
     return time.perf_counter() - began
 
 

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import torch
 
-from capture.restore import state_dict_of
+from capture.load.state_dict import state_dict_of
 from catalog.errors import SetupError
 from catalog.format.manifest import NOT_STATE
 from catalog.history import History
+from catalog.read.fragments import StoredTensor, stored_tensors
 from catalog.records import CheckpointRef
 from dshistory.comparison.grouping import grouped, require_grouping
 from dshistory.comparison.sketch_estimates import estimated, norms
@@ -28,7 +29,7 @@ from dshistory.display.progress import ByteProgress
 from dshistory.display.table import Table
 from dshistory.options import DIFF_METRICS
 from dshistory.patterns import Patterns, matching
-from dshistory.tensors.stream import FragmentStream, StoredTensor, stored_tensors
+from dshistory.tensors.stream import FragmentStream
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -1,6 +1,6 @@
-"""Whole logical tensors of a checkpoint, streamed in bounded memory whatever world size and ZeRO stage wrote them.
+"""Reads whole logical tensors of a checkpoint in bounded memory, whatever world size and ZeRO stage wrote them.
 
-What is done with the elements is decided above: compared, drawn or exported.
+The rooms above decide what is done with the elements: they are compared, drawn or exported.
 """
 
 __all__: list[str] = []

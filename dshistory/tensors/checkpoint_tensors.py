@@ -1,30 +1,29 @@
-"""One checkpoint as an exporter sees it: logical tensors in bounded memory, and the decoded objects."""
+"""One checkpoint as exporters and predicates read it: logical tensors in bounded memory, and the decoded objects."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Final, Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 
-from capture.load.assignments import Assignment, choose
-from capture.load.read_into import read_extents, read_into
+from capture.load.assignments import Assignment
+from capture.load.objects import read_objects
+from capture.load.read_into import read_into
 from capture.state.dtypes import torch_dtype
-from capture.state.objects import decode_object
 from catalog.errors import NotFoundError, SetupError
 from catalog.history import History
+from catalog.read.fragments import StoredTensor, choose, stored_tensors
 from catalog.records import CheckpointRef, RunFacts
-from dshistory.tensors.stream import FragmentStream, StoredTensor, stored_tensors
+from dshistory.tensors.stream import FragmentStream
 
 __all__ = ["CheckpointTensors", "Weights", "checked_weights"]
 
 Weights = Literal["model", "master"]
-"""model: the weights as the forward pass uses them; master: the fp32 ones that the optimizer updates."""
-
-_OBJECTS: Final = ("object", "object_tensor")
+"""model: the weights as the forward pass uses them; master: the fp32 weights that the optimizer updates."""
 
 
 def checked_weights(name: str) -> Weights:
-    """The choice itself. SetupError, with both choices, for any other."""
+    """Return the choice itself. SetupError, which names both choices, for anything else."""
     for known in get_args(Weights):
         if name == known:
             return known  # type: ignore[no-any-return]
@@ -32,7 +31,10 @@ def checked_weights(name: str) -> Weights:
 
 
 class CheckpointTensors:
-    """The tensors and objects of one checkpoint; nothing is read before it is asked for. `advance` hears of every byte."""
+    """The tensors and objects of one checkpoint; nothing is read before it is asked for.
+
+    `advance` is called with the bytes of every piece that was read.
+    """
 
     def __init__(self, history: History, ref: CheckpointRef, *, advance: Callable[[int], None]) -> None:
         self.ref = ref
@@ -49,30 +51,19 @@ class CheckpointTensors:
 
     @cached_property
     def objects(self) -> Mapping[str, Any]:
-        """The stored objects, as rank 0 has them."""
-        chosen = choose([extent for extent in self._extents if extent.kind in _OBJECTS], rank=0).by_key
-        rows = [members[0] for members in chosen.values()]
-        data = dict(zip(((row.kind, row.name) for row in rows), read_extents(self._root, rows), strict=True))
-        shapes = {row.name: row.shape for row in rows}
-
-        def tensor(name: str) -> torch.Tensor:
-            return data["object_tensor", name].view(shapes[name])
-
-        return {
-            name: decode_object(name, flat.numpy().tobytes(), tensor=tensor)
-            for (kind, name), flat in data.items()
-            if kind == "object"
-        }
+        """The decoded objects by name, as rank 0 stored them."""
+        return read_objects(self._root, choose(self._extents, rank=0))
 
     def of_kind(self, kind: str) -> dict[str, StoredTensor]:
-        """The tensors of one kind by name; empty when there are none."""
+        """Return the tensors of one kind by name; empty when there are none."""
         return {name: tensor for (one, name), tensor in self.tensors.items() if one == kind}
 
     def parameters(self, weights: Weights) -> dict[str, StoredTensor]:
-        """A tensor for every parameter, by its first name. Of "master", parameters without one (frozen ones) are as the
-        model has them.
+        """Return a tensor for every parameter, by its first name.
 
-        NotFoundError when the checkpoint has low-precision weights only."""
+        With "master", parameters without a master weight (frozen ones) are as the model has them. NotFoundError when
+        the checkpoint has no weights, or low-precision weights only.
+        """
         model, master = self.of_kind("model"), self.of_kind("master")
         if not model:
             raise NotFoundError(f"checkpoint {self.ref} has no weights (kind 'model'), so there is nothing to export")
@@ -88,21 +79,23 @@ class CheckpointTensors:
 
     @cached_property
     def buffers(self) -> dict[str, StoredTensor]:
-        """The persistent buffers by name; of what differs from rank to rank, rank 0's."""
+        """The persistent buffers by name; where ranks differ, those of rank 0."""
         transient = self.objects.get("buffers", {}).get("non_persistent", ())
         return {name: tensor for name, tensor in self.of_kind("buffer").items() if name not in transient}
 
     def state_dict(self, weights: Weights) -> dict[str, StoredTensor]:
-        """What `module.state_dict()` held, each tensor under its first name: parameters, then buffers, sorted by name."""
+        """Return the tensors of `module.state_dict()`, parameters and buffers, each under its first name, sorted by
+        name.
+        """
         return dict(sorted({**self.parameters(weights), **self.buffers}.items()))
 
     def aliases(self, weights: Weights) -> dict[str, str]:
-        """Further name -> first name, of tied tensors."""
+        """Return {further name: first name} of tied tensors."""
         kinds = (self.of_kind("model"), self.buffers)
         return {alias: name for kind in kinds for name, tensor in kind.items() for alias in tensor.aliases}
 
     def pieces(self, tensor: StoredTensor) -> Iterator[torch.Tensor]:
-        """The elements front to back, flat, a bounded piece at a time, each verified against its checksum if it is whole."""
+        """Yield the elements front to back, flat, in bounded pieces. A piece that is a whole fragment is verified."""
         stream = FragmentStream(self._root, tensor)
         while numel := stream.ready():
             piece = stream.take(numel)
@@ -110,7 +103,7 @@ class CheckpointTensors:
             yield piece
 
     def whole(self, tensor: StoredTensor) -> torch.Tensor:
-        """The tensor in host memory."""
+        """Return the whole tensor in host memory."""
         made = torch.empty(tensor.shape, dtype=torch_dtype(tensor.dtype))
         flat, at = made.view(-1), 0
         for piece in self.pieces(tensor):

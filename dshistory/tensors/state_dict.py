@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint as `restore` gives them: a dict that says what it has instead of printing it."""
+"""The dict of tensors that `restore` returns to a person: it shows a summary instead of every element."""
 
 from typing import TYPE_CHECKING
 
@@ -16,15 +16,15 @@ _SCHEMA = pa.schema([("kind", pa.string()), ("tensors", pa.int64()), ("elements"
 
 
 class RestoredState(dict[str, dict[str, "torch.Tensor"]]):
-    """`{kind: {name: tensor}}` in host memory, as any other dict but for its looks."""
+    """`{kind: {name: tensor}}` in host memory: a plain dict except for how it is displayed."""
 
     def __repr__(self) -> str:
-        return repr(self._looks())
+        return repr(self._summary())
 
     def _repr_html_(self) -> str:
-        return self._looks()._repr_html_()
+        return self._summary()._repr_html_()
 
-    def _looks(self) -> Report:
+    def _summary(self) -> Report:
         rows = [
             {
                 "kind": kind,

@@ -9,11 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from catalog.history import History
+from catalog.read.fragments import StoredTensor, stored_tensors
 from catalog.records import CheckpointRef
 from dshistory.comparison.diff import compare
 from dshistory.comparison.sums import Comparison
 from dshistory.metrics import Floats
-from dshistory.tensors.stream import FragmentStream, StoredTensor, stored_tensors
+from dshistory.tensors.stream import FragmentStream
 from dshistory.trends.statistics_matrix import Key
 
 __all__ = ["READABLE", "read_steps", "read_updates"]

@@ -11,9 +11,9 @@ from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from capture.state.dtypes import torch_dtype
+from catalog.read.fragments import StoredTensor
 from dshistory.conversion.exporting.options import Options
 from dshistory.tensors.checkpoint_tensors import CheckpointTensors
-from dshistory.tensors.stream import StoredTensor
 
 __all__ = ["write_dcp"]
 

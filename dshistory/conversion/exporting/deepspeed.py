@@ -9,15 +9,15 @@ from typing import Any, Final
 
 import torch
 
-from capture.load.assignments import Assignment
+from capture.load.assignments import assign
 from capture.state.dtypes import torch_dtype
 from catalog.errors import SetupError, UnsupportedError
+from catalog.read.fragments import StoredTensor
 from dshistory.conversion.deepspeed_classes import DeepSpeedPickle, StandIn, loss_scaler
 from dshistory.conversion.exporting.options import Options
-from dshistory.conversion.exporting.partitions import Flat, Piece, groups_cut, parameters_cut, sub_groups
+from dshistory.conversion.exporting.partitions import Flat, groups_cut, parameters_cut, sub_groups
 from dshistory.conversion.exporting.training import Training, training_of
 from dshistory.tensors.checkpoint_tensors import CheckpointTensors
-from dshistory.tensors.stream import StoredTensor
 
 __all__ = ["loss_scaler_of", "model_states", "module_state", "save", "write_deepspeed"]
 
@@ -278,16 +278,16 @@ def _flat_tensor(checkpoint: CheckpointTensors, flat: Flat, tensors: Mapping[str
             f"{', '.join(sorted(dtypes))}; DeepSpeed keeps them in one"
         )
     made = torch.zeros(flat.numel, dtype=torch_dtype(dtypes.pop()))
-    checkpoint.fill([one for piece in flat.pieces for one in _overlaps(piece, tensors[piece.name], made)])
+    checkpoint.fill(
+        [
+            assignment
+            for piece in flat.pieces
+            for assignment in assign(
+                tensors[piece.name].fragments, made, start=piece.start, numel=piece.numel, at=piece.at
+            )
+        ]
+    )
     return made
-
-
-def _overlaps(piece: Piece, tensor: StoredTensor, made: torch.Tensor) -> Iterator[Assignment]:
-    for extent in tensor.fragments:
-        first = max(piece.start, extent.start)
-        last = min(piece.start + piece.numel, extent.start + extent.numel)
-        if first < last:
-            yield Assignment(extent, made, piece.at + first - piece.start, first - extent.start, last - first)
 
 
 def _copied(value: Any) -> Any:

@@ -9,9 +9,9 @@ import torch
 
 from catalog.format.dtypes import DTYPES
 from catalog.format.header import Entry, encode_header, entries_json, header_bytes_needed
+from catalog.read.fragments import StoredTensor
 from dshistory.conversion.exporting.options import Options
 from dshistory.tensors.checkpoint_tensors import CheckpointTensors
-from dshistory.tensors.stream import StoredTensor
 
 __all__ = ["write_safetensors", "write_sharded"]
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from catalog.errors import NotFoundError, UnsupportedError
+from catalog.read.fragments import StoredTensor
 from dshistory.tensors.checkpoint_tensors import CheckpointTensors
-from dshistory.tensors.stream import StoredTensor
 
 __all__ = ["Training", "training_of"]
 

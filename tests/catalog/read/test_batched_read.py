@@ -1,0 +1,77 @@
+"""The one way to the bytes of data files: verified, and an error names tensor, file and offset."""
+
+import errno
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import native
+from catalog.errors import CorruptError
+from catalog.read.batched_read import read_at, read_pieces, read_unverified, read_verified
+from catalog.records import Extent
+
+CONTENT = bytes(range(64))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "a").write_bytes(CONTENT)
+    (tmp_path / "b").write_bytes(CONTENT[::-1])
+    return tmp_path
+
+
+def extent(file: str, offset: int, nbytes: int, name: str = "w") -> Extent:
+    stored = (CONTENT if file == "a" else CONTENT[::-1])[offset : offset + nbytes].ljust(nbytes)
+    return Extent(
+        name, "model", "U8", (nbytes,), 0, nbytes, file, offset, nbytes, native.checksum(stored), "partitioned"
+    )
+
+
+def test_pieces_of_several_files_go_where_they_are_wanted(root):
+    memory = np.zeros(12, np.uint8)
+    checksums = read_at(root, [("b", 4, 4), ("a", 60, 4)], [memory.ctypes.data + 8, memory.ctypes.data])
+    assert memory.tobytes() == CONTENT[60:] + bytes(4) + CONTENT[::-1][4:8]
+    assert checksums == native.checksum(CONTENT[::-1][4:8]) + native.checksum(CONTENT[60:])
+
+
+def test_pieces_stand_one_behind_the_other_in_a_buffer(root):
+    buffer = np.zeros(6, np.uint8)
+    read_pieces(root, [("a", 10, 4), ("b", 0, 2)], buffer)
+    assert buffer.tobytes() == CONTENT[10:14] + CONTENT[::-1][:2]
+
+
+def test_no_reads_are_no_error(root):
+    read_verified(root, [])
+
+
+def test_verified_bytes_are_those_that_were_written(root):
+    memory = np.zeros(8, np.uint8)
+    read_verified(root, [(extent("a", 3, 8), memory.ctypes.data)])
+    assert memory.tobytes() == CONTENT[3:11]
+
+
+def test_damage_names_tensor_file_and_offset(root):
+    fine, broken = extent("a", 0, 8), extent("b", 16, 8, name="damaged.weight")
+    (root / "b").write_bytes(bytes(64))
+    memory = np.zeros(16, np.uint8)
+    with pytest.raises(CorruptError, match=r"/b: model 'damaged\.weight' at offset 16: .*the file is damaged"):
+        read_verified(root, [(fine, memory.ctypes.data), (broken, memory.ctypes.data + 8)])
+
+
+def test_what_is_cut_off_names_the_tensor_that_is(root):
+    fine, beyond = extent("b", 0, 8), extent("b", 60, 8, name="last.weight")
+    memory = np.zeros(16, np.uint8)
+    with pytest.raises(CorruptError, match=r"/b: model 'last\.weight' at offset 60: .*truncated") as caught:
+        read_verified(root, [(fine, memory.ctypes.data), (beyond, memory.ctypes.data + 8)])
+    assert isinstance(caught.value.__cause__, OSError)
+    assert caught.value.__cause__.errno == errno.EIO
+
+
+def test_a_part_is_read_without_a_checksum_and_its_absence_named(root):
+    memory = np.zeros(4, np.uint8)
+    read_unverified(root, extent("a", 8, 16), memory.ctypes.data, skip_bytes=6, nbytes=4)
+    assert memory.tobytes() == CONTENT[14:18]
+    (root / "a").unlink()
+    with pytest.raises(CorruptError, match=r"/a: model 'w' at offset 8: No such file"):
+        read_unverified(root, extent("a", 8, 16), memory.ctypes.data, skip_bytes=6, nbytes=4)
