@@ -1,8 +1,12 @@
 """The runtime: captures every N-th step of a training, lazily and asynchronously, and puts any step back.
 
-session = capture.enable(engine, every=50)        # a DeepSpeed engine, or a module with optimizer=...
-capture.restore(1200, engine=engine)              # bit for bit
+    session = capture.enable(engine, every=50)        # a DeepSpeed engine, or a module with optimizer=...
+    capture.restore(1200, engine=engine)              # bit for bit
+
+Importing this package loads neither torch, duckdb, pyarrow nor deepspeed; the first use of a name loads what it needs.
 """
+
+from typing import TYPE_CHECKING
 
 try:
     from native._siblings import check_siblings
@@ -16,12 +20,15 @@ except ImportError as error:
 
 check_siblings(__file__, ("catalog", "native"))
 
-from capture.checkpoint_engine import checkpoint_engine  # noqa: E402
-from capture.enable import enable  # noqa: E402
-from capture.restore import restore  # noqa: E402
-from capture.session.session import Session, SessionStats  # noqa: E402
-from capture.state.interface import Available, StateProvider, TensorItem  # noqa: E402
-from capture.state.providers import Stateful  # noqa: E402
+from native._lazy_exports import export_lazily  # noqa: E402
+
+if TYPE_CHECKING:
+    from capture.checkpoint_engine import checkpoint_engine
+    from capture.enable import enable
+    from capture.restore import restore
+    from capture.session.session import Session, SessionStats
+    from capture.state.interface import Available, StateProvider, TensorItem
+    from capture.state.providers import Stateful
 
 __all__ = [
     "Available",
@@ -34,3 +41,18 @@ __all__ = [
     "enable",
     "restore",
 ]
+
+export_lazily(
+    __name__,
+    {
+        "Available": "capture.state.interface",
+        "Session": "capture.session.session",
+        "SessionStats": "capture.session.session",
+        "StateProvider": "capture.state.interface",
+        "Stateful": "capture.state.providers",
+        "TensorItem": "capture.state.interface",
+        "checkpoint_engine": "capture.checkpoint_engine",
+        "enable": "capture.enable",
+        "restore": "capture.restore",
+    },
+)

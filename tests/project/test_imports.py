@@ -1,9 +1,12 @@
 """Importing a package is cheap: nothing heavy comes along before it is used."""
 
 import json
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from project_helpers import run_python
+from explorer_helpers import tiny_history
+from project_helpers import all_modules, relative, run_python
 
 HEAVY = (
     "torch",
@@ -16,29 +19,117 @@ HEAVY = (
     "ipywidgets",
     "IPython",
     "tqdm",
-    "pyarrow.parquet",
+    "pyarrow",
 )
+RUNTIME = ("capture.enable", "capture.restore", "capture.session", "capture.snapshot", "capture.loops")
+"""The part of `capture` that a training needs and nobody who looks at a history does."""
+
+DOORS = ("enable", "restore", "checkpoint_engine")
+"""Functions of `capture` that stand in a module of the same name."""
 
 
-def heavy_after(statement, cwd):
-    program = f"import json, sys\n{statement}\nprint(json.dumps([n for n in {HEAVY!r} if n in sys.modules]))"
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    for run in tiny_history(tmp_path_factory.mktemp("imports") / "history"):
+        yield run.root
+
+
+def loaded(statement: str, names: tuple[str, ...], cwd: Path) -> set[str]:
+    """Return which of `names` a new process has imported after the statement."""
+    program = f"import json, sys\n{statement}\nprint(json.dumps([n for n in {names!r} if n in sys.modules]))"
     return set(json.loads(run_python("-c", program, cwd=cwd).splitlines()[-1]))
 
 
+@pytest.mark.parametrize("package", ["native", "catalog", "capture", "dshistory"])
+def test_an_import_brings_nothing_heavy(package, tmp_path):
+    assert not loaded(f"import {package}", HEAVY, tmp_path)
+
+
+def test_the_doors_of_capture_bring_neither_duckdb_nor_deepspeed(tmp_path):
+    statement = "import capture\n[getattr(capture, name) for name in capture.__all__]"
+    assert not loaded(statement, ("duckdb", "deepspeed", "transformers", "pandas", "plotly", "IPython"), tmp_path)
+
+
+def test_what_is_loaded_is_seen(tmp_path):
+    assert loaded("import sqlite3", ("sqlite3", "torch"), tmp_path) == {"sqlite3"}
+
+
+def test_a_look_at_the_records_needs_no_torch(root, tmp_path):
+    statement = f"import dshistory\nh = dshistory.open({str(root)!r})\nrepr([h.log(), h.show(), h.tags()])"
+    assert not loaded(statement, ("torch", "capture", "deepspeed", "transformers", "plotly"), tmp_path)
+
+
+def test_the_command_line_lists_checkpoints_without_torch(root, tmp_path):
+    statement = f"from dshistory.commands.cli import main\nmain(['log', {str(root)!r}])"
+    assert not loaded(statement, ("torch", "capture", "deepspeed", "transformers", "plotly"), tmp_path)
+
+
 @pytest.mark.parametrize(
-    ("statement", "allowed"),
+    "question",
     [
-        ("import native", set()),
-        ("import catalog", set()),
-        ("import dshistory", set()),
-        ("import capture", {"torch", "tqdm", "pyarrow.parquet"}),  # torch brings tqdm
+        "h.diff(0, 20, exact=True, quiet=True)",
+        "h.tensor('head.weight', 20)",
+        "h.export(20, 'weights.safetensors', quiet=True)",
     ],
 )
-def test_an_import_brings_nothing_heavy(statement, allowed, tmp_path):
-    assert heavy_after(statement, tmp_path) <= allowed
+def test_reading_tensors_loads_nothing_of_the_runtime(question, root, tmp_path):
+    statement = f"import dshistory\nh = dshistory.open({str(root)!r})\n{question}"
+    assert not loaded(statement, RUNTIME, tmp_path)
+
+
+def test_only_one_module_reads_data_files_through_the_native_reader():
+    users = {relative(path) for path in all_modules() if "native.read(" in path.read_text()}
+    assert users == {"catalog/read/batched_read.py"}
 
 
 def test_capture_can_be_had_from_the_facade(tmp_path):
     assert "True" in run_python(
         "-c", "from dshistory import capture as a; import capture as b; print(a is b)", cwd=tmp_path
     )
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "import capture",
+        "import capture.enable, capture.restore, capture.checkpoint_engine",
+        "from capture.restore import restore",
+        "from capture import checkpoint_engine, enable, restore",
+        "from capture import *",
+        "import capture; capture.enable; import capture.enable, capture.restore",
+        "import capture.session.session",
+        "import capture.huggingface",
+        "from dshistory import capture",
+        "import importlib, capture.enable; importlib.reload(capture)",
+    ],
+)
+def test_a_door_is_the_function_whatever_was_imported_before(before, tmp_path):
+    asked = (
+        f"print(*(type(getattr(capture, name)).__name__ + ' ' + getattr(capture, name).__name__ for name in {DOORS}))"
+    )
+    said = run_python("-c", f"{before}\nimport capture\n{asked}", cwd=tmp_path)
+    assert said.split() == [word for name in DOORS for word in ("function", name)]
+
+
+def test_a_verb_is_the_function_whatever_was_imported_before(tmp_path):
+    program = (
+        "import dshistory.commands.doctor, dshistory.current, capture.restore, dshistory\n"
+        "print(*(type(getattr(dshistory, name)).__name__ for name in ('doctor', 'restore', 'log', 'diff', 'open')))"
+    )
+    assert set(run_python("-c", program, cwd=tmp_path).split()) == {"function"}
+
+
+@pytest.mark.parametrize(
+    ("package", "rooms"), [("capture", "capture.session, capture.load"), ("dshistory", "dshistory.trends")]
+)
+def test_a_package_shows_its_public_names_only(package, rooms, tmp_path):
+    program = f"import {rooms}\nprint(*(name for name in dir({package}) if not name.startswith('__')))"
+    shown = set(run_python("-c", program, cwd=tmp_path).split())
+    names = set(run_python("-c", f"import {package}; print(*{package}.__all__)", cwd=tmp_path).split())
+    assert shown == names | ({"open"} if package == "dshistory" else set())
+
+
+def test_a_name_that_a_package_does_not_have_is_an_attribute_error(tmp_path):
+    for package in ("capture", "dshistory"):
+        program = f"import {package}\ntry:\n    {package}.nothing\nexcept AttributeError as error:\n    print(error)"
+        assert f"module '{package}' has no attribute 'nothing'" in run_python("-c", program, cwd=tmp_path)
