@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks import grid, machine, queries, report, restore, save, scaling, statistics, tensors, training
+from benchmarks import grid, imports, machine, queries, report, restore, save, scaling, statistics, tensors, training
 
 FULL = {
     "save": {"state_bytes": 1_100_000_000, "times": 5, "window_s": 1.0},
@@ -21,6 +21,7 @@ FULL = {
         "pause_s": 1.0,
     },
     "training": {"state_bytes": 1_000_000_000, "times": 3, "batch": 4},
+    "imports": {"checkpoints": 20, "times": 15},
 }
 SMOKE = {
     "save": {"state_bytes": 1, "times": 1, "window_s": 0.0},
@@ -31,6 +32,7 @@ SMOKE = {
     "statistics": {"total_bytes": 1 << 20, "times": 1},
     "queries": {"sizes": ((4, 12), (24, 12)), "times": 1, "pause_s": 0.0},
     "training": {"state_bytes": 1, "times": 1, "batch": 1},
+    "imports": {"checkpoints": 2, "times": 1},
 }
 SUITES = {
     "save": save,
@@ -41,6 +43,7 @@ SUITES = {
     "statistics": statistics,
     "queries": queries,
     "training": training,
+    "imports": imports,
 }
 
 
