@@ -1,10 +1,10 @@
 """What a new process costs: importing each package, and listing a small history from the command line.
 
-Every figure is of a whole process, from its start to its end, so the interpreter's own start and end are in each: the row
-`python -c pass` shows them alone. `import torch` is the row to compare `import capture` and `import dshistory` with, which do
-not bring it. *first use* is `capture.enable` looked up, which brings torch and all that a training needs. The history has
-20 checkpoints of 12 tensors. *processor* is user and system time of the process, all its threads together. One process of each
-kind runs unmeasured first, so that no row pays for reading files from the disk.
+Every figure is of a whole process, from its start to its end, so the interpreter's own start and end are in each: the
+row `python -c pass` shows them alone. `import torch` is the row to compare `import capture` and `import dshistory`
+with, which do not bring it. *first use* is `capture.enable` looked up, which brings torch and all that a training
+needs. The history has 20 checkpoints of 12 tensors. *processor* is user and system time of the process, all its threads
+together. One process of each kind runs unmeasured first, so that no row pays for reading files from the disk.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Checkpoints in the formats of others: one writer for each format, chosen by name."""
+"""Writes checkpoints in the formats of other programs: one writer for each format, chosen by name."""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -29,7 +29,9 @@ FORMATS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "universal": ("dshistory.conversion.exporting.universal", "write_universal"),
     }
 )
-"""Format -> module and function `(checkpoint, target, options)` that writes it at `target`, which does not exist yet."""
+"""Format -> module and function; `function(checkpoint, target, options)` writes it at `target`, which does not exist
+yet.
+"""
 
 _SCHEMA = pa.schema([("file", pa.string()), ("bytes", pa.int64())])
 
@@ -43,7 +45,7 @@ def options(
     zero_stage: int | None,
     world_size: int | None,
 ) -> Options:
-    """The options as `Explorer.export` takes them. SetupError for what can't be meant."""
+    """Return the checked options of `Explorer.export`. SetupError when they contradict each other."""
     if config is not None and model is not None:
         raise SetupError("pass config= or model=, not both: each says what the configuration is")
     content = config if model is None else _config_of(model)
@@ -57,14 +59,14 @@ def options(
 
 
 def _config_of(model: Any) -> dict[str, Any]:
-    """The configuration of a Hugging Face model, or that it is."""
+    """Return the content of a Hugging Face configuration, given itself or as a model's `config`."""
     described = getattr(model, "config", model)
     if not hasattr(described, "to_dict"):
         raise SetupError(
             f"model= must be a Hugging Face model or configuration, not a {type(model).__name__}: it has no to_dict"
         )
     content: dict[str, Any] = described.to_dict()
-    # As save_pretrained does: from_pretrained finds the class by it.
+    # save_pretrained does the same: from_pretrained finds the class by it.
     content.setdefault("architectures", [type(model).__name__] if described is not model else None)
     return content
 
@@ -95,7 +97,7 @@ def export(
 
 
 def _files(target: Path) -> list[tuple[str, int]]:
-    """The files below `target`, or itself under the empty name, with their sizes."""
+    """Return the files below `target`, or `target` itself under the empty name, with their sizes."""
     if target.is_file():
         return [("", target.stat().st_size)]
     found = sorted(path for path in target.rglob("*") if path.is_file())

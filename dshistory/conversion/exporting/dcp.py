@@ -1,4 +1,4 @@
-"""Weights as a folder of torch.distributed.checkpoint, written by one process, one tensor in memory at a time."""
+"""Writes weights as a folder of torch.distributed.checkpoint, in one process, with one tensor in memory at a time."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,10 @@ __all__ = ["write_dcp"]
 
 
 def write_dcp(checkpoint: CheckpointTensors, target: Path, options: Options) -> None:
-    """A folder that `dcp.load` loads into a state dict of the same names; tied tensors stand under each of their names."""
+    """Write a folder that `dcp.load` loads into a state dict of the same names.
+
+    A tied tensor is written under each of its names.
+    """
     options.require_only("dcp")
     tensors = checkpoint.state_dict(options.weights)
     tensors.update({alias: tensors[name] for alias, name in checkpoint.aliases(options.weights).items()})
@@ -32,7 +35,7 @@ def write_dcp(checkpoint: CheckpointTensors, target: Path, options: Options) -> 
 
 
 class _LazyPlanner(DefaultSavePlanner):
-    """Plans with tensors that have no memory, and reads each when the writer asks for it."""
+    """Plans with tensors on the meta device, and reads each one when the writer asks for it."""
 
     def __init__(self, checkpoint: CheckpointTensors, tensors: dict[str, StoredTensor]) -> None:
         super().__init__(flatten_state_dict=False)

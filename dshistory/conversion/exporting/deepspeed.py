@@ -1,6 +1,7 @@
-"""A DeepSpeed checkpoint folder, of any ZeRO stage and world size, that `engine.load_checkpoint` and `zero_to_fp32` read.
+"""Writes a DeepSpeed checkpoint folder of any ZeRO stage and world size.
 
-Only what those read is written. DeepSpeed itself is not needed for it."""
+`engine.load_checkpoint` and `zero_to_fp32` read it; only what those read is written. DeepSpeed need not be installed.
+"""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,10 +27,11 @@ _SUB_GROUP_ELEMENTS: Final = 1_000_000_000  # DeepSpeed's default
 
 
 def write_deepspeed(checkpoint: CheckpointTensors, target: Path, options: Options) -> None:
-    """`target/global_step<N>/` and `target/latest`, for `zero_stage` and `world_size` (default: those of the run). Holds one
-    rank's file in memory.
+    """Write `target/global_step<N>/` and `target/latest` for `zero_stage` and `world_size` (default: the run's).
 
-    SetupError for a layout that there is not; UnsupportedError by name for runs that have no form there."""
+    Holds one rank's file in memory. SetupError for a stage or world size that does not exist; UnsupportedError, which
+    names the reason, for runs that DeepSpeed's files can't hold.
+    """
     options.require_only("deepspeed", "zero_stage", "world_size")
     stage, world_size = _layout(checkpoint, options)
     training = training_of(checkpoint)
@@ -58,8 +60,8 @@ def _refuse_reordered(training: Training, stage: int) -> None:
     for name in ("round_robin_gradients", "parameter_alignment"):
         if zero.get(name) and stage in (1, 2):
             raise UnsupportedError(
-                f"the run had zero_optimization.{name}, with which DeepSpeed orders its flat tensors in another way: an engine "
-                "configured so would load this export wrongly; export it as universal, or with zero_stage=3"
+                f"the run had zero_optimization.{name}, with which DeepSpeed orders its flat tensors in another way: "
+                "an engine configured so would load this export wrongly; export it as universal, or with zero_stage=3"
             )
 
 
@@ -103,7 +105,7 @@ def _sub_group_elements(training: Training) -> int:
 
 
 def model_states(training: Training, stage: int, world_size: int) -> dict[str, Any]:
-    """What every file of model states has beside the tensors."""
+    """Return the entries that every file of model states has beside the tensors."""
     counters = training.counters
     return {
         "optimizer": None,
@@ -121,7 +123,7 @@ def model_states(training: Training, stage: int, world_size: int) -> dict[str, A
 
 
 def module_state(checkpoint: CheckpointTensors, training: Training) -> dict[str, torch.Tensor]:
-    """The module's state dict, tied names on one tensor."""
+    """Return the module's state dict; tied names share one tensor."""
     state = {name: checkpoint.whole(tensor) for name, tensor in {**training.weights, **checkpoint.buffers}.items()}
     state.update({alias: state[name] for alias, name in checkpoint.aliases("model").items()})
     return state
@@ -130,7 +132,7 @@ def module_state(checkpoint: CheckpointTensors, training: Training) -> dict[str,
 def _names(
     checkpoint: CheckpointTensors, training: Training, groups: Sequence[Sequence[tuple[str, int]]]
 ) -> dict[str, Any]:
-    """What zero_to_fp32 takes the flat tensors apart by."""
+    """Return the names and shapes by which zero_to_fp32 takes the flat tensors apart."""
     shapes = [{name: torch.Size(training.weights[name].shape) for name, _ in group} for group in groups]
     ties = {alias: name for name, tensor in training.weights.items() for alias in tensor.aliases}
     return {"buffer_names": list(checkpoint.buffers), "param_shapes": shapes, "shared_params": ties}
@@ -145,7 +147,7 @@ def _frozen(checkpoint: CheckpointTensors, training: Training) -> dict[str, Any]
 
 
 def _partitioned(checkpoint: CheckpointTensors, training: Training, rank: int, world_size: int) -> dict[str, Any]:
-    """A rank's model states under stage 3: empty tensors for the parameters, its parts of the frozen ones, its buffers."""
+    """Return a rank's model states under stage 3: parameters are empty, frozen ones are in parts, buffers are whole."""
     state = {name: torch.empty(0, dtype=torch_dtype(tensor.dtype)) for name, tensor in training.weights.items()}
     state.update({name: checkpoint.whole(tensor) for name, tensor in checkpoint.buffers.items()})
     state.update({alias: state[name] for alias, name in checkpoint.aliases("model").items()})
@@ -200,7 +202,7 @@ def _stage3(
 
 
 def _optimizer(checkpoint: CheckpointTensors, training: Training, flats: Sequence[Flat]) -> dict[str, Any]:
-    """The inner optimizer's state dict: its parameters are the flats, numbered in order."""
+    """Return the inner optimizer's state dict; its parameters are the flat tensors, numbered in order."""
     state = {}
     for number, flat in enumerate(flats):
         values = {key: _copied(value) for key, value in training.shared[flat.group].items()}
@@ -215,11 +217,14 @@ def _optimizer(checkpoint: CheckpointTensors, training: Training, flats: Sequenc
 
 
 def _stage0(checkpoint: CheckpointTensors, training: Training, world_size: int) -> dict[str, Any]:
-    """Without ZeRO: every parameter is one of the optimizer's, and under bf16 or fp16 has a master copy."""
+    """Return the one file without ZeRO: the optimizer holds every parameter by itself, and under bf16 or fp16 a master
+    copy.
+    """
     wrapper = str(checkpoint.facts.facts.get("optimizer_wrapper", ""))
     if wrapper.endswith((".FP16_Optimizer", ".BF16_Optimizer")):
         raise UnsupportedError(
-            f"the run's optimizer was in a {wrapper.rpartition('.')[2]}, whose files without ZeRO are not written; pass zero_stage=1"
+            f"the run's optimizer was in a {wrapper.rpartition('.')[2]}, whose files without ZeRO are not "
+            "written; pass zero_stage=1"
         )
     flats = [Flat(index, piece, numel) for index, piece, numel in _one_by_one(training)]
     optimizer = _optimizer(checkpoint, training, flats)
@@ -255,7 +260,7 @@ def _one_by_one(training: Training) -> Iterator[tuple[int, Any, int]]:
 
 
 def _shaped(optimizer: dict[str, Any], training: Training) -> dict[str, Any]:
-    """State in the shapes of the parameters, which flats of one parameter each have lost."""
+    """Give state the shape of its parameter again, which flat tensors of one parameter each have lost."""
     shapes = [training.weights[name].shape for group in training.groups for name, _ in group]
     for number, values in optimizer["state"].items():
         values.update({kind: values[kind].view(shapes[number]) for kind in training.kinds})
@@ -263,19 +268,20 @@ def _shaped(optimizer: dict[str, Any], training: Training) -> dict[str, Any]:
 
 
 def loss_scaler_of(training: Training) -> StandIn:
-    """What DeepSpeed keeps as its loss scaler, static ones too."""
+    """Return what DeepSpeed stores as its loss scaler; it stores a static one too."""
     return loss_scaler(dict(training.scaler), fp16=dict(training.config.get("fp16", {})))
 
 
 def _flat_tensor(checkpoint: CheckpointTensors, flat: Flat, tensors: Mapping[str, StoredTensor]) -> torch.Tensor:
-    """One rank's flat tensor, its pieces taken from `tensors`; its padding is zero. Only the fragments that overlap are read.
+    """Return one rank's flat tensor: its pieces come from `tensors`, its padding is zero. Reads only what overlaps.
 
-    UnsupportedError when its tensors have several dtypes."""
+    UnsupportedError when its tensors have several dtypes.
+    """
     dtypes = {tensors[piece.name].dtype for piece in flat.pieces} or {"F32"}
     if len(dtypes) > 1:
         raise UnsupportedError(
-            f"checkpoint {checkpoint.ref}: {flat.pieces[0].name!r} and its neighbours in one flat tensor are of the dtypes "
-            f"{', '.join(sorted(dtypes))}; DeepSpeed keeps them in one"
+            f"checkpoint {checkpoint.ref}: {flat.pieces[0].name!r} and its neighbours in one flat tensor are of the "
+            f"dtypes {', '.join(sorted(dtypes))}; DeepSpeed keeps them in one"
         )
     made = torch.zeros(flat.numel, dtype=torch_dtype(dtypes.pop()))
     checkpoint.fill(
@@ -301,5 +307,5 @@ def _config(training: Training, stage: int) -> dict[str, Any]:
 
 
 def save(content: Mapping[str, Any], path: Path) -> None:
-    """torch.save, with DeepSpeed's names for the stand-ins of its classes."""
+    """Call torch.save; stand-ins of DeepSpeed's classes are written under the names of the real ones."""
     torch.save(dict(content), path, pickle_module=DeepSpeedPickle)

@@ -1,4 +1,4 @@
-"""A Hugging Face model folder: config.json, and the weights under the names that `from_pretrained` looks for."""
+"""Writes a Hugging Face model folder: config.json, and the weights under the names that `from_pretrained` looks for."""
 
 import json
 from pathlib import Path
@@ -16,10 +16,11 @@ _TORCH_NAMES: Final = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "
 
 
 def write_huggingface(checkpoint: CheckpointTensors, target: Path, options: Options) -> None:
-    """config.json (as given, but for the dtype, which is that of the weights written) and model.safetensors, in shards with an
-    index above `shard_bytes` (5 GiB). Needs no transformers.
+    """Write config.json and model.safetensors, in shards with an index above `shard_bytes` (5 GiB).
 
-    SetupError without a config, NotFoundError or FormatError when it can't be read."""
+    The configuration is as given, except for its dtype, which becomes that of the weights. transformers need not be
+    installed. SetupError without a configuration, NotFoundError or FormatError when it can't be read.
+    """
     options.require_only("huggingface", "shard_bytes", "config")
     config = _config(options)
     tensors = checkpoint.state_dict(options.weights)
@@ -40,8 +41,8 @@ def _config(options: Options) -> dict[str, Any]:
     given = options.config
     if given is None:
         raise SetupError(
-            "the format 'huggingface' needs the model's configuration: pass config= (a config.json, a folder that has one) "
-            "or model= (a model with .config)"
+            "the format 'huggingface' needs the model's configuration: pass config= (a config.json, a folder that has "
+            "one) or model= (a model with .config)"
         )
     if isinstance(given, dict):
         return dict(given)

@@ -1,4 +1,4 @@
-"""What a user can ask of an export, beside the checkpoint and the place."""
+"""The options of an export."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +14,9 @@ __all__ = ["Options"]
 class Options:
     """The options of all formats; each format refuses, by name, those that mean nothing to it.
 
-    `shard_bytes`: files of weights grow no larger, but for a single larger tensor. `config`: a Hugging Face config.json, a
-    folder with one, or its content; `zero_stage`, `world_size`: the DeepSpeed layout to write."""
+    `shard_bytes`: the most bytes of tensors in one file; a larger tensor has a file to itself. `config`: a Hugging Face
+    config.json, a folder with one, or its content. `zero_stage`, `world_size`: the DeepSpeed layout to write.
+    """
 
     weights: Weights = "model"
     shard_bytes: int | None = None
@@ -24,7 +25,7 @@ class Options:
     world_size: int | None = None
 
     def require_only(self, format: str, *allowed: str) -> None:
-        """SetupError for an option that was given and that `format` does not have."""
+        """Raise SetupError for an option that was given and that `format` does not have."""
         optional = ("shard_bytes", "config", "zero_stage", "world_size")
         for name in optional:
             if name not in allowed and getattr(self, name) is not None:

@@ -1,7 +1,8 @@
-"""Where DeepSpeed keeps each parameter: which elements of it lie where in which rank's flat tensors. Pure arithmetic.
+"""Computes which elements of each parameter are where in which rank's flat tensors. Pure arithmetic.
 
-Stages 1 and 2: the parameters of a group one behind the other, padded to a multiple of twice the world size, cut into
-equal parts. Stage 3: every parameter cut into equal parts by itself, the parts of a sub-group one behind the other."""
+Stages 1 and 2 concatenate the parameters of a group, pad them to a multiple of twice the world size and cut the result
+into equal parts. Stage 3 cuts every parameter into equal parts and concatenates a rank's parts of a sub-group.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ _NCCL_ALIGNMENT: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Elements `[start, start + numel)` of the flattened parameter `name` are `[at, at + numel)` of a flat."""
+    """Elements `[start, start + numel)` of the flattened parameter `name` are `[at, at + numel)` of a flat tensor."""
 
     name: str
     start: int
@@ -24,8 +25,10 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Flat:
-    """One flat tensor of one rank: `numel` elements, of which the last `padding` belong to no parameter. `group` is the
-    optimizer's."""
+    """One flat tensor of one rank: `numel` elements, of which the last `padding` belong to no parameter.
+
+    `group` is the index of the optimizer's group.
+    """
 
     group: int
     pieces: tuple[Piece, ...]
@@ -34,7 +37,7 @@ class Flat:
 
 
 def groups_cut(groups: Sequence[Sequence[tuple[str, int]]], *, rank: int, world_size: int) -> list[Flat]:
-    """The flats of one rank under stages 1 and 2, one for each group of (name, elements)."""
+    """Return the flat tensors of one rank under stages 1 and 2, one for each group of (name, elements)."""
     flats = []
     for index, group in enumerate(groups):
         total = sum(numel for _, numel in group)
@@ -53,7 +56,7 @@ def groups_cut(groups: Sequence[Sequence[tuple[str, int]]], *, rank: int, world_
 def parameters_cut(
     groups: Sequence[Sequence[tuple[str, int]]], *, rank: int, world_size: int, sub_group_elements: int
 ) -> list[Flat]:
-    """The flats of one rank under stage 3, one for each sub-group."""
+    """Return the flat tensors of one rank under stage 3, one for each sub-group."""
     flats = []
     for index, members in sub_groups(groups, world_size=world_size, sub_group_elements=sub_group_elements):
         pieces, at = [], 0
@@ -70,12 +73,12 @@ def parameters_cut(
 def sub_groups(
     groups: Sequence[Sequence[tuple[str, int]]], *, world_size: int, sub_group_elements: int
 ) -> list[tuple[int, list[tuple[str, int]]]]:
-    """Stage 3's sub-groups in order, each with the optimizer's group that it is of."""
+    """Return stage 3's sub-groups in order, each with the index of its optimizer's group."""
     return [(i, part) for i, group in enumerate(groups) for part in _cut(group, world_size, sub_group_elements)]
 
 
 def _cut(group: Sequence[tuple[str, int]], world_size: int, limit: int) -> list[list[tuple[str, int]]]:
-    """A group cut after the parameter with which a rank's share reaches `limit` elements."""
+    """Cut a group after each parameter with which a rank's share reaches `limit` elements."""
     if limit >= sum(-(-numel // world_size) for _, numel in group):
         return [list(group)]
     found: list[list[tuple[str, int]]] = [[]]

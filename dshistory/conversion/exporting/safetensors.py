@@ -1,4 +1,4 @@
-"""Weights as safetensors: one file, or a folder of shards with an index; streamed, so memory stays bounded."""
+"""Writes weights as safetensors: one file, or a folder of shards with an index. Streamed, so memory stays bounded."""
 
 import json
 from collections.abc import Mapping
@@ -20,9 +20,10 @@ _NAME: Final = "model.safetensors"
 
 
 def write_safetensors(checkpoint: CheckpointTensors, target: Path, options: Options) -> None:
-    """One valid safetensors file; with `shard_bytes` a folder of files, and their index when there is more than one.
+    """Write one safetensors file; with `shard_bytes` a folder of files, and their index when there is more than one.
 
-    Tied tensors have one entry; the metadata maps each further name to it, as `safetensors.torch.load_model` expects."""
+    Tied tensors have one entry; the metadata maps each further name to it, as `safetensors.torch.load_model` expects.
+    """
     options.require_only("safetensors", "shard_bytes")
     tensors = checkpoint.state_dict(options.weights)
     metadata = {
@@ -46,7 +47,7 @@ def write_sharded(
     *,
     shard_bytes: int,
 ) -> None:
-    """`model.safetensors` in `folder`, or `model-0000i-of-0000n.safetensors` and their index as Hugging Face names them."""
+    """Write `model.safetensors`, or `model-0000i-of-0000n.safetensors` and their index, as Hugging Face names them."""
     shards = _shards(tensors, shard_bytes)
     if len(shards) == 1:
         _write_file(checkpoint, folder / _NAME, tensors, metadata)
@@ -62,7 +63,7 @@ def write_sharded(
 
 
 def _shards(tensors: Mapping[str, StoredTensor], shard_bytes: int) -> list[list[str]]:
-    """Names in order, cut before the tensor that would make a shard larger than `shard_bytes`."""
+    """Return the names of each shard, in order, cut before the tensor that would make it larger than `shard_bytes`."""
     shards: list[list[str]] = [[]]
     held = 0
     for name, tensor in tensors.items():
@@ -77,7 +78,7 @@ def _shards(tensors: Mapping[str, StoredTensor], shard_bytes: int) -> list[list[
 def _write_file(
     checkpoint: CheckpointTensors, path: Path, tensors: Mapping[str, StoredTensor], metadata: Mapping[str, str]
 ) -> None:
-    # By falling item size, so that every tensor begins at a multiple of its own.
+    # In order of falling item size, so that every tensor begins at a multiple of its own item size.
     ordered = sorted(tensors.items(), key=lambda item: (-DTYPES[item[1].dtype], item[0]))
     entries, at = [], 0
     for name, tensor in ordered:

@@ -1,7 +1,8 @@
-"""Where an export goes: made whole under a temporary name beside it, durable, and only then given its name.
+"""Publishes an export: it is written whole under a temporary name, made durable, and only then given its final name.
 
 Invariant: under the final name there is nothing, what was there before, or the whole export. What is replaced is moved
-aside first and removed last, so it is never lost to an export that fails."""
+aside first and removed last, so an export that fails never loses it.
+"""
 
 import os
 import shutil
@@ -17,11 +18,11 @@ __all__ = ["new_target"]
 
 @contextmanager
 def new_target(path: Path, *, history: Path, overwrite: bool) -> Iterator[Path]:
-    """A temporary path to write a file or folder at; it is published as `path` when the block ends, and removed when it
-    raises.
+    """Give a temporary path for a file or folder; it becomes `path` when the block ends, and is removed on errors.
 
     SetupError when `path` exists (unless `overwrite`), or when writing it would touch the history or the working
-    directory."""
+    directory.
+    """
     final = path.absolute()
     _check(final, history=history, overwrite=overwrite)
     temporary = temporary_path(final)

@@ -1,4 +1,4 @@
-"""Weights as `torch.save` of a state dict, which `torch.load(..., weights_only=True)` reads."""
+"""Writes weights as a state dict by `torch.save`; `torch.load(..., weights_only=True)` reads it."""
 
 from pathlib import Path
 
@@ -11,7 +11,10 @@ __all__ = ["write_torch"]
 
 
 def write_torch(checkpoint: CheckpointTensors, target: Path, options: Options) -> None:
-    """One file with `{name: tensor}`; tied names share one tensor, as they did in the model. Holds the weights in memory."""
+    """Write one file with `{name: tensor}`; tied names share one tensor, as they did in the model.
+
+    Holds all weights in memory.
+    """
     options.require_only("torch")
     state = {name: checkpoint.whole(tensor) for name, tensor in checkpoint.state_dict(options.weights).items()}
     state.update({alias: state[name] for alias, name in checkpoint.aliases(options.weights).items()})

@@ -1,4 +1,4 @@
-"""What an optimizer and an engine keep, in one form whatever wrote the checkpoint: plain torch or any stage of DeepSpeed."""
+"""The state of an optimizer and an engine in one form, whether plain torch or any ZeRO stage wrote the checkpoint."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,8 +17,12 @@ _DEEPSPEED = "0.19.8"  # the release whose files are written for runs that had n
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """`groups`: for each group the trained parameters with their elements, in the optimizer's order; `hyper`: the rest of each
-    group; `kinds`: state with an element for each of the parameter; `shared`: the other state, one value per group."""
+    """A training's state beyond its weights, as DeepSpeed's files need it.
+
+    `groups`: for each optimizer group its trained parameters and their numbers of elements, in order. `hyper`: the
+    hyperparameters of each group. `kinds`: state that has one element for each element of the parameter. `shared`: the
+    other state, one value for each group.
+    """
 
     groups: Sequence[Sequence[tuple[str, int]]]
     hyper: Sequence[Mapping[str, Any]]
@@ -34,7 +38,7 @@ class Training:
 
     @property
     def frozen(self) -> list[str]:
-        """The parameters that no group has."""
+        """The parameters that are in no group."""
         trained = {name for group in self.groups for name, _ in group}
         return [name for name in self.weights if name not in trained]
 
@@ -46,13 +50,16 @@ class Training:
 
 
 def training_of(checkpoint: CheckpointTensors) -> Training:
-    """NotFoundError when the checkpoint has no optimizer state, UnsupportedError by name for runs whose ranks held different
-    parameters and for optimizers without a form in DeepSpeed's checkpoints."""
+    """Return the training state of a checkpoint.
+
+    NotFoundError when it has no optimizer state; UnsupportedError, which names the reason, for runs whose ranks held
+    different parameters and for optimizers that DeepSpeed's checkpoints can't hold.
+    """
     saved = checkpoint.objects.get("optimizer")
     if saved is None:
         raise NotFoundError(
-            f"checkpoint {checkpoint.ref} has no optimizer state, which a DeepSpeed checkpoint needs; export it as safetensors, "
-            "huggingface, dcp or torch"
+            f"checkpoint {checkpoint.ref} has no optimizer state, which a DeepSpeed checkpoint needs; export it as "
+            "safetensors, huggingface, dcp or torch"
         )
     facts = checkpoint.facts.facts
     _refuse_split(checkpoint, saved, facts)
@@ -91,13 +98,13 @@ def _refuse_split(checkpoint: CheckpointTensors, saved: Mapping[str, Any], facts
     for name, found in what.items():
         if found:
             raise UnsupportedError(
-                f"checkpoint {checkpoint.ref} is of a run with {name}, which can't be written as a DeepSpeed checkpoint; "
-                "export its weights as safetensors, huggingface, dcp or torch"
+                f"checkpoint {checkpoint.ref} is of a run with {name}, which can't be written as a DeepSpeed "
+                "checkpoint; export its weights as safetensors, huggingface, dcp or torch"
             )
 
 
 def _untrained(checkpoint: CheckpointTensors, saved: Mapping[str, Any], names: Sequence[Sequence[str]]) -> set[str]:
-    """Parameters that a plain optimizer was given but has no state of while it has of others: they had no gradient."""
+    """Return the parameters that a plain optimizer has no state for while it has for others: they had no gradient."""
     kinds = saved["kinds"]
     if not kinds or "step" in saved.get("state", {}):
         return set()
@@ -114,8 +121,8 @@ def _shared(
         ]
         if any(not torch.equal(one, found[0]) for one in found):
             raise UnsupportedError(
-                f"checkpoint {checkpoint.ref}: {kind!r} differs between the parameters of optimizer group {index}; DeepSpeed keeps one "
-                "for all of them"
+                f"checkpoint {checkpoint.ref}: {kind!r} differs between the parameters of optimizer group {index}; "
+                "DeepSpeed keeps one for all of them"
             )
         if found:
             values[kind] = found[0]

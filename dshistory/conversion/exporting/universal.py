@@ -1,7 +1,8 @@
-"""A DeepSpeed universal checkpoint: a folder for each parameter, which any ZeRO stage and world size loads.
+"""Writes a DeepSpeed universal checkpoint: a folder for each parameter, which any ZeRO stage and world size loads.
 
-Written one tensor at a time; DeepSpeed itself is not needed for it. An engine loads it with the configuration
-`{"checkpoint": {"load_universal": true}}`."""
+It is written one tensor at a time, and DeepSpeed need not be installed. An engine loads it with the configuration
+`{"checkpoint": {"load_universal": true}}`.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,11 @@ __all__ = ["write_universal"]
 
 
 def write_universal(checkpoint: CheckpointTensors, target: Path, options: Options) -> None:
-    """`target/global_step<N>/zero/<parameter>/{fp32,exp_avg,...}.pt` beside the model states, and `target/latest_universal`.
+    """Write `target/global_step<N>/zero/<parameter>/{fp32,exp_avg,...}.pt`, the model states, and
+    `target/latest_universal`.
 
-    UnsupportedError by name for runs that have no form there."""
+    UnsupportedError, which names the reason, for runs that DeepSpeed's files can't hold.
+    """
     options.require_only("universal")
     training = training_of(checkpoint)
     folder = target / f"global_step{training.counters['global_steps']}"
@@ -62,7 +65,7 @@ def _write(tensor: torch.Tensor, path: Path) -> None:
 
 
 def _optimizer(training: Training) -> dict[str, Any]:
-    """What belongs to no parameter, in the places where stages 1 and 2 look for it, and where stage 3 does."""
+    """Return the state that belongs to no parameter, where stages 1 and 2 look for it and where stage 3 does."""
     groups = [{**hyper, "params": [index]} for index, hyper in enumerate(training.hyper)]
     state = {index: dict(shared) for index, shared in enumerate(training.shared)}
     return {

@@ -1,4 +1,4 @@
-"""The fragments of a tensor: one choice for a rank, one check that they are complete, one cut to a range of elements."""
+"""The fragments of a tensor: one choice for a rank, one check that they are complete, one cut to a range."""
 
 import pytest
 from hypothesis import given
