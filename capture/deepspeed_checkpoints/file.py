@@ -29,8 +29,8 @@ from capture.state.objects import EncodedObject
 from catalog.disk.durable import publish, temporary_path
 from catalog.errors import CorruptError, FormatError, SnapshotError
 from catalog.format.header import Entry, Header, encode_header, entries_json, parse_header, read_header
-from catalog.records import CHECKSUM_BYTES
 from catalog.read.batched_read import read_at
+from catalog.records import CHECKSUM_BYTES
 
 __all__ = ["FileWrite", "is_tree_file", "read_tree"]
 
