@@ -1,4 +1,4 @@
-"""The runtime: captures every N-th step of a training, lazily and asynchronously, and puts any step back.
+"""The runtime: it captures every N-th step of a training, lazily and asynchronously, and restores any step.
 
     session = capture.enable(engine, every=50)        # a DeepSpeed engine, or a module with optimizer=...
     capture.restore(1200, engine=engine)              # bit for bit
@@ -20,7 +20,7 @@ except ImportError as error:
 
 check_siblings(__file__, ("catalog", "native"))
 
-from native._lazy_exports import export_lazily  # noqa: E402
+from capture.lazy_doors import open_lazily  # noqa: E402
 
 if TYPE_CHECKING:
     from capture.checkpoint_engine import checkpoint_engine
@@ -42,7 +42,7 @@ __all__ = [
     "restore",
 ]
 
-export_lazily(
+open_lazily(
     __name__,
     {
         "Available": "capture.state.interface",

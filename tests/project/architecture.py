@@ -27,14 +27,14 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "comparison",
         "tensors",
         "display",
-        "metrics options patterns",
+        "registry options metrics patterns",
     ),
     "capture": (
         "huggingface enable checkpoint_engine restore active_sessions",
         "session load deepspeed_checkpoints",
         "snapshot loops",
         "state",
-        "collectives defaults",
+        "collectives defaults lazy_doors",
     ),
     "catalog": (
         "run_writer gc verify history references",

@@ -1,7 +1,4 @@
-"""Makes importing a package cheap: its public names are imported from their modules at the first use.
-
-The packages above use it. It stands here because they must not import anything heavier than this to use it.
-"""
+"""The doors of `capture` are functions and classes that are imported from their modules at their first use."""
 
 import sys
 from collections.abc import Mapping
@@ -9,7 +6,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-__all__ = ["export_lazily"]
+__all__ = ["open_lazily"]
 
 
 class _LazyPackage(ModuleType):
@@ -23,16 +20,9 @@ class _LazyPackage(ModuleType):
     _homes: Mapping[str, str]
 
     def __getattr__(self, name: str) -> Any:
-        value: Any
-        if name == "__version__":
-            # Importing importlib.metadata takes longer than the rest of a package's import together.
-            value = import_module("importlib.metadata").version("dshistory")
-        elif name in self._homes:
-            home = import_module(self._homes[name])
-            value = home if home.__name__ == name else getattr(home, name)
-        else:
+        if name not in self._homes:
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        self.__dict__[name] = value
+        value = self.__dict__[name] = getattr(import_module(self._homes[name]), name)
         return value
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -41,16 +31,15 @@ class _LazyPackage(ModuleType):
         super().__setattr__(name, value)
 
     def __dir__(self) -> list[str]:
-        """The public names, without the submodules that happen to be imported."""
+        """Return the public names, without the submodules that happen to be imported."""
         own = [name for name in self.__dict__ if name.startswith("__") and name.endswith("__")]
-        return sorted({*own, *self._homes, *self.__dict__.get("__all__", ())})
+        return sorted({*own, *self._homes})
 
 
-def export_lazily(package: str, homes: Mapping[str, str]) -> None:
+def open_lazily(package: str, homes: Mapping[str, str]) -> None:
     """Make every name of `homes` an attribute of `package` that is imported from the module beside it at its first use.
 
-    A name whose home is a top-level module of that very name stands for the module. `__version__` is the version of the
-    installed distribution. Call it once, in the package's `__init__`, after `__all__`.
+    Call it once, in the package's `__init__`.
     """
     module = sys.modules[package]
     module.__dict__["_homes"] = dict(homes)
