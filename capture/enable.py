@@ -23,7 +23,7 @@ from capture.loops.select import loop_for
 from capture.restore import all_providers, restore_live
 from capture.session.session import Session
 from capture.snapshot.change_detector import Check
-from capture.snapshot.state_listing import Source
+from capture.snapshot.state_listing import StateListing
 from capture.snapshot.writer import ChosenWriter, agree_on_writer
 from capture.state.interface import StateProvider
 from catalog.disk.json_file import canonical
@@ -100,7 +100,7 @@ def enable(
     if resume == "auto":
         parent = _resume(History.open(root), ranks, every_provider) or parent
     file_system = native.probe_file_system(str(root))
-    source = Source(
+    source = StateListing(
         every_provider,
         of_user=providers,
         rank=ranks.rank,
@@ -169,7 +169,7 @@ def _make_history(root: Path, rank: int) -> None:
             raise SetupError(f"the history {root} can't be made: {error}") from error
 
 
-def _layout(source: Source, world_size: int) -> str:
+def _layout(source: StateListing, world_size: int) -> str:
     """The run's layout hash; on the way everything that can't be captured is refused."""
     source.objects()
     plan = source.plan()

@@ -17,9 +17,9 @@ import torch
 
 import native
 from capture.deepspeed_checkpoints.tree import CheckpointTree
-from capture.snapshot.change_detector import Witness
-from capture.snapshot.data_file import PlacedObject, make_tail
-from capture.snapshot.device_copies import CUDA, CopyEngine
+from capture.snapshot.change_detector import ChangeDetector
+from capture.snapshot.data_file import PlacedObject, make_trailer
+from capture.snapshot.device_copies import CUDA, DeviceCopier
 from capture.snapshot.device_feed import Copies, DeviceTake, NoCopies
 from capture.snapshot.parts import HUGE
 from capture.snapshot.plan import Plan, make_plan
@@ -52,7 +52,7 @@ class FileWrite:
     tmp: Path
     job: native.WriteJob
     copies: Copies
-    witness: Witness
+    change_detector: ChangeDetector
     _checking: threading.Lock = field(default_factory=threading.Lock)
     _changed: list[str] | None = None
 
@@ -65,7 +65,7 @@ class FileWrite:
         writer: native.Writer,
         lazy_storages: frozenset[int],
         align: int,
-        copies: CopyEngine = CUDA,
+        copies: DeviceCopier = CUDA,
     ) -> Self:
         """Begin to write the current content of `state` to `final`.
 
@@ -83,7 +83,7 @@ class FileWrite:
         # entry.
         reserve = [Entry(_TREE, "U8", (HUGE,), HUGE, HUGE)]
         plan = make_plan(items, rank=0, world_size=1, align=align, reserve=reserve, copies=copies)
-        witness = Witness(plan.live_items)
+        change_detector = ChangeDetector(plan.live_items)
         # Before the job starts, and on this thread: the copies must be queued on the device before anything that could
         # overwrite the tensors.
         taken = None
@@ -92,7 +92,7 @@ class FileWrite:
             taken = DeviceTake(parts, offsets, end=plan.data_end, writer=writer, copies=copies)
         tmp = temporary_path(final)
         job = writer.start(plan.write, str(tmp))
-        return cls(final, state.json, plan, tmp, job, NoCopies() if taken is None else taken.feed(job), witness)
+        return cls(final, state.json, plan, tmp, job, NoCopies() if taken is None else taken.feed(job), change_detector)
 
     @property
     def live_bytes(self) -> int:
@@ -145,7 +145,7 @@ class FileWrite:
         }
         content = json.dumps({"checksums": by_key, "tree": self.tree}, separators=(",", ":"), allow_nan=False).encode()
         objects = [PlacedObject(EncodedObject("tree", content), "rank_local")]
-        tail = make_tail(objects, self.plan, file=self.final.name)
+        tail = make_trailer(objects, self.plan, file=self.final.name)
         fragments = [self.plan.header_json, entries_json(tail.entries)]
         metadata = {"format": _FORMAT, "tree": native.checksum(content).hex(), "header": _NO_CHECKSUM}
         # The header's checksum is computed while its own field is zeros. It then replaces them: the length stays the
@@ -159,7 +159,7 @@ class FileWrite:
         # second look would blame it, or the save thread has finished reading before the barrier.
         with self._checking:
             if self._changed is None:
-                self._changed = self.witness.moved()
+                self._changed = self.change_detector.changed()
             return self._changed
 
     def _require_unchanged(self) -> None:

@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from capture.session.statistics_thread import Analyst
-from capture.snapshot.dedup import Place, Resting
+from capture.session.statistics_thread import StatisticsThread
+from capture.snapshot.dedup import Deduplicator, StoredAt
 from capture.snapshot.snapshot import Snapshot
 from catalog.errors import SnapshotError
 from catalog.run_writer import RunWriter
 
-__all__ = ["Publisher"]
+__all__ = ["Committer"]
 
 FLUSH_INTERVAL_S = 2.0
 REGISTER_PATIENCE_S = 0.1
@@ -25,18 +25,20 @@ REGISTER_PATIENCE_S = 0.1
 _Metrics = tuple[int, Mapping[str, float | torch.Tensor]]
 
 
-class Publisher:
+class Committer:
     """Owns the run's writing end from the moment it is made until `close`."""
 
     def __init__(self, run: RunWriter, *, stats_every: int) -> None:
         self._run = run
-        self._analyst = Analyst(run, every=stats_every, wait_idle=lambda seconds: self.wait_below(1, timeout_s=seconds))
+        self._analyst = StatisticsThread(
+            run, every=stats_every, wait_idle=lambda seconds: self.wait_below(1, timeout_s=seconds)
+        )
         self._changed = threading.Condition()
         self._snapshots: collections.deque[Snapshot] = collections.deque()
         self._metrics: collections.deque[_Metrics] = collections.deque()
         self._failures: list[SnapshotError] = []
         self._figures: list[dict[str, Any]] = []
-        self._resting = Resting(lambda step: run.paths.marker(run.run, step).exists())
+        self._resting = Deduplicator(lambda step: run.paths.marker(run.run, step).exists())
         self._closing = False
         self._flushed = time.monotonic()
         # A daemon: the interpreter joins other threads before it runs the exit handler that ends this one.
@@ -70,7 +72,7 @@ class Publisher:
         return failures
 
     @property
-    def resting(self) -> Mapping[str, Place]:
+    def resting(self) -> Mapping[str, StoredAt]:
         """What is expected to be unchanged at the next snapshot, and where its bytes are."""
         return self._resting.places
 

@@ -4,8 +4,8 @@ import contextlib
 import warnings
 from collections.abc import Callable
 
-from capture.snapshot.state_listing import Source
-from capture.snapshot.transient_state import Moment
+from capture.snapshot.state_listing import StateListing
+from capture.snapshot.transient_state import TransientState
 from catalog.errors import HistoryError, SnapshotError
 from catalog.run_writer import RunWriter
 
@@ -15,10 +15,10 @@ __all__ = ["LateCapture"]
 class LateCapture:
     """Keeps the moment of the last step that was not captured when it ended."""
 
-    def __init__(self, source: Source, run: RunWriter) -> None:
+    def __init__(self, source: StateListing, run: RunWriter) -> None:
         self._source = source
         self._run = run
-        self._moment: Moment | None = None
+        self._moment: TransientState | None = None
         self._moving: Callable[[], frozenset[str]] | None = None
 
     def remember(self, step: int, *, keep: frozenset[str], moving: Callable[[], frozenset[str]] | None) -> None:
@@ -37,7 +37,7 @@ class LateCapture:
         with contextlib.suppress(HistoryError):
             self._moment = self._source.freeze(self._moment, moving)
 
-    def of(self, step: int) -> Moment | None:
+    def of(self, step: int) -> TransientState | None:
         """What was kept of `step`."""
         return self._moment if self._moment is not None and self._moment.step == step else None
 
@@ -45,11 +45,11 @@ class LateCapture:
         """A step is captured: nothing need be kept of it."""
         self._moment = None
 
-    def require_still(self, moment: Moment) -> None:
+    def require_still(self, moment: TransientState) -> None:
         """SnapshotError when weights or optimizer state are not those of the step any more. A buffer that changed for the
         first time is only said.
         """
-        changed = moment.weights.moved()
+        changed = moment.weights.changed()
         if changed:
             raise SnapshotError(_too_late(moment, changed))
         lost = self._source.lost(moment)
@@ -58,14 +58,14 @@ class LateCapture:
             self._run.journal.event("inexact", moment.step, reason=reason)
             warnings.warn(f"step {moment.step} of run {self._run.run} is captured late: {reason}", stacklevel=5)
 
-    def say_not_captured(self, moment: Moment) -> None:
+    def say_not_captured(self, moment: TransientState) -> None:
         """That there is no such step any more, in a warning and in the journal."""
-        reason = _too_late(moment, moment.weights.moved())
+        reason = _too_late(moment, moment.weights.changed())
         self._run.journal.event("not_captured", moment.step, reason=reason)
         warnings.warn(f"the last step of run {self._run.run} is not captured: {reason}", stacklevel=5)
 
 
-def _too_late(moment: Moment, changed: list[str]) -> str:
+def _too_late(moment: TransientState, changed: list[str]) -> str:
     more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
     return (
         f"step {moment.step} can't be captured any more: {', '.join(changed[:3])}{more} changed since; take a snapshot before such "

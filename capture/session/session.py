@@ -21,7 +21,7 @@ import torch
 
 import native
 from capture.loops.interface import Loop
-from capture.session.committer import Publisher
+from capture.session.committer import Committer
 from capture.session.late_capture import LateCapture
 from capture.session.pending import Pending
 from capture.session.stats import SessionStats
@@ -29,8 +29,8 @@ from capture.session.user_records import checked_metrics, checked_tag
 from capture.snapshot.change_detector import Check
 from capture.snapshot.failures import Failures
 from capture.snapshot.snapshot import Snapshot
-from capture.snapshot.state_listing import Source
-from capture.snapshot.transient_state import Moment
+from capture.snapshot.state_listing import StateListing
+from capture.snapshot.transient_state import TransientState
 from catalog.errors import HistoryError, SetupError, SnapshotError
 from catalog.run_writer import RunWriter
 
@@ -55,7 +55,7 @@ class Session:
     def __init__(
         self,
         loop: Loop,
-        source: Source,
+        source: StateListing,
         *,
         run: RunWriter,
         writer: native.Writer,
@@ -71,7 +71,7 @@ class Session:
         self._every = every
         self._on_full = on_full
         self._check = check
-        self._publisher = Publisher(run, stats_every=stats_every)
+        self._publisher = Committer(run, stats_every=stats_every)
         self._failures = Failures(self._publisher.take_failures)
         self._pending = Pending()
         self._moving: Callable[[], frozenset[str]] | None = None
@@ -264,14 +264,14 @@ class Session:
                 raise SetupError(f"the first step can't be written to {self.history}: {error}") from error
             raise
 
-    def _try(self, step: int, *, moment: Moment | None = None) -> None:
+    def _try(self, step: int, *, moment: TransientState | None = None) -> None:
         try:
             self._take(step, moment=moment)
         except Exception as error:  # noqa: BLE001 - a provider of the user's may raise anything, and no snapshot ends a training
             self._publisher.failed(step, error)
             self._failures.warn()
 
-    def _take(self, step: int, *, moment: Moment | None = None) -> None:
+    def _take(self, step: int, *, moment: TransientState | None = None) -> None:
         self._pending.release()
         self.settled()
         if self._publisher.pending() >= MAX_PENDING:
@@ -313,7 +313,7 @@ class Session:
         if step == self._last:
             return
         moment = self._late.of(step)
-        if moment is not None and moment.weights.moved():
+        if moment is not None and moment.weights.changed():
             # Weights that were loaded for an evaluation, or half an update: no step at all, and no failure either.
             self._late.say_not_captured(moment)
             return

@@ -14,7 +14,7 @@ from catalog.format.statistics_file import StatisticsFile
 from catalog.run_writer import RunWriter
 from catalog.statistics.compute import analyze_part
 
-__all__ = ["Analyst"]
+__all__ = ["StatisticsThread"]
 
 _CLOSE_PATIENCE_S = 5.0
 _WAY_S = 1.0
@@ -29,7 +29,7 @@ _MOST_WAITING = 16
 _LOWEST_PRIORITY = 19
 
 
-class Analyst:
+class StatisticsThread:
     """Of one rank's parts, the newest first. `every`: only of steps that are multiples of it; 0: of none. `wait_idle(seconds)`
     returns once no snapshot is being written, or the time is over.
     """

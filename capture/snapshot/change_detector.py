@@ -14,12 +14,12 @@ import native
 from capture.snapshot.parts import Part
 from capture.state.interface import TensorItem
 
-__all__ = ["Check", "Witness"]
+__all__ = ["ChangeDetector", "Check"]
 
 Check = Literal["versions", "hash"]
 
 
-class Witness:
+class ChangeDetector:
     """What tensors looked like when it was made, from outside. `hashed` are parts whose bytes are hashed as well, which is a
     pass over all of them that the host can read; `moved` is another one.
     """
@@ -30,7 +30,7 @@ class Witness:
         self._hashed = hashed
         self._digests = [_digest(part) for part in hashed]
 
-    def moved(self) -> list[str]:
+    def changed(self) -> list[str]:
         """The tensors that were written to, or freed, since."""
         now = [_mark(item) for item in self._items]
         if now != self._marks:
@@ -42,7 +42,7 @@ class Witness:
 
 def _mark(item: TensorItem) -> tuple[int, int, int]:
     # Freed memory has another address. A write through a DTensor is counted there, one to its local memory is not.
-    return item.tensor.data_ptr(), _version(item.tensor), -1 if item.through is None else _version(item.through)
+    return item.tensor.data_ptr(), _version(item.tensor), -1 if item.dtensor is None else _version(item.dtensor)
 
 
 def _version(tensor: torch.Tensor) -> int:

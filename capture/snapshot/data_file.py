@@ -18,7 +18,7 @@ from catalog.format.extents import extent_table
 from catalog.format.header import Entry, encode_header, entries_json
 from catalog.records import Extent, Placement
 
-__all__ = ["PlacedObject", "Tail", "data_file_header", "make_tail", "manifest_rows", "object_entries"]
+__all__ = ["PlacedObject", "Trailer", "data_file_header", "make_trailer", "manifest_rows", "object_entries"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class _Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Tail:
+class Trailer:
     """What follows the planned bytes: `data` ends aligned; entries are relative to data_start, rows lack only their
     file.
     """
@@ -70,9 +70,9 @@ def object_entries(objects: Sequence[PlacedObject]) -> list[Entry]:
     return entries
 
 
-def make_tail(
+def make_trailer(
     objects: Sequence[PlacedObject], plan: Plan, *, file: str, moved: Sequence[tuple[Part, bytes]] = ()
-) -> Tail:
+) -> Trailer:
     """Lay out what follows the planned bytes: resting parts that have moved after all and the objects' tensors, by
     falling item size, then the JSON trees, then padding.
     """
@@ -106,17 +106,17 @@ def make_tail(
         )
         chunks.append(piece.data)
         at += len(piece.data)
-    return Tail(b"".join(chunks), tuple(entries), tuple(extents))
+    return Trailer(b"".join(chunks), tuple(entries), tuple(extents))
 
 
-def data_file_header(plan: Plan, tail: Tail, *, run: str, step: int, rank: int) -> bytes:
+def data_file_header(plan: Plan, tail: Trailer, *, run: str, step: int, rank: int) -> bytes:
     """The header's bytes, exactly as long as the plan reserved."""
     metadata = {"format": "dshistory-1", "run": run, "step": str(step), "rank": str(rank)}
     return encode_header([plan.header_json, entries_json(tail.entries)], metadata=metadata, data_start=plan.data_start)
 
 
 def manifest_rows(
-    plan: Plan, tail: Tail, checksums: bytes, header: bytes, *, file: str, references: Sequence[Extent] = ()
+    plan: Plan, tail: Trailer, checksums: bytes, header: bytes, *, file: str, references: Sequence[Extent] = ()
 ) -> pa.Table:
     """One row for every byte of the file, in file order, then the references to other files. `checksums` are those of the
     plan's parts, 16 bytes each.

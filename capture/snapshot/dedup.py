@@ -13,17 +13,17 @@ from dataclasses import dataclass
 import numpy as np
 
 import native
-from capture.snapshot.parts import Part, may_rest
+from capture.snapshot.parts import Part, can_be_referenced
 from capture.snapshot.plan import Plan
 from catalog.records import CHECKSUM_BYTES, Extent
 
-__all__ = ["Guess", "Place", "Published", "Resting"]
+__all__ = ["Deduplicator", "Published", "StoredAt", "UnchangedCheck"]
 
 _MAX_WAITING = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StoredAt:
     """Where the bytes of a part are, in a committed checkpoint."""
 
     file: str
@@ -49,13 +49,13 @@ class Published:
         return self.checksums[CHECKSUM_BYTES * index : CHECKSUM_BYTES * (index + 1)]
 
 
-class Resting:
+class Deduplicator:
     """What of a rank's state rests, learned from what it publishes. `committed` says whether a step's checkpoint exists:
     nothing else is referred to. `places` is replaced, never changed, so that any thread may take it.
     """
 
     def __init__(self, committed: Callable[[int], bool]) -> None:
-        self.places: Mapping[str, Place] = {}
+        self.places: Mapping[str, StoredAt] = {}
         self._committed = committed
         self._waiting: deque[Published] = deque(maxlen=_MAX_WAITING)
         self._last: Published | None = None
@@ -86,13 +86,13 @@ class Resting:
             self.places = {**self.places, **found}
 
 
-class Guess:
+class UnchangedCheck:
     """Parts that are expected to rest, being hashed by a thread of its own; their memory must stay until `wait` returns.
 
     `references` are the manifest rows of those that do, `moved` the bytes of the others; both after `wait`.
     """
 
-    def __init__(self, parts: Sequence[Part], places: Mapping[str, Place]) -> None:
+    def __init__(self, parts: Sequence[Part], places: Mapping[str, StoredAt]) -> None:
         self.references: list[Extent] = []
         self.moved: list[tuple[Part, bytes]] = []
         self._parts = parts
@@ -135,7 +135,7 @@ class Guess:
             self._failure = error
 
 
-def _unchanged(last: Published, now: Published) -> dict[str, Place]:
+def _unchanged(last: Published, now: Published) -> dict[str, StoredAt]:
     parts = now.plan.parts
     if last.plan is now.plan:
         digest = np.dtype(f"V{CHECKSUM_BYTES}")
@@ -143,10 +143,14 @@ def _unchanged(last: Published, now: Published) -> dict[str, Place]:
     else:
         known = {part.key: last.checksum(i) for i, part in enumerate(last.plan.parts)}
         same = [i for i, part in enumerate(parts) if known.get(part.key) == now.checksum(i)]
-    return {parts[i].key: Place(now.file, now.plan.offsets[i], now.checksum(i)) for i in same if may_rest(parts[i])}
+    return {
+        parts[i].key: StoredAt(now.file, now.plan.offsets[i], now.checksum(i))
+        for i in same
+        if can_be_referenced(parts[i])
+    }
 
 
-def _reference(part: Part, place: Place) -> Extent:
+def _reference(part: Part, place: StoredAt) -> Extent:
     return Extent(
         name=part.item.name,
         kind=part.item.kind,

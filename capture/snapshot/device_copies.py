@@ -2,8 +2,8 @@
 
 Host tensors need none of this, they are written from where they are. The bytes of device tensors go into slots of the
 writer's own staging budget, block by block, in the background (`device_feed`):
-  1. At the step, on the training thread, what the next forward changes is cloned on the device; then `CopyEngine.begin`.
-  2. In the background, `CopyEngine.copy` into slot after slot; what comes after `begin` on the training's stream may run
+  1. At the step, on the training thread, what the next forward changes is cloned on the device; then `DeviceCopier.begin`.
+  2. In the background, `DeviceCopier.copy` into slot after slot; what comes after `begin` on the training's stream may run
      beside it.
   3. The barrier waits until the last copy has ended, before the next update may be given to the device.
 """
@@ -19,7 +19,7 @@ import torch
 import native
 from catalog.errors import SetupError
 
-__all__ = ["CUDA", "CopyEngine", "CudaCopyEngine", "Mirror", "Piece", "Transfer", "coalesced"]
+__all__ = ["CUDA", "CudaDeviceCopier", "DeviceCopier", "Mirror", "Piece", "Transfer", "coalesced"]
 
 GATHERED_BYTES = 64 << 10
 """Smaller pieces are gathered on the device first: a copy of its own costs more than its bytes."""
@@ -50,7 +50,7 @@ class Transfer(Protocol):
         """Return once they have ended: the slot is filled, the sources may be overwritten."""
 
 
-class CopyEngine(Protocol):
+class DeviceCopier(Protocol):
     """Copies device tensors while the training computes. The surface is just this so that its users' order can be tested without a device."""
 
     def owns(self, tensor: torch.Tensor) -> bool:
@@ -89,8 +89,8 @@ def coalesced(pieces: Iterable[Piece]) -> list[Piece]:
     ]
 
 
-class CudaCopyEngine:
-    """The CopyEngine of CUDA devices: one copy stream for each, into registered host memory."""
+class CudaDeviceCopier:
+    """The DeviceCopier of CUDA devices: one copy stream for each, into registered host memory."""
 
     def __init__(self) -> None:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
@@ -146,7 +146,7 @@ class CudaCopyEngine:
         return event
 
 
-CUDA = CudaCopyEngine()
+CUDA = CudaDeviceCopier()
 """Touches no device before a CUDA tensor is captured."""
 
 

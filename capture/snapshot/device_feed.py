@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 
 import native
-from capture.snapshot.device_copies import CopyEngine, Piece, Transfer
+from capture.snapshot.device_copies import DeviceCopier, Piece, Transfer
 
 __all__ = ["Copies", "DevicePart", "DeviceTake", "NoCopies"]
 
@@ -69,7 +69,7 @@ class DeviceTake:
         *,
         end: int,
         writer: native.Writer,
-        copies: CopyEngine,
+        copies: DeviceCopier,
     ) -> None:
         copies.pin(writer)
         self._sources = [

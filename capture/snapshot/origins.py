@@ -2,7 +2,7 @@
 
 import torch
 
-from capture.snapshot.device_copies import CopyEngine, Mirror
+from capture.snapshot.device_copies import DeviceCopier, Mirror
 from capture.snapshot.device_feed import DevicePart
 from capture.state.interface import TensorItem
 
@@ -12,7 +12,7 @@ __all__ = ["Origins"]
 class Origins:
     """Where the bytes of items are to be read; makes the mirrors of host tensors that are not dense."""
 
-    def __init__(self, copies: CopyEngine) -> None:
+    def __init__(self, copies: DeviceCopier) -> None:
         self.mirrors: list[Mirror] = []
         self._copies = copies
 

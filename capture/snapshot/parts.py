@@ -8,7 +8,7 @@ from capture.snapshot.device_feed import DevicePart
 from capture.state.interface import TensorItem
 from catalog.format.header import Entry
 
-__all__ = ["HUGE", "Part", "entry_key", "entry_shape", "may_rest", "widest_entry"]
+__all__ = ["HUGE", "Part", "can_be_referenced", "entry_key", "entry_shape", "widest_entry"]
 
 HUGE = 1 << 50
 """No offset has more digits."""
@@ -57,7 +57,7 @@ def widest_entry(part: Part) -> Entry:
     return Entry(part.key, part.dtype, entry_shape(part), HUGE, HUGE)
 
 
-def may_rest(part: Part) -> bool:
+def can_be_referenced(part: Part) -> bool:
     """Whether the part may be referred to where an earlier checkpoint has it: the host can check that it is the same, and it
     is large enough for a row to cost less than its bytes.
     """

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 
 import native
-from capture.snapshot.device_copies import CUDA, GATHERED_BYTES, CopyEngine, Mirror
+from capture.snapshot.device_copies import CUDA, GATHERED_BYTES, DeviceCopier, Mirror
 from capture.snapshot.device_feed import DevicePart
 from capture.snapshot.manifest_rows import PlannedRows
 from capture.snapshot.origins import Origins
-from capture.snapshot.parts import Part, entry_shape, may_rest, widest_entry
+from capture.snapshot.parts import Part, can_be_referenced, entry_shape, widest_entry
 from capture.state.dtypes import dtype_name
 from capture.state.interface import TensorItem
 from catalog.errors import UnsupportedError
@@ -151,7 +151,7 @@ def make_plan(
     world_size: int,
     align: int,
     reserve: Sequence[Entry],
-    copies: CopyEngine = CUDA,
+    copies: DeviceCopier = CUDA,
     resting: Container[str] = frozenset(),
 ) -> Plan:
     """The layout of this rank's share of `items`, but for those whose keys are `resting`. `reserve` are entries (of the
@@ -162,7 +162,7 @@ def make_plan(
     parts: list[Part] = []
     rest: list[Part] = []
     for part in _shares(items, rank, world_size, sources):
-        (rest if may_rest(part) and part.key in resting else parts).append(part)
+        (rest if can_be_referenced(part) and part.key in resting else parts).append(part)
     placer = _Placer(align)
     placer.place(parts)
     data_bytes = _round_up(placer.at, align)
@@ -282,7 +282,7 @@ def _shares(items: Sequence[TensorItem], rank: int, world_size: int, sources: Or
         yield Part(item, item.start + begin, end - begin, address, itemsize, dtype, live, device)
 
 
-def _check_items(items: Sequence[TensorItem], *, copies: CopyEngine) -> None:
+def _check_items(items: Sequence[TensorItem], *, copies: DeviceCopier) -> None:
     """UnsupportedError, by name, for what has no bytes of its own, a device that nobody can copy from, or a name that
     another item has.
     """

@@ -8,13 +8,20 @@ from functools import partial
 from pathlib import Path
 
 import native
-from capture.snapshot.change_detector import Check, Witness
-from capture.snapshot.data_file import PlacedObject, Tail, data_file_header, make_tail, manifest_rows, object_entries
-from capture.snapshot.dedup import Guess, Place, Published
+from capture.snapshot.change_detector import ChangeDetector, Check
+from capture.snapshot.data_file import (
+    PlacedObject,
+    Trailer,
+    data_file_header,
+    make_trailer,
+    manifest_rows,
+    object_entries,
+)
+from capture.snapshot.dedup import Published, StoredAt, UnchangedCheck
 from capture.snapshot.device_feed import Copies, NoCopies
 from capture.snapshot.plan import Plan
-from capture.snapshot.state_listing import Source
-from capture.snapshot.transient_state import Moment
+from capture.snapshot.state_listing import StateListing
+from capture.snapshot.transient_state import TransientState
 from capture.state.objects import inlined
 from catalog.errors import SnapshotError
 from catalog.run_writer import RunWriter
@@ -33,26 +40,26 @@ class Snapshot:
     data_tmp: Path
     job: native.WriteJob
     copies: Copies
-    guess: Guess
-    witness: Witness
+    guess: UnchangedCheck
+    witness: ChangeDetector
     objects: list[PlacedObject] = field(default_factory=list)
     settled: threading.Event = field(default_factory=threading.Event)
     _judging: threading.Lock = field(default_factory=threading.Lock)
     _touched: list[str] | None = None
     _failure: Exception | None = None
-    _ends: tuple[bytes, Tail] | None = None
+    _ends: tuple[bytes, Trailer] | None = None
 
     @classmethod
     def start(
         cls,
-        source: Source,
+        source: StateListing,
         writer: native.Writer,
         run: RunWriter,
         step: int,
         *,
         check: Check,
-        resting: Mapping[str, Place],
-        moment: Moment | None = None,
+        resting: Mapping[str, StoredAt],
+        moment: TransientState | None = None,
     ) -> "Snapshot":
         """Begin to write the state as it is now, but for what `moment` has kept of it; `resting` is expected to be unchanged.
         OSError when the file can't be made, UnsupportedError by name.
@@ -75,23 +82,23 @@ class Snapshot:
     @classmethod
     def _begin(
         cls,
-        source: Source,
+        source: StateListing,
         writer: native.Writer,
         run: RunWriter,
         step: int,
         *,
         check: Check,
-        resting: Mapping[str, Place],
-        moment: Moment | None,
+        resting: Mapping[str, StoredAt],
+        moment: TransientState | None,
     ) -> "Snapshot":
         plan = source.plan(moment, resting=resting)
         data_tmp = run.begin(step)
         data_tmp.unlink(missing_ok=True)
-        witness = Witness(plan.live_items, hashed=plan.live_parts if check == "hash" else ())
+        witness = ChangeDetector(plan.live_items, hashed=plan.live_parts if check == "hash" else ())
         taken = source.take(plan, writer)
         job = writer.start(plan.write, str(data_tmp))
         copies = NoCopies() if taken is None else taken.feed(job)
-        return cls(step, plan, data_tmp, job, copies, Guess(plan.resting, resting), witness)
+        return cls(step, plan, data_tmp, job, copies, UnchangedCheck(plan.resting, resting), witness)
 
     def written(self, timeout_s: float) -> bool:
         """Whether all data is written; False on timeout. OSError when writing failed, SnapshotError when the copies did."""
@@ -122,7 +129,7 @@ class Snapshot:
         self.guess.wait()
         with self._judging:
             if self._touched is None:
-                self._touched = self.witness.moved()
+                self._touched = self.witness.changed()
 
     def settle(self, moved: Sequence[PlacedObject]) -> None:
         """Take the final form of objects that moved after the step, and let the file be finished."""
@@ -143,7 +150,7 @@ class Snapshot:
             # Grown between the step and the next forward, when the header's length was fixed.
             self.objects = [PlacedObject(inlined(placed.encoded), placed.placement) for placed in self.objects]
         self._read_resting()
-        tail = make_tail(self.objects, self.plan, file=self._file(run), moved=self.guess.moved)
+        tail = make_trailer(self.objects, self.plan, file=self._file(run), moved=self.guess.moved)
         header = data_file_header(self.plan, tail, run=run.run, step=self.step, rank=run.rank)
         self._ends = header, tail
 
@@ -178,7 +185,7 @@ class Snapshot:
         # the training thread has looked, and afterwards the next update may write.
         with self._judging:
             if self._touched is None:
-                self._touched = self.witness.moved()
+                self._touched = self.witness.changed()
             touched = self._touched
         if touched:
             more = f" and {len(touched) - 3} more" if len(touched) > 3 else ""

@@ -4,25 +4,25 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import native
-from capture.snapshot.change_detector import Witness
+from capture.snapshot.change_detector import ChangeDetector
 from capture.snapshot.data_file import PlacedObject, object_entries
-from capture.snapshot.dedup import Place
-from capture.snapshot.device_copies import CUDA, CopyEngine
+from capture.snapshot.dedup import StoredAt
+from capture.snapshot.device_copies import CUDA, DeviceCopier
 from capture.snapshot.device_feed import DeviceTake
 from capture.snapshot.plan import Plan, make_plan, signature_of
-from capture.snapshot.transient_state import Moment, Moments
-from capture.state.interface import StateProvider, Steady, TensorItem
+from capture.snapshot.transient_state import Moments, TransientState
+from capture.state.interface import Fingerprinted, StateProvider, TensorItem
 from capture.state.objects import encode_object
 from catalog.errors import UnsupportedError
 from catalog.format.header import Entry
 
-__all__ = ["Source"]
+__all__ = ["StateListing"]
 
 
-_NONE: Mapping[str, Place] = {}
+_NONE: Mapping[str, StoredAt] = {}
 
 
-class Source:
+class StateListing:
     """The providers of one rank. `of_user` are those of them whose objects may move until the next forward."""
 
     def __init__(
@@ -33,7 +33,7 @@ class Source:
         rank: int,
         world_size: int,
         align: int,
-        copies: CopyEngine = CUDA,
+        copies: DeviceCopier = CUDA,
     ) -> None:
         self.providers = tuple(providers)
         self.of_user = tuple(of_user)
@@ -44,12 +44,12 @@ class Source:
         self._reserve: list[Entry] = []
         self._plan: Plan | None = None
         self._layout: Hashable = None
-        self._resting: Mapping[str, Place] = _NONE
+        self._resting: Mapping[str, StoredAt] = _NONE
         self._lists: dict[int, tuple[Hashable, Sequence[TensorItem]]] = {}
         self._moments = Moments(self.providers)
         self._offered: dict[str, StateProvider] = {}
 
-    def objects(self, moment: Moment | None = None) -> list[PlacedObject]:
+    def objects(self, moment: TransientState | None = None) -> list[PlacedObject]:
         """This rank's objects as they are now, but for what `moment` has kept. UnsupportedError names what can't be stored."""
         kept = {} if moment is None else {placed.encoded.name: placed for placed in moment.objects}
         placed = dict(kept)
@@ -75,20 +75,20 @@ class Source:
         asked = [*self.of_user, *(provider for name, provider in self._offered.items() if name in names)]
         return self._all_of(asked)
 
-    def moment(self, step: int, *, keep: frozenset[str]) -> Moment:
+    def moment(self, step: int, *, keep: frozenset[str]) -> TransientState:
         """What of the step that has just ended won't stay; `keep` names further objects that won't."""
         asked = [*self._moments.providers, *(provider for name, provider in self._offered.items() if name in keep)]
         return self._moments.take(step, self._witness(), self._all_of(asked))
 
-    def _witness(self) -> Witness:
+    def _witness(self) -> ChangeDetector:
         """Of the tensors that were listed last: nothing is listed anew."""
-        return Witness([item for _, items in self._lists.values() for item in items if item.when == "lazy"])
+        return ChangeDetector([item for _, items in self._lists.values() for item in items if item.when == "lazy"])
 
     def forget(self) -> None:
         """Keep no plan: something has moved."""
         self._lists.clear()
 
-    def freeze(self, moment: Moment, names: frozenset[str]) -> Moment:
+    def freeze(self, moment: TransientState, names: frozenset[str]) -> TransientState:
         """The moment with these objects, and the user's, as they are now: what follows is not the step's any more."""
         kept = [placed for placed in moment.objects if placed.encoded.name not in names]
         return replace(moment, objects=[*kept, *self.latest(names)])
@@ -97,11 +97,11 @@ class Source:
         """Whether the state has an object of this name."""
         return name in self._offered
 
-    def lost(self, moment: Moment) -> list[str]:
+    def lost(self, moment: TransientState) -> list[str]:
         """The buffers that are not any more as they were at `moment`, nor kept."""
         return self._moments.lost(moment)
 
-    def plan(self, moment: Moment | None = None, *, resting: Mapping[str, Place] = _NONE) -> Plan:
+    def plan(self, moment: TransientState | None = None, *, resting: Mapping[str, StoredAt] = _NONE) -> Plan:
         """The layout of this rank's file for the state as it is now, but for the buffers that `moment` has kept, and without
         what is `resting`; its header has room for the objects as they were last.
         """
@@ -146,14 +146,14 @@ class Source:
 
     def _listed(self, provider: StateProvider) -> tuple[Hashable, Sequence[TensorItem]]:
         """What a provider lists, and a sign of it; asked again only where the layout has changed or can't be told."""
-        if not isinstance(provider, Steady):
+        if not isinstance(provider, Fingerprinted):
             items = provider.tensors()
             return signature_of(items), items
         known = self._lists.get(id(provider))
-        if known is None or known[0] != provider.layout():
+        if known is None or known[0] != provider.fingerprint():
             # In this order: what can't be listed is refused by name.
             items = provider.tensors()
-            known = self._lists[id(provider)] = provider.layout(), items
+            known = self._lists[id(provider)] = provider.fingerprint(), items
         return known
 
     def _all_of(self, providers: Iterable[StateProvider]) -> list[PlacedObject]:
@@ -167,6 +167,6 @@ class Source:
         ]
 
 
-def _as_kept(item: TensorItem, moment: Moment) -> TensorItem:
+def _as_kept(item: TensorItem, moment: TransientState) -> TensorItem:
     kept = moment.buffers.get(item.name) if item.kind == "buffer" else None
     return item if kept is None else replace(item, tensor=kept)

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import torch
 
-from capture.snapshot.change_detector import Witness
+from capture.snapshot.change_detector import ChangeDetector
 from capture.snapshot.data_file import PlacedObject
 from capture.state.interface import StateProvider
 from capture.state.providers import Buffers, DataloaderPosition, ExtraState, RandomState
 
-__all__ = ["Moment", "Moments"]
+__all__ = ["Moments", "TransientState"]
 
 _SMALL_BYTES = 512 << 10
 """Smaller buffers are always kept: a batch norm writes its statistics without telling the version counter."""
@@ -21,13 +21,13 @@ _Mark = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class TransientState:
     """The passing part of the state right after `step`. `buffers` are copies of those that may change; `weights` tells
     whether what was to stay until the next update has stayed.
     """
 
     step: int
-    weights: Witness
+    weights: ChangeDetector
     objects: Sequence[PlacedObject]
     buffers: Mapping[str, torch.Tensor]
     marks: Mapping[str, _Mark]
@@ -43,7 +43,7 @@ class Moments:
         self._marks: dict[str, _Mark] = {}
         self._changing: set[str] = set()
 
-    def take(self, step: int, weights: Witness, objects: Sequence[PlacedObject]) -> Moment:
+    def take(self, step: int, weights: ChangeDetector, objects: Sequence[PlacedObject]) -> TransientState:
         """The moment of `step`, whose passing objects are `objects`."""
         marks = self._look()
         self._changing |= {name for name, mark in marks.items() if self._marks.get(name, mark) != mark}
@@ -54,9 +54,9 @@ class Moments:
             for name, buffer in provider.live()
             if buffer.nbytes <= _SMALL_BYTES or name in self._changing
         }
-        return Moment(step, weights, objects, kept, marks)
+        return TransientState(step, weights, objects, kept, marks)
 
-    def lost(self, moment: Moment) -> list[str]:
+    def lost(self, moment: TransientState) -> list[str]:
         """The buffers that have changed since `moment` for the first time, so that nobody had kept a copy."""
         now = self._look()
         return [name for name, mark in moment.marks.items() if name not in moment.buffers and now.get(name) != mark]

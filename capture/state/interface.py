@@ -8,7 +8,7 @@ import torch
 
 from catalog.records import Placement
 
-__all__ = ["Available", "StateProvider", "Steady", "TensorItem"]
+__all__ = ["Available", "Fingerprinted", "StateProvider", "TensorItem"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -18,7 +18,7 @@ class TensorItem:
     `tensor` is dense memory (contiguous in some order of its own dimensions, flattened as stored) whose numel elements
     are `[start, start + numel)` of the logical tensor `name` of global `shape`. `when` says how long it may be read:
     "lazy" until the next barrier, "eager" only at the step itself (buffers, 0-dim state). `placement` "replicated"
-    items are offered whole by every rank; the plan gives each rank its share. `through` is another tensor by which the
+    items are offered whole by every rank; the plan gives each rank its share. `dtensor` is another tensor by which the
     same memory is written, such as the DTensor around it.
     """
 
@@ -30,7 +30,7 @@ class TensorItem:
     placement: Placement = "replicated"
     when: Literal["lazy", "eager"] = "lazy"
     aliases: tuple[str, ...] = ()
-    through: torch.Tensor | None = None
+    dtensor: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +73,8 @@ class StateProvider(Protocol):
 
 
 @runtime_checkable
-class Steady(Protocol):
+class Fingerprinted(Protocol):
     """What a State Provider has beside, so that a snapshot of an unchanged layout does not list its tensors again."""
 
-    def layout(self) -> Hashable:
+    def fingerprint(self) -> Hashable:
         """Quickly told, and equal to what it was as long as `tensors` would list the same memory in the same form."""

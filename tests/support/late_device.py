@@ -14,7 +14,7 @@ from capture.loops.select import loop_for
 from capture.session.session import Session
 from capture.snapshot.device_copies import Piece, coalesced
 from capture.snapshot.snapshot import Snapshot
-from capture.snapshot.state_listing import Source
+from capture.snapshot.state_listing import StateListing
 from capture.state.providers import RandomState
 from catalog.records import RunFacts
 from catalog.run_writer import RunWriter, create_history, create_run, new_run_id
@@ -128,7 +128,7 @@ def session_on(
     facts = RunFacts(new_run_id(), datetime.datetime.now(datetime.UTC).isoformat(), 1, None, None, "layout", {})
     create_run(root, facts)
     loop = loop_for(model, optimizer=optimizer)
-    source = Source([*loop.providers(), RandomState()], rank=0, world_size=1, align=4096, copies=device)
+    source = StateListing([*loop.providers(), RandomState()], rank=0, world_size=1, align=4096, copies=device)
     run = RunWriter(root, run=facts.run, rank=0, world_size=1, layout_hash="layout")
     return Session(loop, source, run=run, writer=writer, every=1, on_full="wait")
 

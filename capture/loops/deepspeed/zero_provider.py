@@ -67,7 +67,7 @@ class ZeroState:
         targets = (item for item in items if item.kind in kinds or (item.kind == "model" and item.name not in derived))
         return [*targets, *(TensorItem(name, "step", (), target) for name, target in self._steps.items())]
 
-    def layout(self) -> Hashable:
+    def fingerprint(self) -> Hashable:
         self._require_here()
         # Everything that decides which memory `tensors` lists, but no fragments: those follow from it, and computing
         # them at every snapshot would be slow.

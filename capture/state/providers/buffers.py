@@ -32,7 +32,7 @@ class Buffers:
         for name, buffer, _ in self._tree:
             yield name, local_tensor(buffer)
 
-    def layout(self) -> Hashable:
+    def fingerprint(self) -> Hashable:
         return self._tree.shape(), tensor_marks([buffer for _, buffer, _ in self._tree])
 
     def tensors(self) -> Sequence[TensorItem]:

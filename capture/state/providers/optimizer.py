@@ -48,7 +48,7 @@ class TorchOptimizer:
             if isinstance(value, torch.Tensor) and key not in self._shared
         ]
 
-    def layout(self) -> Hashable:
+    def fingerprint(self) -> Hashable:
         parameters = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
         states = [self._optimizer.state.get(parameter) or {} for parameter in parameters]
         values = [value for state in states for value in state.values()]

@@ -52,7 +52,7 @@ class ModuleParameters:
         modules = (module for module in self._tree.module.modules() if isinstance(module, kinds))
         return {id(module.weight) for module in modules if module.max_norm is not None}
 
-    def layout(self) -> Hashable:
+    def fingerprint(self) -> Hashable:
         return self._tree.shape(), tensor_marks([parameter for _, parameter, _ in self._tree])
 
     def objects(self) -> Mapping[str, tuple[Any, Placement]]:

@@ -6,7 +6,7 @@ from capture_helpers import MIB, assert_same, committed_steps, faulty_session, m
 
 import capture
 import native
-from capture.snapshot.change_detector import Witness
+from capture.snapshot.change_detector import ChangeDetector
 from catalog.errors import CorruptError, SetupError, SnapshotError
 
 SLOW = {"delay_us": 40_000}
@@ -40,7 +40,7 @@ def test_an_edit_while_it_is_read_fails_the_snapshot_by_name(history, edit):
 
 def test_without_the_witness_the_same_edit_is_torn(history, monkeypatch):
     """The guard of the test above: what it refuses is not the step."""
-    monkeypatch.setattr(Witness, "moved", lambda self: [])
+    monkeypatch.setattr(ChangeDetector, "changed", lambda self: [])
     model, optimizer = make(1500)
     session = slow_session(model, optimizer, history)
     one_step(model, optimizer)

@@ -12,7 +12,7 @@ from capture_helpers import assert_same, make, one_step, reference
 import capture
 import native
 from capture.session.session import Session
-from capture.snapshot.dedup import Published, Resting
+from capture.snapshot.dedup import Deduplicator, Published
 from catalog.errors import SnapshotError
 from catalog.history import History
 from catalog.verify import verify
@@ -122,7 +122,7 @@ def test_only_what_is_committed_is_referred_to(history):
     session.close()
     plan = session._source.plan()
     committed: set[int] = set()
-    resting = Resting(lambda step: step in committed)
+    resting = Deduplicator(lambda step: step in committed)
     for step in range(3):
         resting.published(_part(step, plan))
     assert not resting.places

@@ -13,7 +13,7 @@ from late_device import LateDevice, late_until_the_barrier, session_on, small_wr
 import capture
 import native
 from capture.session.session import MAX_PENDING, Session
-from capture.snapshot.change_detector import Witness
+from capture.snapshot.change_detector import ChangeDetector
 from capture.snapshot.device_copies import Piece, coalesced
 from capture.snapshot.device_feed import DeviceTake
 from capture.snapshot.plan import Plan, make_plan
@@ -67,7 +67,7 @@ def test_without_the_barrier_the_same_training_is_torn(history, monkeypatch):
     device = LateDevice()
     late_until_the_barrier(device, monkeypatch)
     monkeypatch.setattr(Session, "before_update", lambda self: None)
-    monkeypatch.setattr(Witness, "moved", lambda self: [])
+    monkeypatch.setattr(ChangeDetector, "changed", lambda self: [])
     with pytest.raises((AssertionError, CorruptError), match=r"torn|checksum"):
         train_and_compare(device, history, writer=small_writer())
 

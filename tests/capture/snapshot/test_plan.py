@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 import native
-from capture.snapshot.data_file import PlacedObject, data_file_header, make_tail, manifest_rows, object_entries
+from capture.snapshot.data_file import PlacedObject, data_file_header, make_trailer, manifest_rows, object_entries
 from capture.snapshot.plan import MIN_RUN_BYTES, Plan, make_plan, signature_of
 from capture.state.interface import TensorItem
 from capture.state.objects import encode_object
@@ -98,7 +98,7 @@ def written(plan: Plan, folder: Path, objects: list[PlacedObject]) -> Path:
     job = writer.start(plan.write, str(path))
     job.release()
     assert job.wait()
-    tail = make_tail(objects, plan, file=path.name)
+    tail = make_trailer(objects, plan, file=path.name)
     header = data_file_header(plan, tail, run="r", step=7, rank=0)
     size = job.finish(header=header, trailer=tail.data)
     assert size == path.stat().st_size
@@ -186,7 +186,7 @@ def test_the_signature_follows_address_size_and_dtype():
 def test_the_header_has_room_for_the_objects():
     objects = [PlacedObject(encode_object("o" * 500, [torch.zeros(1)] * 200), "replicated")]
     plan = make_plan([], rank=0, world_size=1, align=ALIGN, reserve=object_entries(objects))
-    tail = make_tail(objects, plan, file="f")
+    tail = make_trailer(objects, plan, file="f")
     header = data_file_header(plan, tail, run="r" * 128, step=10**12, rank=99999)
     assert len(header) == plan.data_start
     assert all(isinstance(entry, Entry) for entry in tail.entries)

@@ -8,16 +8,16 @@ from capture_helpers import Net, assert_same, make, one_step, reference
 
 import capture
 from capture.snapshot.plan import Plan
-from capture.snapshot.state_listing import Source
+from capture.snapshot.state_listing import StateListing
 from capture.state.providers import Buffers, ModuleParameters, TorchOptimizer
 
 
-def source_of(model: Net, optimizer: torch.optim.Optimizer) -> Source:
+def source_of(model: Net, optimizer: torch.optim.Optimizer) -> StateListing:
     providers = [ModuleParameters(model), Buffers(model), TorchOptimizer(optimizer, model)]
-    return Source(providers, rank=0, world_size=1, align=4096)
+    return StateListing(providers, rank=0, world_size=1, align=4096)
 
 
-def plan_of(source: Source) -> Plan:
+def plan_of(source: StateListing) -> Plan:
     source.objects()
     return source.plan()
 
@@ -134,7 +134,7 @@ def test_what_moves_gets_a_new_plan(move):
 
 def test_a_renamed_parameter_gets_a_new_plan():
     model, _ = make()
-    source = Source([ModuleParameters(model)], rank=0, world_size=1, align=4096)
+    source = StateListing([ModuleParameters(model)], rank=0, world_size=1, align=4096)
     before = plan_of(source)
     rename(model, None)
     assert "model/inner.gain" in {part.key for part in plan_of(source).parts}
