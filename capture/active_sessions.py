@@ -1,4 +1,4 @@
-"""What is being captured right now, and what a live object was last restored from. Weak: it keeps nothing alive."""
+"""The open session and the origin (the checkpoint it was restored from) of each live object. Keeps nothing alive."""
 
 import weakref
 from collections.abc import Sequence
@@ -14,24 +14,26 @@ _origins: weakref.WeakKeyDictionary[Any, CheckpointRef] = weakref.WeakKeyDiction
 
 
 def sessions_of(subjects: Sequence[Any]) -> list[Session]:
-    """The sessions that any of these live objects was last enabled with, each once."""
+    """Return the sessions that any of these live objects was last enabled with, each once."""
     found = (_sessions[subject]() for subject in subjects if subject in _sessions)
     return list({id(session): session for session in found if session is not None}.values())
 
 
 def register_session(subjects: Sequence[Any], session: Session) -> None:
-    """From now on `session` is the one of these objects."""
+    """Make `session` the session of these objects."""
     for subject in subjects:
         _sessions[subject] = weakref.ref(session)
         _origins.pop(subject, None)
 
 
 def origin_of(subjects: Sequence[Any]) -> CheckpointRef | None:
-    """The checkpoint that the first of these was restored from since it was last enabled: the parent of its next run."""
+    """Return the checkpoint that the first of these was restored from since it was last enabled: the parent of its next
+    run.
+    """
     return next((_origins[subject] for subject in subjects if subject in _origins), None)
 
 
 def note_origin(subjects: Sequence[Any], ref: CheckpointRef) -> None:
-    """These hold the state of `ref` now."""
+    """Note that these objects hold the state of `ref` now."""
     for subject in subjects:
         _origins[subject] = ref

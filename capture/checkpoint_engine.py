@@ -4,14 +4,13 @@ import sys
 from typing import TYPE_CHECKING, Any, Literal
 
 import native
+from capture.defaults import DEFAULT_BUDGET_BYTES
 from catalog.errors import SetupError
 
 if TYPE_CHECKING:
     from capture.deepspeed_checkpoints.engine import NativeCheckpointEngine
 
 __all__ = ["checkpoint_engine"]
-
-DEFAULT_BUDGET_BYTES = 256 << 20
 
 
 def checkpoint_engine(

@@ -28,14 +28,15 @@ class Ranks:
         self.world_size = world_size
 
     def broadcast(self, value: Any) -> Any:
-        """Rank 0's value, which must be JSON, on every rank."""
+        """Return rank 0's value, which must be JSON, on every rank."""
         if self.world_size == 1:
             return value
         return self._gather(json.dumps(value) if self.rank == 0 else "")[0]
 
     def agree(self, what: str, action: Callable[[], _Result]) -> _Result:
-        """Run `action` on every rank; when it raises on any, raise on all: its own error where it failed, a SetupError
-        elsewhere. So no rank is left waiting in a collective for one that has given up.
+        """Run `action` on every rank and return its result. When it raises on any, raise on all: its own error where it
+        failed, a SetupError elsewhere, so that no rank waits in a collective for one that has given up. `what` names
+        the action in the error.
         """
         failure: Exception | None = None
         result: _Result | None = None
@@ -54,8 +55,8 @@ class Ranks:
         return result  # type: ignore[return-value]
 
     def prove_shared(self, folder: Path) -> None:
-        """SetupError, on every rank, unless all ranks see the same `folder`: rank 0 writes a nonce there and all must
-        read it.
+        """Raise SetupError, on every rank, unless all ranks see the same `folder`: rank 0 writes a nonce there and all
+        must read it.
         """
         if self.world_size == 1:
             return
@@ -72,12 +73,12 @@ class Ranks:
         # A listing makes network file systems look again instead of answering from their cache.
         if not path.parent.is_dir() or path.name not in os.listdir(path.parent):
             raise SetupError(
-                f"rank {self.rank} does not see what rank 0 wrote in {path.parent}: the folder must be on a file system "
-                "that all ranks share"
+                f"rank {self.rank} does not see what rank 0 wrote in {path.parent}: the folder must be on a file "
+                "system that all ranks share"
             )
 
     def _gather(self, text: str) -> list[Any]:
-        """Every rank's JSON text, decoded; a fixed-size exchange of lengths first, then of bytes."""
+        """Return every rank's JSON text, decoded. Lengths are exchanged first, because a gather takes equal sizes."""
         device = (
             torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
         )

@@ -1,11 +1,14 @@
-"""Where the history is when nobody says: `$DSHISTORY`, else `./history`."""
+"""The defaults of what users leave out: the history's folder and the staging memory."""
 
 import os
 from pathlib import Path
 
-__all__ = ["history_path"]
+__all__ = ["DEFAULT_BUDGET_BYTES", "history_path"]
+
+DEFAULT_BUDGET_BYTES = 256 << 20
+"""The staging memory of a writer."""
 
 
 def history_path(history: Path | str | None) -> Path:
-    """The absolute folder that `history` means."""
+    """Return the absolute folder that `history` means; without one `$DSHISTORY`, else `./history`."""
     return Path(history or os.environ.get("DSHISTORY") or "history").expanduser().resolve()

@@ -1,13 +1,10 @@
-"""`capture.enable`: everything that is decided, checked and refused before the first snapshot."""
+"""`capture.enable`: decides, checks and refuses everything that can be before the first snapshot."""
 
-import atexit
 import contextlib
 import datetime
-import os
 import platform
 import socket
 import warnings
-import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -17,16 +14,15 @@ import torch
 import native
 from capture.active_sessions import origin_of, register_session, sessions_of
 from capture.collectives import Ranks
-from capture.defaults import history_path
+from capture.defaults import DEFAULT_BUDGET_BYTES, history_path
 from capture.loops.interface import Loop
 from capture.loops.select import loop_for
 from capture.restore import all_providers, restore_live
-from capture.session.session import Session
+from capture.session.session import Session, close_at_exit
 from capture.snapshot.change_detector import Check
 from capture.snapshot.state_listing import StateListing
 from capture.snapshot.writer import ChosenWriter, agree_on_writer
-from capture.state.interface import StateProvider
-from catalog.disk.json_file import canonical
+from capture.state.interface import StateProvider, read_at
 from catalog.errors import NotFoundError, SetupError
 from catalog.gc import collect_garbage
 from catalog.history import History
@@ -35,8 +31,6 @@ from catalog.references import lineage
 from catalog.run_writer import RunWriter, create_history, create_run, new_run_id
 
 __all__ = ["enable"]
-
-DEFAULT_BUDGET_BYTES = 256 << 20
 
 
 def enable(
@@ -59,31 +53,35 @@ def enable(
 ) -> Session:
     """Capture every `every`-th optimizer step of a DeepSpeed engine, or of a module with its optimizer, from now on.
 
-    Guarantees that what is captured is the state right after the step, bit for bit, whatever the training does next,
-    and that the training waits only for what is not yet safe when the next update begins. All ranks must call it; a
-    refusal on one is raised on all.
+    Guarantees that a checkpoint is the state right after its step, bit for bit, whatever the training does next, and
+    that the training waits only for the bytes that are not yet safe when the next update begins. All ranks must call
+    it; a refusal on one is raised on all.
 
-    target: a DeepSpeed engine, or a torch module together with `optimizer` (and `scheduler`, `scaler`): bare, compiled, in
-       DistributedDataParallel, sharded by `fully_shard`, or as Accelerate has prepared it all. Several optimizers are given in the order in which the loop calls them; the last one ends a step.
+    target: a DeepSpeed engine, or a torch module together with `optimizer` (and `scheduler`, `scaler`): bare, compiled,
+       in DistributedDataParallel, sharded by `fully_shard`, or as Accelerate has prepared it all. Several optimizers
+       are given in the order in which the loop calls them; the last one ends a step.
     history: the folder; default `$DSHISTORY`, else `./history`. Every rank must see the same.
     dataloader: anything with state_dict() and load_state_dict(), to resume at the very next batch.
-    providers: further State Providers, such as `capture.Stateful("ema", ema)`.
+    providers: further State Providers, such as `capture.Stateful("ema", ema)`. A provider may declare with its
+       `read_at` when its objects are read; by default, when the next forward, or update, begins: an object that the
+       loop updates after the optimizer, such as an average of the weights, belongs to the step. With
+       `read_at = "step"` they are read right after the optimizer.
     budget_bytes: the staging memory, the only memory taken beyond the training's own.
     on_full: with too many snapshots still being written, "wait" for one or "skip" the step (which is recorded).
-    check: how edits of the state between a step and the barrier are found, which fail that snapshot by name: "versions"
-       compares torch's version counters, which do not see writes through `.data`; "hash" also hashes host memory at
-       the step and again at the barrier, and the training waits for it. Edits inside `with session.modify():` are fine.
-    stats_every: statistics of the checkpoints whose steps are multiples of this; 0: of none. They are computed from the disk
-       at the lowest priority, the newest first; what there is no time for is left to `dshistory analyze`.
-    resume: "auto" goes on from the newest complete checkpoint of the history that verifies, or starts fresh; refused while
-       that run is still being written.
+    check: the way in which edits of the state between a step and the barrier are found, which fail that snapshot by
+       name: "versions" compares torch's version counters, which do not see writes through `.data`; "hash" also hashes
+       host memory at the step and again at the barrier, and the training waits for it. Edits inside
+       `with session.modify():` are fine.
+    stats_every: compute statistics of the checkpoints whose steps are multiples of this; 0: of none. They are computed
+       from the disk at the lowest priority, the newest first; `dshistory analyze` computes those that are left.
+    resume: "auto" goes on from the newest complete checkpoint of the history that verifies, or starts fresh; refused
+       while that run is still being written.
     backend: the writer's; by default io_uring where the host allows it, else POSIX threads.
     faults: planned input/output faults, for tests.
 
     The first step is captured at once, the last at `close`. Enabling the same module or optimizer again closes its
-    session first. The objects of `providers` are read when the next forward, or update, begins: what the loop updates
-    after the optimizer, such as an average of the weights, belongs to the step. A module that is compiled with
-    `fullgraph=True` is passed compiled: the hooks on a bare one would be traced into its graph.
+    session first. A module that is compiled with `fullgraph=True` is passed compiled: the hooks on a bare one would be
+    traced into its graph.
     Raises SetupError, UnsupportedError (state that can't be stored, by name), MismatchError.
     """
     _check_arguments(every, on_full, check, stats_every, resume, backend)
@@ -100,24 +98,23 @@ def enable(
     if resume == "auto":
         parent = _resume(History.open(root), ranks, every_provider) or parent
     file_system = native.probe_file_system(str(root))
-    source = StateListing(
+    listing = StateListing(
         every_provider,
-        of_user=providers,
         rank=ranks.rank,
         world_size=ranks.world_size,
         align=int(file_system["place_align"]),
     )
-    layout = ranks.broadcast(ranks.agree("looking at the state", lambda: _layout(source, ranks.world_size)))
+    layout_hash = ranks.broadcast(ranks.agree("looking at the state", listing.layout_hash))
     writer = agree_on_writer(
         root, ranks, backend=backend, budget_bytes=budget_bytes, faults=faults, file_system=file_system
     )
     facts = _facts(loop, writer, every, on_full)
     run = ranks.broadcast(
-        ranks.agree("making the run", lambda: _make_run(root, ranks, layout, parent, facts)),
+        ranks.agree("making the run", lambda: _make_run(root, ranks, layout_hash, parent, facts)),
     )
     run_writer = ranks.agree(
         "taking the run's lock",
-        lambda: RunWriter(root, run=run, rank=ranks.rank, world_size=ranks.world_size, layout_hash=layout),
+        lambda: RunWriter(root, run=run, rank=ranks.rank, world_size=ranks.world_size, layout_hash=layout_hash),
     )
     with contextlib.ExitStack() as undo:
         session = ranks.agree(
@@ -125,7 +122,7 @@ def enable(
             lambda: undo.enter_context(
                 Session(
                     loop,
-                    source,
+                    listing,
                     run=run_writer,
                     writer=writer.writer,
                     every=every,
@@ -137,7 +134,7 @@ def enable(
         )
         undo.pop_all()
     register_session(subjects, session)
-    _close_at_exit(session)
+    close_at_exit(session)
     return session
 
 
@@ -158,7 +155,11 @@ def _check_arguments(every: Any, on_full: Any, check: Any, stats_every: Any, res
 
 def _providers(loop: Loop, dataloader: Any, providers: Sequence[StateProvider]) -> Sequence[StateProvider]:
     loop.check_capturable()
-    return all_providers(loop.providers(), dataloader, providers)
+    found = all_providers(loop.providers(), dataloader, providers)
+    for provider in found:
+        # A declaration that is misspelt is refused here, not at the first step.
+        read_at(provider)
+    return found
 
 
 def _make_history(root: Path, rank: int) -> None:
@@ -169,12 +170,6 @@ def _make_history(root: Path, rank: int) -> None:
             raise SetupError(f"the history {root} can't be made: {error}") from error
 
 
-def _layout(source: StateListing, world_size: int) -> str:
-    """The run's layout hash; on the way everything that can't be captured is refused."""
-    source.objects()
-    plan = source.plan()
-    rows = sorted((part.item.kind, part.item.name, list(part.item.shape), part.dtype) for part in plan.parts)
-    return native.checksum(canonical({"world_size": world_size, "parts": rows})).hex()
 
 
 def _facts(loop: Loop, writer: ChosenWriter, every: int, on_full: str) -> dict[str, Any]:
@@ -188,7 +183,9 @@ def _facts(loop: Loop, writer: ChosenWriter, every: int, on_full: str) -> dict[s
     }
 
 
-def _make_run(root: Path, ranks: Ranks, layout: str, parent: CheckpointRef | None, facts: dict[str, Any]) -> str | None:
+def _make_run(
+    root: Path, ranks: Ranks, layout_hash: str, parent: CheckpointRef | None, facts: dict[str, Any]
+) -> str | None:
     if ranks.rank != 0:
         return None
     collect_garbage(History.open(root).paths)
@@ -202,7 +199,7 @@ def _make_run(root: Path, ranks: Ranks, layout: str, parent: CheckpointRef | Non
             world_size=ranks.world_size,
             parent_run=None if parent is None else parent.run,
             parent_step=None if parent is None else parent.step,
-            layout_hash=layout,
+            layout_hash=layout_hash,
             facts=facts,
         ),
     )
@@ -210,7 +207,7 @@ def _make_run(root: Path, ranks: Ranks, layout: str, parent: CheckpointRef | Non
 
 
 def _resume(history: History, ranks: Ranks, providers: Sequence[StateProvider]) -> CheckpointRef | None:
-    """Restore the newest checkpoint that verifies; None when there is none."""
+    """Restore the newest checkpoint that verifies, and return it; None when there is none."""
     found = ranks.broadcast(ranks.agree("choosing a checkpoint", lambda: _newest(history) if ranks.rank == 0 else None))
     if found is None:
         return None
@@ -229,8 +226,8 @@ def _newest(history: History) -> tuple[str, int] | None:
         return None
     if history.held(run):
         raise SetupError(
-            f"resume: run {run} of {history.root} is still being written, by another process or by a session here: end it first, "
-            "or name another history"
+            f"resume: run {run} of {history.root} is still being written, by another process or by a session here: end "
+            "it first, or name another history"
         )
     for ref in reversed(candidates):
         problems = verify(history, [ref])
@@ -238,19 +235,8 @@ def _newest(history: History) -> tuple[str, int] | None:
             return ref.run, ref.step
         first = problems[0]
         warnings.warn(
-            f"resume: checkpoint {ref} is passed over, it does not verify: {first.file}: {first.field}: {first.message}",
+            f"resume: checkpoint {ref} is passed over, because it does not verify: {first.file}: {first.field}: "
+            f"{first.message}",
             stacklevel=5,
         )
     return None
-
-
-def _close_at_exit(session: Session) -> None:
-    reference, owner = weakref.ref(session), os.getpid()
-
-    def close() -> None:
-        alive = reference()
-        # A forked child has a copy of the session, which must not write a word into its parent's run.
-        if alive is not None and os.getpid() == owner:
-            alive.at_exit()
-
-    atexit.register(close)

@@ -23,21 +23,22 @@ _OF_THE_TRAINER = ("target", "optimizer", "scheduler", "scaler")
 class HistoryCallback(TrainerCallback):  # type: ignore[misc]
     """`Trainer(..., callbacks=[HistoryCallback(every=50, history="history")])` captures every `every`-th update.
 
-    Guarantees what `capture.enable` does; steps have the numbers of `trainer.state.global_step`. A step's `loss` is that of
-    its own batches; what the Trainer logs is recorded too, its mean loss as `trainer_loss`. The session ends with the
-    training, which no failed snapshot ends early: that is a warning. After an exception, of which the Trainer tells its callbacks nothing, it ends with the process or when a
-    training of the same model begins.
+    Guarantees the same as `capture.enable`; steps have the numbers of `trainer.state.global_step`. A step's `loss` is
+    the mean over its own batches; the numbers that the Trainer logs are recorded too, its mean loss as `trainer_loss`.
+    The session ends with the training. A failed snapshot is a warning and does not end the training. After an
+    exception, which the Trainer does not report to its callbacks, the session ends with the process, or when a training
+    of the same model begins.
 
-    options: further arguments of `capture.enable`, but for those that the Trainer has itself. `resume` is refused: the
-    Trainer has chosen its first batch before any callback runs.
+    options: further arguments of `capture.enable`, except those that the Trainer has itself. `resume` is refused: the
+       Trainer has chosen its first batch before any callback runs.
     """
 
     def __init__(self, *, every: int = 50, history: Path | str | None = None, **options: Any) -> None:
         if "resume" in options:
             raise SetupError(
-                "HistoryCallback can't resume: the Trainer chooses the batch it begins with before a callback runs; give "
-                "trainer.train(resume_from_checkpoint=...) a checkpoint of the Trainer's own, or capture.restore(step, model=model) "
-                "weights to begin with"
+                "HistoryCallback can't resume: the Trainer chooses the batch it begins with before a callback runs; "
+                "pass a checkpoint of the Trainer to trainer.train(resume_from_checkpoint=...), or begin with the "
+                "weights of capture.restore(step, model=model)"
             )
         for name in _OF_THE_TRAINER:
             if name in options:
@@ -48,7 +49,7 @@ class HistoryCallback(TrainerCallback):  # type: ignore[misc]
 
     @property
     def session(self) -> Session:
-        """The session of the training that runs, or of the last one. SetupError before the first."""
+        """The session of the current training, or of the last one. SetupError before the first."""
         if self._session is None:
             raise SetupError("HistoryCallback has no session yet: it begins with trainer.train()")
         return self._session
@@ -67,7 +68,8 @@ class HistoryCallback(TrainerCallback):  # type: ignore[misc]
         """Begin the session. Raises what `capture.enable` raises, before the first batch."""
         target, of_torch = trainer_target(model, optimizer=optimizer, scheduler=lr_scheduler)
         if of_torch:
-            # A session that an exception has left open counts the steps of the same optimizer.
+            # A session that an exception has left open counts the steps of the same optimizer: it must end before the
+            # count is set.
             for previous in sessions_of([unwrapped(model), unwrapped_optimizer(optimizer)]):
                 previous.close()
             count_from(optimizer, state.global_step)
@@ -75,7 +77,7 @@ class HistoryCallback(TrainerCallback):  # type: ignore[misc]
         self._training = True
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any) -> None:
-        """Capture the last step before the Trainer loads the best weights of all."""
+        """Capture the last step now, because afterwards the Trainer may load the best weights."""
         if control.should_training_stop:
             _or_warn(self.session.snapshot)
 
@@ -88,7 +90,7 @@ class HistoryCallback(TrainerCallback):  # type: ignore[misc]
         logs: dict[str, Any],
         **others: Any,
     ) -> None:
-        """Record the numbers among `logs`, unless they are of an evaluation on its own."""
+        """Record the numbers among `logs`, unless no training is running, as in `trainer.evaluate()`."""
         if not self._training:
             return
         numbers = {name: value for name, value in logs.items() if isinstance(value, (int, float))}

@@ -10,9 +10,7 @@ files of all ranks are durable. What the training does wait for, before an updat
 read: the barrier, a hook on the optimizer's own `step`, which every kind of engine calls.
 """
 
-import atexit
 import functools
-import os
 import secrets
 import warnings
 import weakref
@@ -37,11 +35,12 @@ from capture.deepspeed_checkpoints.torch_files import (
     to_map_location,
 )
 from capture.deepspeed_checkpoints.tree import decode_tree, encode_tree
+from capture.exit_handler import call_at_exit
 from capture.loops.deepspeed.hooks import attach_barrier, wrap
 from capture.snapshot.device_copies import CUDA
 from capture.snapshot.failures import Failures
 from capture.snapshot.writer import ChosenWriter, agree_on_writer
-from catalog.errors import HistoryError, SetupError, SnapshotError, UnsupportedError
+from catalog.errors import SetupError, SnapshotError, UnsupportedError
 
 __all__ = ["NativeCheckpointEngine", "install"]
 
@@ -79,7 +78,7 @@ def install(
     made = NativeCheckpointEngine(
         engine, budget_bytes=budget_bytes, lazy=lazy, pickle=pickle, backend=backend, faults=faults
     )
-    _close_at_exit(made)
+    call_at_exit(made, NativeCheckpointEngine.close)
     return made
 
 
@@ -324,19 +323,3 @@ def _readable_by_zero_to_fp32(made: NativeCheckpointEngine) -> Callable[[], None
         return alive.load(str(path), "cpu")
 
     return redirect_torch_load(zero_to_fp32, load)
-
-
-def _close_at_exit(made: NativeCheckpointEngine) -> None:
-    reference, owner = weakref.ref(made), os.getpid()
-
-    def close() -> None:
-        alive = reference()
-        # A forked child inherits the handler and a copy of the engine, which must not write into the parent's
-        # checkpoint.
-        if alive is not None and os.getpid() == owner:
-            try:
-                alive.close()
-            except HistoryError as error:
-                warnings.warn("\n".join([str(error), *getattr(error, "__notes__", ())]), stacklevel=1)
-
-    atexit.register(close)

@@ -1,4 +1,4 @@
-"""What a session must know of a training loop, and what the loop tells the session. Implemented once per kind of loop."""
+"""The interface between a session and a training loop. Each kind of loop implements `Loop`; sessions, `LoopEvents`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -11,64 +11,65 @@ __all__ = ["Barrier", "Loop", "LoopEvents"]
 
 
 class Barrier(Protocol):
-    """What keeps the state whole: a loop calls it before anything writes the state, and goes on when it returns."""
+    """Keeps the state whole: a loop calls it before anything writes the state, and goes on when it returns."""
 
     def before_update(self) -> None:
-        """Right before every optimizer update."""
+        """An optimizer update is about to begin. Called right before every one."""
 
     def before_access(self, what: str) -> None:
-        """Before any other way to the state: loading, offloading, destroying. `what` names it."""
+        """The state is about to be loaded, offloaded, destroyed or otherwise written; `what` names the way."""
 
     def layout_changed(self) -> None:
-        """Tensors were created, moved or freed: what was planned is void."""
+        """Tensors were created, moved or freed: a plan made before is void."""
 
     def closing(self) -> None:
-        """The loop ends its life: the last moment to capture it."""
+        """The loop ends its life: this is the last moment to capture it."""
 
 
 class LoopEvents(Barrier, Protocol):
-    """What a loop tells its session, all on the training thread."""
+    """The events of a loop that makes steps, all on the training thread.
 
-    def after_step(
-        self,
-        *,
-        applied: bool,
-        metrics: Mapping[str, float | torch.Tensor],
-        moving: Callable[[], frozenset[str]] | None = None,
-        keep: frozenset[str] = frozenset(),
-    ) -> None:
-        """An optimizer step is over: counters have moved. `applied` False: nothing may be captured here, a snapshot
-        that is due waits for the next step. Tensors in `metrics` must not change any more. `moving` tells, when it is
-        asked later, which objects have moved since and belong to this step as they are then; `keep`: objects that may
-        move, yet belong to this step as they are now.
+    before_update, after_step, next_forward come in this order, for every step. A loop whose step ends only when
+    everything has moved, as a DeepSpeed engine's does, leaves `next_forward` out.
+    """
+
+    def after_step(self, *, applied: bool, metrics: Mapping[str, float | torch.Tensor]) -> None:
+        """An optimizer step is over, and `Loop.step` counts it. Not `applied`: the update was skipped, so nothing may
+        be captured here, and a snapshot that is due waits for the next step. Tensors in `metrics` must not change any
+        more.
         """
 
-    def settled(self) -> None:
-        """What moves after the update has moved: the next forward begins."""
+    def next_forward(self) -> None:
+        """The next training forward begins: all that moves after an update has its value for the step."""
 
 
 class Loop(Protocol):
     """One training loop: a DeepSpeed engine, or a module with its optimizer."""
 
     def check_capturable(self) -> None:
-        """SetupError for what can be restored, not captured; warns of state that is not captured."""
+        """Raise SetupError for a loop that can only be restored; warn of state that is not captured."""
 
     def step(self) -> int:
-        """Optimizer steps so far, skipped ones included."""
+        """Return the number of optimizer steps so far, skipped ones included."""
+
+    def may_skip_updates(self) -> bool:
+        """Return whether an update may be skipped without `after_step`, as torch's gradient scaler does. The scaler,
+        the scheduler and the user's objects then advance although no step has ended.
+        """
 
     def providers(self) -> Sequence[StateProvider]:
-        """The state of the loop itself, in the order in which it is put back: model, buffers, optimizer, scheduler,
-        counters. The session adds the data loader, the user's providers and, last, the RNG.
+        """Return the providers of the loop's own state, in the order in which it is put back: model, buffers,
+        optimizer, scheduler, counters. The session adds the data loader, the user's providers and, last, the RNG.
         """
 
     def facts(self) -> Mapping[str, Any]:
-        """JSON for run.json: parallel layout, configuration, versions. Equal on all ranks."""
+        """Return JSON for run.json: parallel layout, configuration, versions. Equal on all ranks."""
 
     def subjects(self) -> Sequence[Any]:
-        """The live objects whose state this is, unwrapped: none of them may be captured by two sessions at once."""
+        """Return the live objects that hold the state, unwrapped: two sessions can't capture one of them at once."""
 
     def ranks(self) -> tuple[int, int]:
-        """Rank and world size."""
+        """Return the rank and the world size."""
 
     def attach(self, events: LoopEvents) -> Callable[[], None]:
-        """Install the hooks that call `events`; returns what removes them."""
+        """Install the hooks that call `events`; return a function that removes them."""

@@ -1,4 +1,4 @@
-"""Hooks on what is captured: set all or none, left out of copies and pickles; those on loading are of every kind of loop."""
+"""Hooks on modules and optimizers: installed all or none, left out of copies and pickles."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,8 +12,8 @@ __all__ = ["Hook", "hooks_on_loading", "install"]
 
 
 def install(hooks: Iterable[Callable[[], None]]) -> Callable[[], None]:
-    """Set hooks: each item sets one and is what takes it off. Returns what takes all off, which may be called more than once;
-    where one can't be set, none stays.
+    """Install hooks: iterating installs each one, and yields the function that removes it. Return a function that
+    removes all, which may be called more than once. When one can't be installed, none stays.
     """
     undo: list[Callable[[], None]] = []
 
@@ -31,9 +31,9 @@ def install(hooks: Iterable[Callable[[], None]]) -> Callable[[], None]:
 
 
 class Hook:
-    """A hook on a module. torch carries a module's hooks into its copies and pickles: this one becomes something of the standard
-    library there that does nothing, so that a copy holds on to no session, and a pickle loads where DSHistory is not
-    installed.
+    """A hook on a module. torch carries a module's hooks into its copies and pickles; this one becomes a function of
+    the standard library there that does nothing, so that a copy keeps no session alive, and a pickle loads where
+    DSHistory is not installed.
     """
 
     def __init__(self, call: Callable[..., None]) -> None:
@@ -49,7 +49,9 @@ class Hook:
 def hooks_on_loading(
     module: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer], barrier: Barrier
 ) -> Iterator[Callable[[], None]]:
-    """For `install`: loading a state dict into the module, a part of it or one of the optimizers waits at the barrier."""
+    """Yield hooks for `install`: loading a state dict into the module, a submodule or an optimizer waits at the
+    barrier.
+    """
 
     def loading(*_: Any) -> None:
         barrier.before_access("load_state_dict")

@@ -1,4 +1,4 @@
-"""Which kind of loop a target is. DeepSpeed is only looked at when the training itself has imported it."""
+"""Finds the kind of loop of a target. DeepSpeed is used only when the training itself has imported it."""
 
 import sys
 from collections.abc import Mapping
@@ -14,14 +14,15 @@ __all__ = ["loop_for", "trainer_target"]
 
 
 def loop_for(target: Any, *, optimizer: Optimizers = None, scheduler: Any = None, scaler: Any = None) -> Loop:
-    """The Loop of a DeepSpeed engine, or of a torch module with its optimizers, scheduler and gradient scaler.
+    """Return the Loop of a DeepSpeed engine, or of a torch module with its optimizers, scheduler and gradient scaler.
     SetupError for anything else.
     """
     deepspeed = sys.modules.get("deepspeed")
     if deepspeed is not None and isinstance(target, deepspeed.DeepSpeedEngine):
         if optimizer is not None or scheduler is not None or scaler is not None:
             raise SetupError(
-                "a DeepSpeed engine has its own optimizer, scheduler and scaler: leave out optimizer=, scheduler= and scaler="
+                "a DeepSpeed engine has its own optimizer, scheduler and scaler: leave out optimizer=, scheduler= and "
+                "scaler="
             )
         from capture.loops.deepspeed.loop import DeepSpeedLoop
 
@@ -32,8 +33,8 @@ def loop_for(target: Any, *, optimizer: Optimizers = None, scheduler: Any = None
 
 
 def trainer_target(model: torch.nn.Module, *, optimizer: Any, scheduler: Any) -> tuple[Any, Mapping[str, Any]]:
-    """What `capture.enable` takes for a loop that tells its callbacks of a bare model and of Accelerate's wrappers: the
-    target, and the arguments besides it.
+    """Return the target and the further arguments of `capture.enable` for a trainer whose callbacks get the bare model
+    and Accelerate's wrappers of the optimizer and scheduler.
     """
     if "deepspeed" in sys.modules:
         from capture.loops.deepspeed.loop import engine_of

@@ -1,6 +1,6 @@
-"""The background thread of a session: finishes snapshots in order, commits, registers, and keeps the journal flowing.
+"""The background thread of a session: finishes snapshots in order, commits, registers, and writes the journal.
 
-It never touches the training's tensors and takes part in no collective. What fails is kept for the session to report.
+It never touches the training's tensors and takes part in no collective. Failures are kept for the session to report.
 """
 
 import collections
@@ -26,11 +26,11 @@ _Metrics = tuple[int, Mapping[str, float | torch.Tensor]]
 
 
 class Committer:
-    """Owns the run's writing end from the moment it is made until `close`."""
+    """Owns the writing end of a run, from its construction until `close`."""
 
     def __init__(self, run: RunWriter, *, stats_every: int) -> None:
         self._run = run
-        self._analyst = StatisticsThread(
+        self._statistics = StatisticsThread(
             run, every=stats_every, wait_idle=lambda seconds: self.wait_below(1, timeout_s=seconds)
         )
         self._changed = threading.Condition()
@@ -38,15 +38,15 @@ class Committer:
         self._metrics: collections.deque[_Metrics] = collections.deque()
         self._failures: list[SnapshotError] = []
         self._figures: list[dict[str, Any]] = []
-        self._resting = Deduplicator(lambda step: run.paths.marker(run.run, step).exists())
+        self._deduplicator = Deduplicator(lambda step: run.paths.marker(run.run, step).exists())
         self._closing = False
         self._flushed = time.monotonic()
-        # A daemon: the interpreter joins other threads before it runs the exit handler that ends this one.
-        self._thread = threading.Thread(target=self._work, name="dshistory-publisher", daemon=True)
+        # A daemon, because the interpreter joins all other threads before it runs the exit handler that ends this one.
+        self._thread = threading.Thread(target=self._finish_snapshots, name="dshistory-committer", daemon=True)
         self._thread.start()
 
     def submit(self, snapshot: Snapshot) -> None:
-        """Finish `snapshot` once its data is written and it is settled."""
+        """Finish `snapshot` once its data is written and its objects are final."""
         with self._changed:
             self._snapshots.append(snapshot)
             self._changed.notify_all()
@@ -57,7 +57,7 @@ class Committer:
             self._metrics.append((step, values))
 
     def failed(self, step: int, error: Exception) -> None:
-        """Record a snapshot that failed: journal, index, and the next report."""
+        """Record the failure of a snapshot in the journal and the index, and for `take_failures`."""
         unremoved = ""
         try:
             self._run.discard(step, reason=str(error))
@@ -66,46 +66,46 @@ class Committer:
         self._report(f"the snapshot of step {step} of run {self._run.run} failed: {error}{unremoved}", error)
 
     def take_failures(self) -> list[SnapshotError]:
-        """The failures since the last call."""
+        """Return the failures since the last call."""
         with self._changed:
             failures, self._failures = self._failures, []
         return failures
 
     @property
-    def resting(self) -> Mapping[str, StoredAt]:
-        """What is expected to be unchanged at the next snapshot, and where its bytes are."""
-        return self._resting.places
+    def stored(self) -> Mapping[str, StoredAt]:
+        """The parts that are expected to be unchanged at the next snapshot, and where their bytes are stored."""
+        return self._deduplicator.stored
 
     def figures(self) -> list[dict[str, Any]]:
-        """What each finished snapshot wrote, in order."""
+        """Return the figures of each finished snapshot, in order: its step, bytes and seconds."""
         with self._changed:
             return list(self._figures)
 
     def last_published(self) -> int | None:
-        """The newest step whose part of this rank is published."""
+        """Return the newest step whose part of this rank is published; None before the first."""
         with self._changed:
             return self._figures[-1]["step"] if self._figures else None
 
     def pending(self) -> int:
-        """Snapshots not finished yet."""
+        """Return the number of snapshots that are not finished yet."""
         with self._changed:
             return len(self._snapshots)
 
     def wait_below(self, count: int, *, timeout_s: float | None = None) -> bool:
-        """Wait until fewer than `count` snapshots are pending; False on timeout."""
+        """Wait until fewer than `count` snapshots are pending; return False on timeout."""
         with self._changed:
             return self._changed.wait_for(lambda: len(self._snapshots) < count, timeout_s)
 
     def close(self) -> None:
-        """Finish everything, flush, and end the thread. Every snapshot must be settled."""
+        """Finish everything, flush, and end the thread. The objects of every snapshot must be final."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
         self._thread.join()
-        if self._analyst.close():
+        if self._statistics.close():
             self._register()
 
-    def _work(self) -> None:
+    def _finish_snapshots(self) -> None:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._snapshots or self._closing, FLUSH_INTERVAL_S)
@@ -118,7 +118,7 @@ class Committer:
                     self._changed.notify_all()
                 self._flush(force=True)
                 if committed:
-                    # Whoever waits for the checkpoint does not wait for the index, from which nothing is lost.
+                    # After the snapshot has left the queue: `wait` need not wait for the index, which loses nothing.
                     self._register()
             elif closing:
                 self._flush(force=True)
@@ -126,17 +126,17 @@ class Committer:
             self._flush()
 
     def _publish(self, snapshot: Snapshot) -> bool:
-        """Finish a snapshot, or report why not; whether its checkpoint is committed now."""
+        """Finish a snapshot, or report why not; return whether its checkpoint is committed now."""
         try:
-            while not snapshot.settled.wait(FLUSH_INTERVAL_S):
+            while not snapshot.finalized.wait(FLUSH_INTERVAL_S):
                 self._flush()
             snapshot.compose(self._run)
             while not snapshot.written(FLUSH_INTERVAL_S):
                 self._flush()
             published = snapshot.finish(self._run)
             committed = self._run.try_commit(snapshot.step)
-            self._resting.published(published)
-            self._analyst.published(snapshot.step)
+            self._deduplicator.published(published)
+            self._statistics.published(snapshot.step)
         except Exception as error:  # noqa: BLE001 - whatever fails this snapshot must not end the thread others wait for
             snapshot.abort()
             self.failed(snapshot.step, error)
@@ -146,14 +146,13 @@ class Committer:
         return committed
 
     def _register(self) -> None:
-        # Only here, in the background: a training pays for DuckDB's import when the first checkpoint is registered.
+        # Imported here, in the background, because it imports DuckDB: `enable` does not wait for that.
         from catalog.index import index
 
         try:
             index.register(self._run.paths, patience_s=REGISTER_PATIENCE_S)
         except Exception as error:  # noqa: BLE001 - whatever ails the index must not end the thread others wait for
-            # The index is derived: the checkpoint is safe, and the next registration or `reindex` makes good for this
-            # one.
+            # The index is derived: the checkpoint is safe, and the next registration or `reindex` includes this one.
             self._run.journal.event("registration_failed", None, reason=str(error))
 
     def _flush(self, *, force: bool = False) -> None:

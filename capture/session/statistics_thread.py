@@ -1,7 +1,7 @@
 """The thread that computes the statistics of what a session has committed, whenever there is time.
 
-It reads back what is on the disk, at the lowest priority, and gives way to snapshots: what it can't keep up with is left to
-`dshistory analyze`. What fails here costs statistics, never a checkpoint.
+It reads back the files on the disk, at the lowest priority, and gives way to snapshots: checkpoints that it can't keep
+up with are left to `dshistory analyze`. A failure here costs statistics, never a checkpoint.
 """
 
 import contextlib
@@ -17,21 +17,23 @@ from catalog.statistics.compute import analyze_part
 __all__ = ["StatisticsThread"]
 
 _CLOSE_PATIENCE_S = 5.0
-_WAY_S = 1.0
-"""So long it gives way to snapshots that are being written, before each batch."""
+_GIVE_WAY_S = 1.0
+"""The longest wait, before each batch, for snapshots that are being written."""
 
-_LOOK_S = 0.5
-"""How often it looks whether the other ranks have committed what waits for them."""
+_COMMIT_POLL_S = 0.5
+"""The time between two looks whether the other ranks have published their parts of a waiting step."""
 
 _MOST_WAITING = 16
-"""Steps that wait; of a checkpoint that is never committed there is nothing to compute."""
+"""The most steps that wait; the oldest are dropped, since they may never be committed."""
 
 _LOWEST_PRIORITY = 19
 
 
 class StatisticsThread:
-    """Of one rank's parts, the newest first. `every`: only of steps that are multiples of it; 0: of none. `wait_idle(seconds)`
-    returns once no snapshot is being written, or the time is over.
+    """Computes the statistics of one rank's parts, the newest first.
+
+    every: only for steps that are multiples of it; 0: for none
+    wait_idle: called with a number of seconds; returns once no snapshot is being written, or the time is over
     """
 
     def __init__(self, run: RunWriter, *, every: int, wait_idle: Callable[[float], object]) -> None:
@@ -45,18 +47,18 @@ class StatisticsThread:
         self._thread: threading.Thread | None = None
 
     def published(self, step: int) -> None:
-        """This rank's part of the step is published; its checkpoint may not be committed yet."""
+        """Queue a step whose part of this rank is published; its checkpoint may not be committed yet."""
         if not self._every or step % self._every:
             return
         with self._changed:
             self._waiting = [*self._waiting, step][-_MOST_WAITING:]
             self._changed.notify_all()
         if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="dshistory-analyst", daemon=True)
+            self._thread = threading.Thread(target=self._work, name="dshistory-statistics", daemon=True)
             self._thread.start()
 
     def close(self) -> bool:
-        """Go on for a few seconds with what is waiting, and end; whether there are new statistics at all."""
+        """Go on for a few seconds with the steps that wait, and end; return whether there are new statistics at all."""
         with self._changed:
             self._deadline = time.monotonic() + _CLOSE_PATIENCE_S
             self._changed.notify_all()
@@ -66,7 +68,7 @@ class StatisticsThread:
 
     def _work(self) -> None:
         with contextlib.suppress(OSError):
-            # Of this thread, and of those that read for it.
+            # Linux: the priority of this thread, which threads that it starts inherit.
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
         while True:
             with self._changed:
@@ -75,7 +77,7 @@ class StatisticsThread:
                     return
                 step = next(filter(self._committed, reversed(self._waiting)), None)
                 if step is None:
-                    self._changed.wait(_LOOK_S)
+                    self._changed.wait(_COMMIT_POLL_S)
                     continue
                 self._waiting.remove(step)
             self._analyze(step)
@@ -92,7 +94,7 @@ class StatisticsThread:
             run.journal.event("analysis_failed", step, reason=str(error))
 
     def _give_way(self) -> bool:
-        self._wait_idle(_WAY_S)
+        self._wait_idle(_GIVE_WAY_S)
         return self._stopped()
 
     def _stopped(self) -> bool:

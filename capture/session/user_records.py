@@ -1,4 +1,4 @@
-"""What a user may write down beside a step: metrics and tags, checked where they are given, not where they are written."""
+"""Metrics and tags that a user records for a step, checked where they are given, not where they are written."""
 
 import operator
 from collections.abc import Mapping
@@ -14,14 +14,14 @@ _RESERVED = ("latest", "best")
 
 
 def checked_metrics(metrics: Mapping[str, Any]) -> dict[str, float | torch.Tensor]:
-    """The metrics as they are now, each a real number; tensors of one element are copied and not read. SetupError names
-    what is none.
+    """Return the metrics as they are now, each a real number; tensors of one element are copied and not read.
+    SetupError names a metric that is no real number.
     """
     return {_text(name, "the name of a metric"): _number(name, value) for name, value in metrics.items()}
 
 
 def checked_tag(name: Any, step: Any) -> tuple[str, int]:
-    """A name that can't be taken for a step, and the step it is for. SetupError otherwise."""
+    """Return the name and the step of a tag. SetupError for a name that reads as a step, or no number."""
     text = _text(name, "tag")
     if not text or ":" in text or text.lstrip("-").isdigit() or text in _RESERVED:
         raise SetupError(f"tag {text!r} would read as a step: take a word without ':'")

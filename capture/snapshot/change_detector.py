@@ -1,7 +1,7 @@
-"""Whether the memory that a snapshot reads while the training goes on stayed as it was, and if not, which tensor did not.
+"""Finds tensors that were written to, or freed, while a snapshot was reading them.
 
-What a snapshot may read until the barrier nobody may write. torch counts in-place writes in a tensor's version; writes
-through `.data` it does not count, those only a hash at the step and another one later find.
+Nothing may write the memory that a snapshot reads until the barrier. torch counts in-place writes in a tensor's version
+counter; it does not count writes through `.data`, which only a hash at the step and another one later can find.
 """
 
 import ctypes
@@ -20,8 +20,8 @@ Check = Literal["versions", "hash"]
 
 
 class ChangeDetector:
-    """What tensors looked like when it was made, from outside. `hashed` are parts whose bytes are hashed as well, which is a
-    pass over all of them that the host can read; `moved` is another one.
+    """Remembers the address and version of every tensor, for `changed` to compare. `hashed` are parts whose bytes are
+    hashed as well: one pass over all that the host can read here, and another one in `changed`.
     """
 
     def __init__(self, items: Sequence[TensorItem], *, hashed: Sequence[Part] = ()) -> None:
@@ -31,7 +31,7 @@ class ChangeDetector:
         self._digests = [_digest(part) for part in hashed]
 
     def changed(self) -> list[str]:
-        """The tensors that were written to, or freed, since."""
+        """Return the tensors that were written to, or freed, since this was made."""
         now = [_mark(item) for item in self._items]
         if now != self._marks:
             triples = zip(self._items, self._marks, now, strict=True)

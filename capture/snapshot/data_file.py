@@ -1,4 +1,4 @@
-"""The ends of a data file: the objects behind the planned bytes, the header before them, and the manifest rows of it
+"""The ends of a data file: the trailer behind the planned bytes, the header before them, and the manifest rows for it
 all.
 """
 
@@ -23,7 +23,7 @@ __all__ = ["PlacedObject", "Trailer", "data_file_header", "make_trailer", "manif
 
 @dataclass(frozen=True, slots=True)
 class PlacedObject:
-    """An encoded object and where it belongs."""
+    """An encoded object and its placement."""
 
     encoded: EncodedObject
     placement: Placement
@@ -49,8 +49,8 @@ class _Piece:
 
 @dataclass(frozen=True, slots=True)
 class Trailer:
-    """What follows the planned bytes: `data` ends aligned; entries are relative to data_start, rows lack only their
-    file.
+    """The bytes that follow the planned ones, ending aligned; their entries, relative to data_start, and their manifest
+    rows.
     """
 
     data: bytes
@@ -59,7 +59,7 @@ class Trailer:
 
 
 def object_entries(objects: Sequence[PlacedObject]) -> list[Entry]:
-    """Entries as large as the objects' real ones: what the header must reserve."""
+    """Return entries at least as long as the objects' real ones, for which the header must reserve room."""
     entries = []
     for placed in objects:
         for name, tensor in placed.encoded.tensors.items():
@@ -71,16 +71,16 @@ def object_entries(objects: Sequence[PlacedObject]) -> list[Entry]:
 
 
 def make_trailer(
-    objects: Sequence[PlacedObject], plan: Plan, *, file: str, moved: Sequence[tuple[Part, bytes]] = ()
+    objects: Sequence[PlacedObject], plan: Plan, *, file: str, mispredicted: Sequence[tuple[Part, bytes]] = ()
 ) -> Trailer:
-    """Lay out what follows the planned bytes: resting parts that have moved after all and the objects' tensors, by
-    falling item size, then the JSON trees, then padding.
+    """Lay out the bytes that follow the planned ones: mispredicted parts and the objects' tensors, by falling item
+    size, then the JSON trees, then padding.
     """
     at = plan.data_end
     chunks: list[bytes] = []
     entries: list[Entry] = []
     extents: list[Extent] = []
-    pieces = _pieces(objects, moved)
+    pieces = _pieces(objects, mispredicted)
     end = at + sum(len(piece.data) for piece in pieces)
     pad = -end % plan.align
     if pad:
@@ -109,17 +109,19 @@ def make_trailer(
     return Trailer(b"".join(chunks), tuple(entries), tuple(extents))
 
 
-def data_file_header(plan: Plan, tail: Trailer, *, run: str, step: int, rank: int) -> bytes:
-    """The header's bytes, exactly as long as the plan reserved."""
+def data_file_header(plan: Plan, trailer: Trailer, *, run: str, step: int, rank: int) -> bytes:
+    """Return the header's bytes, exactly as long as the plan reserved."""
     metadata = {"format": "dshistory-1", "run": run, "step": str(step), "rank": str(rank)}
-    return encode_header([plan.header_json, entries_json(tail.entries)], metadata=metadata, data_start=plan.data_start)
+    return encode_header(
+        [plan.header_json, entries_json(trailer.entries)], metadata=metadata, data_start=plan.data_start
+    )
 
 
 def manifest_rows(
-    plan: Plan, tail: Trailer, checksums: bytes, header: bytes, *, file: str, references: Sequence[Extent] = ()
+    plan: Plan, trailer: Trailer, checksums: bytes, header: bytes, *, file: str, references: Sequence[Extent] = ()
 ) -> pa.Table:
-    """One row for every byte of the file, in file order, then the references to other files. `checksums` are those of the
-    plan's parts, 16 bytes each.
+    """Return rows that cover every byte of the file, in file order, then the references to other files. `checksums` has
+    16 bytes for each of the plan's parts, in order.
     """
     first = Extent(
         name="__header__",
@@ -135,11 +137,11 @@ def manifest_rows(
         placement="rank_local",
     )
     planned = plan.rows.table(checksums, file=file)
-    return pa.concat_tables([extent_table([first]), planned, extent_table([*tail.extents, *references])])
+    return pa.concat_tables([extent_table([first]), planned, extent_table([*trailer.extents, *references])])
 
 
-def _pieces(objects: Sequence[PlacedObject], moved: Sequence[tuple[Part, bytes]]) -> list[_Piece]:
-    tensors = [_of_part(part, data) for part, data in moved]
+def _pieces(objects: Sequence[PlacedObject], mispredicted: Sequence[tuple[Part, bytes]]) -> list[_Piece]:
+    tensors = [_of_part(part, data) for part, data in mispredicted]
     trees = []
     for placed in objects:
         for name, tensor in placed.encoded.tensors.items():

@@ -1,7 +1,8 @@
-"""State that rests: a committed checkpoint of the run has its bytes, so they are referred to and not written again.
+"""Deduplication: state that is unchanged since a committed checkpoint of the run is referred to, not written again.
 
-The guess is made from the past: what had the same checksum in two checkpoints is expected to have it in the next. It is
-hashed while the training goes on, and what is different after all goes behind the planned bytes.
+The prediction is made from the past: a part that had the same checksum in two checkpoints is expected to have it in the
+next. Such parts get no place in the planned file. They are hashed while the training goes on, and those that are
+different after all (mispredicted) are written behind the planned bytes.
 """
 
 import ctypes
@@ -24,7 +25,7 @@ _MAX_WAITING = 8
 
 @dataclass(frozen=True, slots=True)
 class StoredAt:
-    """Where the bytes of a part are, in a committed checkpoint."""
+    """The place of a part's bytes in a committed checkpoint, and their checksum."""
 
     file: str
     offset: int
@@ -33,79 +34,82 @@ class StoredAt:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Published:
-    """A rank's part of a checkpoint: the checksums of what it wrote, the keys of what was expected to rest and did not, and
-    what it cost.
+    """A rank's published part of a checkpoint: the checksums of the parts in its plan, the keys of the mispredicted
+    ones, and the figures of its cost.
     """
 
     step: int
     file: str
     plan: Plan
     checksums: bytes
-    moved: frozenset[str]
+    mispredicted: frozenset[str]
     figures: Mapping[str, float]
 
     def checksum(self, index: int) -> bytes:
-        """That of one part of the plan."""
+        """Return the checksum of one part of the plan."""
         return self.checksums[CHECKSUM_BYTES * index : CHECKSUM_BYTES * (index + 1)]
 
 
 class Deduplicator:
-    """What of a rank's state rests, learned from what it publishes. `committed` says whether a step's checkpoint exists:
-    nothing else is referred to. `places` is replaced, never changed, so that any thread may take it.
+    """Learns from the parts that a rank publishes which of its state stays unchanged. `committed` says whether a step's
+    checkpoint exists: nothing else may be referred to.
+
+    `stored` has the parts that are expected to be unchanged at the next snapshot, by key. The mapping is replaced,
+    never changed, so that any thread may take it.
     """
 
     def __init__(self, committed: Callable[[int], bool]) -> None:
-        self.places: Mapping[str, StoredAt] = {}
+        self.stored: Mapping[str, StoredAt] = {}
         self._committed = committed
         self._waiting: deque[Published] = deque(maxlen=_MAX_WAITING)
         self._last: Published | None = None
-        self._restless: set[str] = set()
+        self._unpredictable: set[str] = set()
 
     def published(self, part: Published) -> None:
         """Learn from a part once its checkpoint is committed, which other ranks may do later."""
-        self._forget(part.moved)
+        self._forget(part.mispredicted)
         self._waiting.append(part)
         while any(self._committed(waiting.step) for waiting in self._waiting):
-            # What comes before a committed one and is not committed itself has failed on another rank.
+            # A step before a committed one that is not committed itself has failed on another rank.
             first = self._waiting.popleft()
             if self._committed(first.step):
                 self._learn(first)
 
-    def _forget(self, moved: frozenset[str]) -> None:
-        """A wrong guess is made once: what moves unseen now and then would be laid out anew each time."""
-        if moved:
-            self._restless |= moved
-            self.places = {key: place for key, place in self.places.items() if key not in moved}
+    def _forget(self, mispredicted: frozenset[str]) -> None:
+        """Never expect these parts again: one that changes now and then would cost a new plan each time."""
+        if mispredicted:
+            self._unpredictable |= mispredicted
+            self.stored = {key: at for key, at in self.stored.items() if key not in mispredicted}
 
     def _learn(self, now: Published) -> None:
         last, self._last = self._last, now
         if last is None:
             return
-        found = {key: place for key, place in _unchanged(last, now).items() if key not in self._restless}
+        found = {key: at for key, at in _unchanged(last, now).items() if key not in self._unpredictable}
         if found:
-            self.places = {**self.places, **found}
+            self.stored = {**self.stored, **found}
 
 
 class UnchangedCheck:
-    """Parts that are expected to rest, being hashed by a thread of its own; their memory must stay until `wait` returns.
+    """Hashes parts that are expected to be unchanged, in a thread; their memory must stay until `wait` returns.
 
-    `references` are the manifest rows of those that do, `moved` the bytes of the others; both after `wait`.
+    After `wait`, `references` has the manifest rows of the unchanged parts, `mispredicted` the others with their bytes.
     """
 
-    def __init__(self, parts: Sequence[Part], places: Mapping[str, StoredAt]) -> None:
+    def __init__(self, parts: Sequence[Part], stored: Mapping[str, StoredAt]) -> None:
         self.references: list[Extent] = []
-        self.moved: list[tuple[Part, bytes]] = []
+        self.mispredicted: list[tuple[Part, bytes]] = []
         self._parts = parts
-        self._places = places
+        self._stored = stored
         self._failure: Exception | None = None
         self._thread: threading.Thread | None = None
         if parts:
-            self._thread = threading.Thread(target=self._look, name="dshistory-hash", daemon=True)
+            self._thread = threading.Thread(target=self._hash, name="dshistory-hash", daemon=True)
             self._thread.start()
 
     @property
     def unchanged_bytes(self) -> int:
-        """Bytes that are referred to."""
+        """The number of bytes that are referred to."""
         return sum(extent.nbytes for extent in self.references)
 
     def wait(self) -> None:
@@ -114,23 +118,23 @@ class UnchangedCheck:
             self._thread.join()
 
     def require(self) -> None:
-        """Wait; what failed is raised here: OSError (EFAULT) when memory is gone."""
+        """Wait, and raise what failed: OSError (EFAULT) when memory is gone."""
         self.wait()
         if self._failure is not None:
             raise self._failure
 
-    def _look(self) -> None:
+    def _hash(self) -> None:
         try:
             digests = native.checksum_memory(
                 addresses=np.array([part.address for part in self._parts], dtype=np.uint64),
                 nbytes=np.array([part.nbytes for part in self._parts], dtype=np.uint64),
             )
             for i, part in enumerate(self._parts):
-                place = self._places[part.key]
-                if digests[CHECKSUM_BYTES * i : CHECKSUM_BYTES * (i + 1)] == place.checksum:
-                    self.references.append(_reference(part, place))
+                stored = self._stored[part.key]
+                if digests[CHECKSUM_BYTES * i : CHECKSUM_BYTES * (i + 1)] == stored.checksum:
+                    self.references.append(_reference(part, stored))
                 else:
-                    self.moved.append((part, ctypes.string_at(part.address, part.nbytes)))
+                    self.mispredicted.append((part, ctypes.string_at(part.address, part.nbytes)))
         except Exception as error:  # noqa: BLE001 - raised by `require`, in the thread that can report it
             self._failure = error
 
@@ -150,7 +154,7 @@ def _unchanged(last: Published, now: Published) -> dict[str, StoredAt]:
     }
 
 
-def _reference(part: Part, place: StoredAt) -> Extent:
+def _reference(part: Part, stored: StoredAt) -> Extent:
     return Extent(
         name=part.item.name,
         kind=part.item.kind,
@@ -158,10 +162,10 @@ def _reference(part: Part, place: StoredAt) -> Extent:
         shape=part.item.shape,
         start=part.start,
         numel=part.numel,
-        file=place.file,
-        offset=place.offset,
+        file=stored.file,
+        offset=stored.offset,
         nbytes=part.nbytes,
-        checksum=place.checksum,
+        checksum=stored.checksum,
         placement=part.item.placement,
         aliases=part.item.aliases,
     )

@@ -1,10 +1,11 @@
 """From device memory to host memory: copies that run beside the training, ordered with it by events.
 
-Host tensors need none of this, they are written from where they are. The bytes of device tensors go into slots of the
+Host tensors need none of this: they are written from where they are. The bytes of device tensors go into slots of the
 writer's own staging budget, block by block, in the background (`device_feed`):
-  1. At the step, on the training thread, what the next forward changes is cloned on the device; then `DeviceCopier.begin`.
-  2. In the background, `DeviceCopier.copy` into slot after slot; what comes after `begin` on the training's stream may run
-     beside it.
+  1. At the step, on the training thread, tensors that the next forward changes are cloned on the device; then
+     `DeviceCopier.begin`.
+  2. In the background, `DeviceCopier.copy` into slot after slot; work that comes after `begin` on the training's stream
+     may run beside it.
   3. The barrier waits until the last copy has ended, before the next update may be given to the device.
 """
 
@@ -37,44 +38,46 @@ class Mirror:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Piece:
-    """Bytes (a dense uint8 vector) of a device tensor, and where in the slot they go."""
+    """Bytes (a dense uint8 vector) of a device tensor, and their position in the slot."""
 
     source: torch.Tensor
     position: int
 
 
 class Transfer(Protocol):
-    """The copies into one slot."""
+    """The copies into one slot, on their way."""
 
     def wait(self) -> None:
         """Return once they have ended: the slot is filled, the sources may be overwritten."""
 
 
 class DeviceCopier(Protocol):
-    """Copies device tensors while the training computes. The surface is just this so that its users' order can be tested without a device."""
+    """Copies device tensors while the training computes. The surface is this small so that the order in which it is
+    used can be tested without a device.
+    """
 
     def owns(self, tensor: torch.Tensor) -> bool:
-        """Whether `tensor` must be copied by this writer, for nobody else can read its memory."""
+        """Return whether `tensor` must be copied by this, because the writer can't read its memory."""
 
     def pin(self, writer: native.Writer) -> None:
         """Make the staging memory of `writer` fit for copies. Idempotent. SetupError when the device refuses."""
 
     def unpin(self, writer: native.Writer) -> None:
-        """Undo that, before the writer is closed; no copy may be on its way. Idempotent."""
+        """Undo `pin`, before the writer is closed; no copy may be on its way. Idempotent."""
 
     def begin(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Every `copy` from now on finds these as all work given to the device so far leaves them. For the training's
-        thread; returns at once.
+        """Make every `copy` from now on see these tensors as all work given to the device so far leaves them. For the
+        training thread; returns at once.
         """
 
     def copy(self, pieces: Sequence[Piece], slot: torch.Tensor) -> Transfer:
-        """Begin to copy into `slot`, uint8 host memory of the writer that was pinned. From any thread; returns at once. After
-        an error nothing writes into the slot any more.
+        """Begin to copy into `slot`, uint8 host memory of the writer that was pinned. From any thread; returns at once.
+        After an error nothing writes into the slot any more.
         """
 
 
 def coalesced(pieces: Iterable[Piece]) -> list[Piece]:
-    """The same bytes in fewer pieces: neighbours in the slot that are small are gathered, where they are, into one."""
+    """Return the same bytes in fewer pieces: small neighbours in the slot are gathered into one on their device."""
     runs: list[list[Piece]] = []
     end = -1
     for piece in pieces:
@@ -109,7 +112,8 @@ class CudaDeviceCopier:
             raise SetupError(
                 f"the {nbytes} bytes of staging memory can't be pinned (CUDA error {code}): give a smaller budget_bytes"
             )
-        # Of a writer that nobody has closed too, before its memory is unmapped: whoever copies holds the writer.
+        # The finalizer unpins also a writer that was never closed, before its memory is unmapped. It can't run while
+        # copies are on their way, because they hold the writer.
         self._unpin[writer] = weakref.finalize(writer, runtime.cudaHostUnregister, address)
 
     def unpin(self, writer: native.Writer) -> None:
@@ -140,7 +144,7 @@ class CudaDeviceCopier:
             for piece in coalesced(pieces):
                 slot[piece.position : piece.position + piece.source.numel()].copy_(piece.source, non_blocking=True)
             for piece in pieces:
-                # Memory that the training gives up meanwhile is not handed out again before this stream is past it.
+                # Memory that the training frees meanwhile is not reused before this stream is past the copy.
                 piece.source.record_stream(stream)
             event.record(stream)
         return event

@@ -1,4 +1,4 @@
-"""Feeds the writer with the bytes of device tensors, one snapshot's, in a thread of its own.
+"""Feeds the writer with the bytes of one snapshot's device tensors, in a thread.
 
 Several blocks are on their way at once, so that copies overlap with hashing and writing. A slot goes back to the writer
 only when its copy has ended, whatever happened meanwhile.
@@ -21,13 +21,13 @@ from capture.snapshot.device_copies import DeviceCopier, Piece, Transfer
 __all__ = ["Copies", "DevicePart", "DeviceTake", "NoCopies"]
 
 BLOCKS_IN_FLIGHT = 4
-"""Blocks being copied by one feeder at once: one in the copy, one behind it, and some for the time a hash takes."""
+"""Blocks that one feeder copies at once: one in the copy, one behind it, and two for the time that hashing takes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DevicePart:
-    """Bytes `[begin, begin + nbytes)` of the dense form of `tensor`. `keep`: it must be cloned at the step, because the
-    next forward changes it or because it is not dense.
+    """Bytes `[begin, begin + nbytes)` of the dense form of `tensor`. `keep`: the tensor must be cloned at the step,
+    because the next forward changes it or because it is not dense.
     """
 
     tensor: torch.Tensor
@@ -41,14 +41,16 @@ class Copies(Protocol):
 
     @property
     def failure(self) -> Exception | None:
-        """What the device, not the writer, has failed with."""
+        """The error of the device, not of the writer; None while there is none."""
 
     def wait(self) -> None:
-        """Return once no copy is left: the tensors may be overwritten. Idempotent, from any thread; never raises."""
+        """Return once no copy is left, so that the tensors may be overwritten. Idempotent, from any thread; never
+        raises.
+        """
 
 
 class NoCopies:
-    """Of a state without device tensors."""
+    """The copies of a state without device tensors."""
 
     failure: Exception | None = None
 
@@ -58,7 +60,7 @@ class NoCopies:
 
 class DeviceTake:
     """The device tensors of a plan as they are at the step: `parts` at these file `offsets`, in order, in blocks up to
-    `end`. Made on the training's thread, before anything else is given to the device. SetupError when the staging memory
+    `end`. Made on the training thread, before anything else is given to the device. SetupError when the staging memory
     can't be pinned.
     """
 
@@ -88,7 +90,7 @@ class DeviceTake:
         return _Feeder(self, job, writer=self._writer, end=self._end)
 
     def copy(self, feed: native.Feed) -> Transfer:
-        """Begin to copy what lies in this block into its slot."""
+        """Begin to copy the bytes of this block into its slot."""
         slot = torch.frombuffer((ctypes.c_ubyte * feed.nbytes).from_address(feed.address), dtype=torch.uint8)
         pieces = []
         for i in range(max(0, bisect_right(self._offsets, feed.offset) - 1), len(self._parts)):
@@ -105,11 +107,11 @@ class DeviceTake:
 
 
 class _Feeder:
-    """Copies. A failure of the device fails the job; one of the job ends the feeding."""
+    """The Copies of a `DeviceTake`. A failure of the device fails the job; a failure of the job ends the feeding."""
 
     def __init__(self, take: DeviceTake, job: native.WriteJob, *, writer: native.Writer, end: int) -> None:
         self.failure: Exception | None = None
-        # Its memory is unpinned when it is gone: not while somebody copies into it.
+        # The writer's memory is unpinned when the writer is gone, which must not be while copies are on their way.
         self._writer = writer
         self._end = end
         self._left = threading.Event()
@@ -121,7 +123,7 @@ class _Feeder:
     def _run(self, take: DeviceTake, job: native.WriteJob) -> None:
         try:
             self._feed(take, job)
-        except Exception as error:  # noqa: BLE001 - whatever it is, those who wait for the job or the barrier are told
+        except Exception as error:  # noqa: BLE001 - those who wait for the job, or at the barrier, report it
             if not isinstance(error, OSError):
                 self.failure = self.failure or error
             job.abort()
@@ -153,7 +155,7 @@ class _Feeder:
 
     @contextlib.contextmanager
     def _failing(self, job: native.WriteJob, feed: native.Feed) -> Iterator[None]:
-        """Fail the job with whatever the device raises, and give the slot back."""
+        """On an error of the device, fail the job and give the slot back."""
         try:
             yield
         except Exception as error:

@@ -1,4 +1,6 @@
-"""How failed snapshots are told: each as a warning at the next step, and as one error to whoever asks."""
+"""Reports failed snapshots: each as a warning at the next step, and all as one error to the caller of `wait` or
+`close`.
+"""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -9,7 +11,7 @@ __all__ = ["Failures"]
 
 
 class Failures:
-    """Those of one session. `take` gives the ones that nobody has been told of yet."""
+    """The failures of one session. `take` returns those since it was last called."""
 
     def __init__(self, take: Callable[[], Sequence[SnapshotError]]) -> None:
         self.count = 0
@@ -17,14 +19,14 @@ class Failures:
         self._warned: list[SnapshotError] = []
 
     def warn(self) -> None:
-        """Warn of each new one."""
+        """Warn of each new failure."""
         fresh = self._fresh()
         for failure in fresh:
             warnings.warn(str(failure), stacklevel=3)
         self._warned += fresh
 
     def raise_all(self) -> None:
-        """SnapshotError with all since the last call, also those that were warned of; the others are its notes."""
+        """Raise the first failure since the last call, warned of or not, with the others as its notes; none: return."""
         failures, self._warned = [*self._warned, *self._fresh()], []
         if failures:
             first, *others = failures
@@ -33,7 +35,7 @@ class Failures:
             raise first
 
     def forget_warned(self) -> None:
-        """Those that were warned of are told: only what is new is an error from now on."""
+        """Leave failures that were warned of out of the next `raise_all`."""
         self._warned = []
 
     def _fresh(self) -> list[SnapshotError]:

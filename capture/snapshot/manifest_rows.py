@@ -1,4 +1,4 @@
-"""The manifest rows of a plan: all but the checksums and the file's name is the same at every snapshot."""
+"""The manifest rows of a plan. Only the checksums and the file's name differ from one snapshot to the next."""
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -15,7 +15,7 @@ __all__ = ["PlannedRows"]
 
 
 class PlannedRows:
-    """A row for every part and every pad of a plan, in file order. `parts` are their rows as dicts, without `file` and
+    """The rows of every part and every pad of a plan, in file order. `parts` are rows as dicts, without `file` and
     `checksum`, in the plan's order; `pads` are (offset, nbytes).
     """
 
@@ -32,10 +32,8 @@ class PlannedRows:
         self._digests_of_pads = np.frombuffer(zeros, np.uint8).reshape(-1, CHECKSUM_BYTES)
 
     def table(self, checksums: bytes, *, file: str) -> pa.Table:
-        """The rows, with the checksums of the parts, 16 bytes each in the plan's order."""
-        digests = np.concatenate(
-            [np.frombuffer(checksums, np.uint8).reshape(-1, CHECKSUM_BYTES), self._digests_of_pads]
-        )
+        """Return the rows, with the checksums of the parts, CHECKSUM_BYTES each in the plan's order."""
+        digests = np.concatenate([np.frombuffer(checksums, np.uint8).reshape(-1, CHECKSUM_BYTES), self._digests_of_pads])
         data = pa.py_buffer(np.ascontiguousarray(digests[self._order]))
         columns = {
             **self._columns,

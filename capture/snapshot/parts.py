@@ -1,4 +1,4 @@
-"""A part: what one rank writes of one item, and what it is called in a data file."""
+"""A part: the fragment of one item that one rank writes, and its name in a data file."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ from catalog.format.header import Entry
 __all__ = ["HUGE", "Part", "can_be_referenced", "entry_key", "entry_shape", "widest_entry"]
 
 HUGE = 1 << 50
-"""No offset has more digits."""
+"""An offset with more digits than any real one."""
 
-_LEAST_RESTING_BYTES = 64 << 10
+_LEAST_REFERENCED_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """What this rank writes of one item: `[start, start + numel)` of the logical tensor, from `address`, or fed from
+    """Elements `[start, start + numel)` of a logical tensor that this rank writes, read from `address` or fed from
     `device`. `live`: the training's own memory is read after the step too, until the barrier.
     """
 
@@ -41,24 +41,24 @@ class Part:
 
 
 def entry_key(kind: str, name: str, shape: Sequence[int], start: int, numel: int) -> str:
-    """The safetensors key of a fragment: `kind/name`, with its range unless it is the whole tensor."""
+    """Return the safetensors key of a fragment: `kind/name`, with its range unless it is the whole tensor."""
     whole = start == 0 and numel == prod(shape)
     return f"{kind}/{name}" if whole else f"{kind}/{name}[{start}:{start + numel}]"
 
 
 def entry_shape(part: Part) -> tuple[int, ...]:
-    """The shape of a part's entry: the tensor's, or flat for a fragment of it."""
+    """Return the shape of a part's entry: the tensor's, or flat for a fragment of it."""
     whole = part.start == 0 and part.numel == prod(part.item.shape)
     return tuple(part.item.shape) if whole else (part.numel,)
 
 
 def widest_entry(part: Part) -> Entry:
-    """An entry at least as long as any that this part can have in a header."""
+    """Return an entry at least as long as any that this part can have in a header."""
     return Entry(part.key, part.dtype, entry_shape(part), HUGE, HUGE)
 
 
 def can_be_referenced(part: Part) -> bool:
-    """Whether the part may be referred to where an earlier checkpoint has it: the host can check that it is the same, and it
-    is large enough for a row to cost less than its bytes.
+    """Return whether an earlier checkpoint's bytes may stand for this part: the host can check that they are the same,
+    and a manifest row costs less than they do.
     """
-    return part.live and part.device is None and part.nbytes >= _LEAST_RESTING_BYTES
+    return part.live and part.device is None and part.nbytes >= _LEAST_REFERENCED_BYTES

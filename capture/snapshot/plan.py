@@ -1,8 +1,16 @@
-"""From live references to the layout of one rank's data file: which bytes come from where and go to which offset.
+"""The plan of one rank's data file: which bytes come from which address, or device, and go to which offset.
 
-The eager region comes first, then small pieces, then every large *memory run* (neighbouring fragments, such as a flat
-ZeRO partition) at an offset congruent to its address, so that the device can take it without a copy. A plan is valid
-while no address moves; it is pure arithmetic.
+    0            data_start                                                            data_end
+    | header ... | eager and small parts | large runs, at their phase | fed by devices | trailer
+                   by falling item size    (address - offset) % align = 0   from a multiple of align on
+
+Why in this order: by falling item size every small part is aligned to its own item size without padding. A large
+*memory run* (neighbouring fragments, such as a flat ZeRO partition) gets an offset congruent to its address modulo
+`align`, so that O_DIRECT can write it from where it is, without a copy. Parts of devices come last, because their bytes
+arrive block by block in staging memory, which is aligned anyway.
+
+The whole layout, with the length of the header, is known before the first byte is written: nothing is moved afterwards.
+A plan is pure arithmetic, and valid while no address moves.
 """
 
 from collections.abc import Container, Iterable, Sequence
@@ -17,7 +25,6 @@ import native
 from capture.snapshot.device_copies import CUDA, GATHERED_BYTES, DeviceCopier, Mirror
 from capture.snapshot.device_feed import DevicePart
 from capture.snapshot.manifest_rows import PlannedRows
-from capture.snapshot.origins import Origins
 from capture.snapshot.parts import Part, can_be_referenced, entry_shape, widest_entry
 from capture.state.dtypes import dtype_name
 from capture.state.interface import TensorItem
@@ -35,12 +42,12 @@ _WIDEST_METADATA = {"format": "dshistory-1", "run": "-" * 128, "step": "-" * 20,
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """One rank's layout. `parts[i]` lies at absolute `offsets[i]`; `pads` are the gaps as (offset, nbytes); all between
-    data_start and data_end.
+    """The layout of one rank's data file. `parts[i]` is at the absolute offset `offsets[i]`; `pads` are the gaps as
+    (offset, nbytes); all of them between data_start and data_end.
 
-    `mirrors` are of host tensors that are not dense, to be copied anew at every snapshot. Parts of device tensors come
-    last, from a multiple of `align` on. `resting` parts have no place: they are expected to be where an earlier checkpoint
-    has them.
+    `mirrors` are copies of host tensors that are not dense, to be made anew at every snapshot. Parts of device tensors
+    come last, from a multiple of `align` on. The parts in `expected_unchanged` have no offset: an earlier checkpoint is
+    expected to have their bytes.
     """
 
     parts: tuple[Part, ...]
@@ -51,11 +58,11 @@ class Plan:
     align: int
     mirrors: tuple[Mirror, ...]
     entries: tuple[Entry, ...] = field(repr=False, default=())
-    resting: tuple[Part, ...] = ()
+    expected_unchanged: tuple[Part, ...] = ()
 
     @cached_property
     def write(self) -> native.WritePlan:
-        """The same for the native writer."""
+        """The plan in the form that the native writer takes."""
         return native.WritePlan(
             offsets=np.array(self.offsets, dtype=np.uint64),
             addresses=np.array([part.address for part in self.parts], dtype=np.uint64),
@@ -68,13 +75,13 @@ class Plan:
         )
 
     def has_room_for(self, reserve: Sequence[Entry]) -> bool:
-        """Whether the header's reserved length holds these entries beside the plan's own."""
+        """Return whether the header's reserved length holds these entries beside the plan's own."""
         return header_bytes_needed(reserve, metadata={}) <= self._room
 
     @cached_property
     def _room(self) -> int:
         return self.data_start - header_bytes_needed(
-            [*self.entries, *map(widest_entry, self.resting)], metadata=_WIDEST_METADATA
+            [*self.entries, *map(widest_entry, self.expected_unchanged)], metadata=_WIDEST_METADATA
         )
 
     @cached_property
@@ -84,7 +91,7 @@ class Plan:
 
     @cached_property
     def rows(self) -> PlannedRows:
-        """The manifest rows of the parts and the pads."""
+        """The manifest rows of the parts and the pads, without checksums."""
         parts = [
             {
                 "name": part.item.name,
@@ -107,27 +114,27 @@ class Plan:
     @cached_property
     def live_parts(self) -> tuple[Part, ...]:
         """The parts whose memory is read after the step too."""
-        return tuple(part for part in (*self.parts, *self.resting) if part.live and part.nbytes)
+        return tuple(part for part in (*self.parts, *self.expected_unchanged) if part.live and part.nbytes)
 
     @cached_property
     def live_items(self) -> tuple[TensorItem, ...]:
-        """The items of these parts, each once for each part."""
+        """The items of the live parts, each once for each part."""
         return tuple(part.item for part in self.live_parts)
 
     @cached_property
     def device_parts(self) -> tuple[tuple[int, DevicePart], ...]:
-        """What is fed, with its offsets, in order."""
+        """The parts that devices feed, with their offsets, in order."""
         placed = zip(self.offsets, self.parts, strict=True)
         return tuple((offset, part.device) for offset, part in placed if part.device is not None)
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of state, without padding."""
-        return sum(part.nbytes for part in (*self.parts, *self.resting))
+        """The number of bytes of state, without padding."""
+        return sum(part.nbytes for part in (*self.parts, *self.expected_unchanged))
 
 
 def signature_of(items: Iterable[TensorItem]) -> tuple[Any, ...]:
-    """What must be unchanged for a plan to stay valid."""
+    """Return a value that stays equal as long as a plan of these items is valid."""
     return tuple(
         (
             item.kind,
@@ -152,23 +159,25 @@ def make_plan(
     align: int,
     reserve: Sequence[Entry],
     copies: DeviceCopier = CUDA,
-    resting: Container[str] = frozenset(),
+    stored: Container[str] = frozenset(),
 ) -> Plan:
-    """The layout of this rank's share of `items`, but for those whose keys are `resting`. `reserve` are entries (of the
-    objects) that the header must have room for too; `copies` says which tensors lie in device memory.
+    """Return the layout of this rank's share of `items`. Parts whose keys are in `stored` get no offset, if they may be
+    referred to. `reserve` are entries (of the objects) that the header must have room for too; `copies` says which
+    tensors are in device memory. UnsupportedError names a tensor that can't be captured.
     """
     _check_items(items, copies=copies)
-    sources = Origins(copies)
+    sources = _Sources(copies)
     parts: list[Part] = []
-    rest: list[Part] = []
+    unchanged: list[Part] = []
     for part in _shares(items, rank, world_size, sources):
-        (rest if can_be_referenced(part) and part.key in resting else parts).append(part)
+        (unchanged if can_be_referenced(part) and part.key in stored else parts).append(part)
     placer = _Placer(align)
     placer.place(parts)
     data_bytes = _round_up(placer.at, align)
     placer.pad_to(data_bytes)
     entries = _entries(placer)
-    needed = header_bytes_needed([*entries, *map(widest_entry, rest), *reserve], metadata=_WIDEST_METADATA)
+    # A part that is expected to be unchanged may need an entry after all, in the trailer.
+    needed = header_bytes_needed([*entries, *map(widest_entry, unchanged), *reserve], metadata=_WIDEST_METADATA)
     data_start = _round_up(needed + needed // 64 + _HEADER_SLACK_BYTES, align)
     return Plan(
         parts=tuple(part for part, _ in placer.placed),
@@ -179,12 +188,12 @@ def make_plan(
         align=align,
         mirrors=tuple(sources.mirrors),
         entries=entries,
-        resting=tuple(rest),
+        expected_unchanged=tuple(unchanged),
     )
 
 
 class _Placer:
-    """Gives out offsets, relative to the start of the data, in growing order."""
+    """Assigns offsets, relative to the start of the data, in growing order."""
 
     def __init__(self, align: int) -> None:
         self.at = 0
@@ -199,7 +208,7 @@ class _Placer:
         lazy = [part for part in host if part.item.when == "lazy"]
         runs = _runs(lazy)
         small = [part for run in runs if _run_bytes(run) < MIN_RUN_BYTES for part in run]
-        # By falling item size every part is aligned to its own without a pad; what has no bytes goes anywhere.
+        # By falling item size every part is aligned to its own item size without a pad.
         self._pack([*sorted(eager, key=_by_itemsize), *sorted(small, key=_by_itemsize)])
         for run in runs:
             if _run_bytes(run) >= MIN_RUN_BYTES:
@@ -207,7 +216,7 @@ class _Placer:
                 for part in run:
                     self._put(part)
         if fed:
-            # Small ones side by side, so that many of them are one copy.
+            # Small ones side by side, so that many of them need only one copy from the device.
             self._align_to(self._align)
             self._pack(sorted(fed, key=lambda part: (part.nbytes >= GATHERED_BYTES, _by_itemsize(part))))
 
@@ -229,12 +238,37 @@ class _Placer:
         self.at += part.nbytes
 
 
+class _Sources:
+    """Decides from where the bytes of items are read; makes the mirrors of host tensors that are not dense."""
+
+    def __init__(self, copies: DeviceCopier) -> None:
+        self.mirrors: list[Mirror] = []
+        self._copies = copies
+
+    def source_of(self, item: TensorItem, begin: int, end: int) -> tuple[int, bool, DevicePart | None]:
+        """Return for elements [begin, end) of the item's tensor the address of host memory, whether the training's own
+        memory is read after the step, and the part that a device has to feed.
+        """
+        tensor, eager = item.tensor, item.when == "eager"
+        dense, itemsize = tensor.is_contiguous(), tensor.element_size()
+        if self._copies.owns(tensor):
+            if begin == end:
+                return 0, False, None
+            keep = eager or not dense
+            return 0, not keep, DevicePart(tensor, begin * itemsize, (end - begin) * itemsize, keep)
+        if dense:
+            return tensor.data_ptr() + begin * itemsize, not eager, None
+        mirror = Mirror(torch.empty(tensor.shape, dtype=tensor.dtype), tensor)
+        self.mirrors.append(mirror)
+        return mirror.host.data_ptr() + begin * itemsize, False, None
+
+
 def _by_itemsize(part: Part) -> int:
     return -part.itemsize
 
 
 def _runs(parts: Sequence[Part]) -> list[list[Part]]:
-    """Neighbours in memory together, by address."""
+    """Group parts that are neighbours in memory, in the order of their addresses."""
     runs: list[list[Part]] = []
     end = -1
     for part in sorted(parts, key=lambda part: (part.address, part.nbytes)):
@@ -259,8 +293,8 @@ def _entries(placer: _Placer) -> tuple[Entry, ...]:
     return tuple(sorted(entries, key=lambda entry: (entry.begin, entry.end)))
 
 
-def _shares(items: Sequence[TensorItem], rank: int, world_size: int, sources: Origins) -> Iterable[Part]:
-    """This rank's part of every item. Replicated items are one long row of bytes, cut into equal shares."""
+def _shares(items: Sequence[TensorItem], rank: int, world_size: int, sources: _Sources) -> Iterable[Part]:
+    """Yield this rank's part of every item. Replicated items are one long row of bytes, cut into equal shares."""
     total = sum(_tensor_bytes(item) for item in items if item.placement == "replicated")
     lower, upper = total * rank // world_size, total * (rank + 1) // world_size
     at = 0
@@ -275,16 +309,16 @@ def _shares(items: Sequence[TensorItem], rank: int, world_size: int, sources: Or
             if begin >= end and not (numel == 0 and rank == 0):
                 continue
         elif item.placement == "partitioned" and not numel:
-            # A rank that holds nothing of a tensor has nothing to say of it.
+            # A rank that holds no element of a tensor writes no row for it.
             continue
-        address, live, device = sources.place(item, begin, end)
+        address, live, device = sources.source_of(item, begin, end)
         dtype = dtype_name(item.tensor.dtype, what=f"{item.kind} {item.name!r}")
         yield Part(item, item.start + begin, end - begin, address, itemsize, dtype, live, device)
 
 
 def _check_items(items: Sequence[TensorItem], *, copies: DeviceCopier) -> None:
-    """UnsupportedError, by name, for what has no bytes of its own, a device that nobody can copy from, or a name that
-    another item has.
+    """Raise UnsupportedError, by name, for a tensor without bytes of its own, on a device that nothing can copy from,
+    or with the name of another item.
     """
     seen: set[tuple[str, str, int]] = set()
     for item in items:
@@ -297,8 +331,8 @@ def _check_items(items: Sequence[TensorItem], *, copies: DeviceCopier) -> None:
             )
         if any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True)):
             raise UnsupportedError(
-                f"{item.kind} {item.name!r} is expanded: several of its elements share one place in memory, so it can't be "
-                "restored; make it contiguous()"
+                f"{item.kind} {item.name!r} is expanded: several of its elements share one place in memory, so it "
+                "can't be restored; make it contiguous()"
             )
         key = (item.kind, item.name, item.start)
         if key in seen:

@@ -1,7 +1,12 @@
-"""What a rank has to capture: its State Providers asked, and the plan for what they list kept while nothing moves."""
+"""The state of one rank, as its State Providers list it: their objects encoded, and the plan of a data file for it all.
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import replace
+The order is fixed by the types: objects are read first, because the length of the file's header depends on them, and
+only with them a plan is made. A plan is kept as long as no provider's tensors have moved.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import native
 from capture.snapshot.change_detector import ChangeDetector
@@ -10,128 +15,153 @@ from capture.snapshot.dedup import StoredAt
 from capture.snapshot.device_copies import CUDA, DeviceCopier
 from capture.snapshot.device_feed import DeviceTake
 from capture.snapshot.plan import Plan, make_plan, signature_of
-from capture.snapshot.transient_state import Moments, TransientState
-from capture.state.interface import Fingerprinted, StateProvider, TensorItem
+from capture.snapshot.transient_state import BufferKeeper, TransientState
+from capture.state.interface import Fingerprinted, ReadAt, StateProvider, TensorItem, read_at
 from capture.state.objects import encode_object
+from catalog.disk.json_file import canonical
 from catalog.errors import UnsupportedError
 from catalog.format.header import Entry
 
-__all__ = ["StateListing"]
+__all__ = ["EncodedObjects", "StateListing"]
+
+_NOTHING_STORED: Mapping[str, StoredAt] = {}
 
 
-_NONE: Mapping[str, StoredAt] = {}
+@dataclass(frozen=True)
+class EncodedObjects:
+    """The objects that this rank writes, as they were when they were read."""
+
+    placed: Sequence[PlacedObject]
+
+    @cached_property
+    def entries(self) -> Sequence[Entry]:
+        """Their entries in a header, each at least as long as the real one."""
+        return object_entries(self.placed)
 
 
 class StateListing:
-    """The providers of one rank. `of_user` are those of them whose objects may move until the next forward."""
+    """The providers of one rank, asked for objects and tensors. Each declares when its objects are read."""
 
     def __init__(
         self,
         providers: Sequence[StateProvider],
         *,
-        of_user: Sequence[StateProvider] = (),
         rank: int,
         world_size: int,
         align: int,
         copies: DeviceCopier = CUDA,
     ) -> None:
         self.providers = tuple(providers)
-        self.of_user = tuple(of_user)
         self._rank = rank
         self._world_size = world_size
         self._align = align
         self._copies = copies
-        self._reserve: list[Entry] = []
         self._plan: Plan | None = None
-        self._layout: Hashable = None
-        self._resting: Mapping[str, StoredAt] = _NONE
+        self._planned_for: tuple[Hashable, ...] = ()
+        self._stored = _NOTHING_STORED
         self._lists: dict[int, tuple[Hashable, Sequence[TensorItem]]] = {}
-        self._moments = Moments(self.providers)
-        self._offered: dict[str, StateProvider] = {}
+        self._buffers = BufferKeeper(self.providers)
 
-    def objects(self, moment: TransientState | None = None) -> list[PlacedObject]:
-        """This rank's objects as they are now, but for what `moment` has kept. UnsupportedError names what can't be stored."""
-        kept = {} if moment is None else {placed.encoded.name: placed for placed in moment.objects}
-        placed = dict(kept)
-        offered = {name: self._offered[name] for name in kept}
-        passing = self._moments.providers if moment is not None else ()
+    # Objects.
+
+    def read_objects(self, kept: TransientState | None = None) -> EncodedObjects:
+        """Encode this rank's objects as they are now, except those that `kept` has. UnsupportedError names an object
+        that can't be stored, or that two providers offer.
+        """
+        found: dict[str, PlacedObject] = {}
         for provider in self.providers:
-            if any(provider is one for one in passing):
-                continue
-            for name, found in self._ask(provider):
-                if name in offered and name not in kept:
+            known = None if kept is None else kept.objects.get(id(provider))
+            for placed in _encode(provider) if known is None else known:
+                name = placed.encoded.name
+                if name in found:
                     raise UnsupportedError(
                         f"two State Providers offer an object {name!r}: give one of them another name"
                     )
-                offered[name] = provider
-                placed.setdefault(name, found)
-        self._offered = offered
-        mine = [item for item in placed.values() if item.placement == "rank_local" or self._rank == 0]
-        self._reserve = object_entries(mine)
-        return mine
+                found[name] = placed
+        mine = [placed for placed in found.values() if placed.placement == "rank_local" or self._rank == 0]
+        return EncodedObjects(mine)
 
-    def latest(self, names: frozenset[str]) -> list[PlacedObject]:
-        """These objects, and the user's, as they are now."""
-        asked = [*self.of_user, *(provider for name, provider in self._offered.items() if name in names)]
-        return self._all_of(asked)
+    @property
+    def advances_until_next_forward(self) -> bool:
+        """True when some provider's objects are read at the next forward."""
+        return bool(self._reading("next_forward"))
 
-    def moment(self, step: int, *, keep: frozenset[str]) -> TransientState:
-        """What of the step that has just ended won't stay; `keep` names further objects that won't."""
-        asked = [*self._moments.providers, *(provider for name, provider in self._offered.items() if name in keep)]
-        return self._moments.take(step, self._witness(), self._all_of(asked))
+    def read_next_forward(self) -> list[PlacedObject]:
+        """Encode, as they are now, the objects that are read at the next forward."""
+        return [placed for provider in self._reading("next_forward") for placed in _encode(provider)]
 
-    def _witness(self) -> ChangeDetector:
-        """Of the tensors that were listed last: nothing is listed anew."""
-        return ChangeDetector([item for _, items in self._lists.values() for item in items if item.when == "lazy"])
+    # The state of a step that may be captured later.
 
-    def forget(self) -> None:
-        """Keep no plan: something has moved."""
-        self._lists.clear()
+    def keep(self, step: int) -> TransientState:
+        """Copy the state of the step that has just ended which does not stay until the next update."""
+        # The tensors that were listed last: listing them anew would cost more than the rest of this.
+        lazy = [item for _, items in self._lists.values() for item in items if item.when == "lazy"]
+        objects = {id(provider): _encode(provider) for provider in self._reading("step")}
+        return TransientState(step, ChangeDetector(lazy), self._buffers.keep(), objects)
 
-    def freeze(self, moment: TransientState, names: frozenset[str]) -> TransientState:
-        """The moment with these objects, and the user's, as they are now: what follows is not the step's any more."""
-        kept = [placed for placed in moment.objects if placed.encoded.name not in names]
-        return replace(moment, objects=[*kept, *self.latest(names)])
+    def keep_next_forward(self, kept: TransientState) -> TransientState:
+        """Return `kept` with the objects that are read at the next forward, as they are now."""
+        final = {id(provider): _encode(provider) for provider in self._reading("next_forward")}
+        return replace(kept, objects={**kept.objects, **final})
 
-    def offers(self, name: str) -> bool:
-        """Whether the state has an object of this name."""
-        return name in self._offered
+    def lost_buffers(self, kept: TransientState) -> list[str]:
+        """Return the buffers that have changed since `kept`, and were not copied."""
+        return self._buffers.lost(kept.buffers)
 
-    def lost(self, moment: TransientState) -> list[str]:
-        """The buffers that are not any more as they were at `moment`, nor kept."""
-        return self._moments.lost(moment)
+    # The plan.
 
-    def plan(self, moment: TransientState | None = None, *, resting: Mapping[str, StoredAt] = _NONE) -> Plan:
-        """The layout of this rank's file for the state as it is now, but for the buffers that `moment` has kept, and without
-        what is `resting`; its header has room for the objects as they were last.
+    def plan(
+        self,
+        objects: EncodedObjects,
+        *,
+        kept: TransientState | None = None,
+        stored: Mapping[str, StoredAt] = _NOTHING_STORED,
+    ) -> Plan:
+        """Return the layout of this rank's file for the state as it is now, with the buffers that `kept` has instead of
+        the live ones, and without the parts that are expected to be unchanged since they were `stored`. Its header has
+        room for `objects`.
         """
         listed = [self._listed(provider) for provider in self.providers]
         items = [item for _, of_provider in listed for item in of_provider]
-        layout = tuple(layout for layout, _ in listed)
-        if moment is not None and moment.buffers:
-            items = [_as_kept(item, moment) for item in items]
-            layout = ()
-        same = self._layout == layout and self._resting is resting
-        if self._plan is None or not same or not layout or not self._plan.has_room_for(self._reserve):
+        planned_for = tuple(fingerprint for fingerprint, _ in listed)
+        if kept is not None and kept.buffers.copies:
+            items = [_as_kept(item, kept) for item in items]
+            # Copies are new memory every time: such a plan is for one snapshot.
+            planned_for = ()
+        same = bool(planned_for) and self._planned_for == planned_for and self._stored is stored
+        if self._plan is None or not same or not self._plan.has_room_for(objects.entries):
             self._plan = make_plan(
                 items,
                 rank=self._rank,
                 world_size=self._world_size,
                 align=self._align,
-                reserve=self._reserve,
+                reserve=objects.entries,
                 copies=self._copies,
-                resting=resting,
+                stored=stored,
             )
-            self._layout, self._resting = layout, resting
+            self._planned_for, self._stored = planned_for, stored
         return self._plan
 
-    def fits(self, plan: Plan) -> bool:
-        """Whether the header of `plan` has room for the objects as they are by now."""
-        return plan.has_room_for(self._reserve)
+    def layout_hash(self) -> str:
+        """Return a hash of the name, kind, shape and dtype of every tensor that this rank writes, and of the world
+        size.
+
+        Everything is read and planned for it, so state that can't be captured is refused here, before there is a run;
+        the first snapshot uses the same plan.
+        """
+        plan = self.plan(self.read_objects())
+        rows = sorted((part.item.kind, part.item.name, list(part.item.shape), part.dtype) for part in plan.parts)
+        return native.checksum(canonical({"world_size": self._world_size, "parts": rows})).hex()
+
+    def forget_tensors(self) -> None:
+        """List all tensors anew for the next plan: some were created, moved or freed."""
+        self._lists.clear()
+
+    # Memory that the writer can't read where it is.
 
     def take(self, plan: Plan, writer: native.Writer) -> DeviceTake | None:
-        """Take at the step what the writer can't read where it is: host tensors are copied now, what a device has is to
-        be fed. SetupError when the staging memory can't be pinned.
+        """Copy host tensors that are not dense, and prepare to feed device tensors, None where there are none. To be
+        called at the step. SetupError when the staging memory can't be pinned.
         """
         for mirror in plan.mirrors:
             mirror.host.copy_(mirror.source)
@@ -141,32 +171,31 @@ class StateListing:
         return DeviceTake(parts, offsets, end=plan.data_end, writer=writer, copies=self._copies)
 
     def end(self, writer: native.Writer) -> None:
-        """Let the writer's staging memory go, before it is closed; every snapshot is finished or aborted."""
+        """Unpin the writer's staging memory before it is closed; every snapshot must be finished or aborted."""
         self._copies.unpin(writer)
 
+    def _reading(self, when: ReadAt) -> list[StateProvider]:
+        return [provider for provider in self.providers if read_at(provider) == when]
+
     def _listed(self, provider: StateProvider) -> tuple[Hashable, Sequence[TensorItem]]:
-        """What a provider lists, and a sign of it; asked again only where the layout has changed or can't be told."""
+        """Return the provider's fingerprint and tensors; it lists them only when the fingerprint has changed."""
         if not isinstance(provider, Fingerprinted):
             items = provider.tensors()
             return signature_of(items), items
         known = self._lists.get(id(provider))
         if known is None or known[0] != provider.fingerprint():
-            # In this order: what can't be listed is refused by name.
+            # Tensors before the fingerprint: state that can't be listed is refused by name there.
             items = provider.tensors()
             known = self._lists[id(provider)] = provider.fingerprint(), items
         return known
 
-    def _all_of(self, providers: Iterable[StateProvider]) -> list[PlacedObject]:
-        once = {id(provider): provider for provider in providers}
-        return [placed for provider in once.values() for _, placed in self._ask(provider)]
 
-    def _ask(self, provider: StateProvider) -> list[tuple[str, PlacedObject]]:
-        return [
-            (name, PlacedObject(encode_object(name, value), placement))
-            for name, (value, placement) in provider.objects().items()
-        ]
+def _encode(provider: StateProvider) -> list[PlacedObject]:
+    return [
+        PlacedObject(encode_object(name, value), placement) for name, (value, placement) in provider.objects().items()
+    ]
 
 
-def _as_kept(item: TensorItem, moment: TransientState) -> TensorItem:
-    kept = moment.buffers.get(item.name) if item.kind == "buffer" else None
-    return item if kept is None else replace(item, tensor=kept)
+def _as_kept(item: TensorItem, kept: TransientState) -> TensorItem:
+    copy = kept.buffers.copies.get(item.name) if item.kind == "buffer" else None
+    return item if copy is None else replace(item, tensor=copy)

@@ -1,5 +1,7 @@
-"""What of a step's state does not wait for the next update: the generators, the data loader's position, and buffers that
-forward changes. It is kept after every step, so that the step can still be captured later as it was.
+"""The part of a step's state that does not wait for the next update, kept so that the step can still be captured later.
+
+The generators, the data loader's position and the buffers change with the next batch. They are copied after every step
+that is not captured; everything else stays in the training's memory until the next update begins.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,61 +11,65 @@ import torch
 
 from capture.snapshot.change_detector import ChangeDetector
 from capture.snapshot.data_file import PlacedObject
-from capture.state.interface import StateProvider
-from capture.state.providers import Buffers, DataloaderPosition, ExtraState, RandomState
+from capture.state.interface import ChangedByForward, StateProvider
 
-__all__ = ["Moments", "TransientState"]
+__all__ = ["BufferKeeper", "KeptBuffers", "TransientState"]
 
 _SMALL_BYTES = 512 << 10
 """Smaller buffers are always kept: a batch norm writes its statistics without telling the version counter."""
 
-_Mark = tuple[int, int]
+_Version = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class KeptBuffers:
+    """Copies, by name, of the buffers that may change, and the identity and version of every buffer."""
+
+    copies: Mapping[str, torch.Tensor]
+    versions: Mapping[str, _Version]
 
 
 @dataclass(frozen=True, slots=True)
 class TransientState:
-    """The passing part of the state right after `step`. `buffers` are copies of those that may change; `weights` tells
-    whether what was to stay until the next update has stayed.
+    """The kept state of `step`. `objects` has the encoded objects of some providers, by the provider's id; `weights`
+    finds out whether the state that was to stay until the next update has stayed.
     """
 
     step: int
     weights: ChangeDetector
-    objects: Sequence[PlacedObject]
-    buffers: Mapping[str, torch.Tensor]
-    marks: Mapping[str, _Mark]
+    buffers: KeptBuffers
+    objects: Mapping[int, Sequence[PlacedObject]]
 
 
-class Moments:
-    """Takes the moments of a run, and learns on the way which buffers change."""
+class BufferKeeper:
+    """Copies the buffers of a run after its steps, and learns which of the large ones change at all."""
 
     def __init__(self, providers: Iterable[StateProvider]) -> None:
-        found = list(providers)
-        self.providers = tuple(one for one in found if isinstance(one, (DataloaderPosition, ExtraState, RandomState)))
-        self._buffers = [one for one in found if isinstance(one, Buffers)]
-        self._marks: dict[str, _Mark] = {}
+        self._providers = [one for one in providers if isinstance(one, ChangedByForward)]
+        self._versions: dict[str, _Version] = {}
         self._changing: set[str] = set()
 
-    def take(self, step: int, weights: ChangeDetector, objects: Sequence[PlacedObject]) -> TransientState:
-        """The moment of `step`, whose passing objects are `objects`."""
-        marks = self._look()
-        self._changing |= {name for name, mark in marks.items() if self._marks.get(name, mark) != mark}
-        self._marks = marks
-        kept = {
+    def keep(self) -> KeptBuffers:
+        """Copy the buffers that are small or were seen to change since an earlier call."""
+        versions = self._read_versions()
+        self._changing |= {name for name, now in versions.items() if self._versions.get(name, now) != now}
+        self._versions = versions
+        copies = {
             name: buffer.detach().clone()
-            for provider in self._buffers
+            for provider in self._providers
             for name, buffer in provider.live()
             if buffer.nbytes <= _SMALL_BYTES or name in self._changing
         }
-        return TransientState(step, weights, objects, kept, marks)
+        return KeptBuffers(copies, versions)
 
-    def lost(self, moment: TransientState) -> list[str]:
-        """The buffers that have changed since `moment` for the first time, so that nobody had kept a copy."""
-        now = self._look()
-        return [name for name, mark in moment.marks.items() if name not in moment.buffers and now.get(name) != mark]
+    def lost(self, kept: KeptBuffers) -> list[str]:
+        """Return the buffers that have changed since `kept` for the first time, so that there is no copy of them."""
+        now = self._read_versions()
+        return [name for name, then in kept.versions.items() if name not in kept.copies and now.get(name) != then]
 
-    def _look(self) -> dict[str, _Mark]:
+    def _read_versions(self) -> dict[str, _Version]:
         return {
             name: (id(buffer), -1 if buffer.is_inference() else buffer._version)
-            for provider in self._buffers
+            for provider in self._providers
             for name, buffer in provider.live()
         }

@@ -1,4 +1,4 @@
-"""Which writer a run uses: chosen before the first snapshot, said once where it is not the best there is, never swapped."""
+"""Chooses the writer of a run, before the first snapshot, and warns once if it is not the fastest; it never changes."""
 
 import resource
 import warnings
@@ -15,12 +15,12 @@ __all__ = ["ChosenWriter", "agree_on_writer"]
 
 LEAST_BLOCK_BYTES = 64 << 10
 
-_said: set[str] = set()
+_warned: set[str] = set()
 
 
 @dataclass(frozen=True, slots=True)
 class ChosenWriter:
-    """A writer, and what a run's facts say of it."""
+    """A writer, and its description for the run's facts."""
 
     writer: native.Writer
     facts: dict[str, Any]
@@ -63,7 +63,7 @@ def agree_on_writer(
 
 
 def _choose_settings(root: Path, *, backend: str | None, align: int) -> dict[str, Any]:
-    """Block size and depth for the file system of `root`, as JSON that all ranks take from rank 0."""
+    """Return block size and depth for the file system of `root`, as JSON that all ranks take from rank 0."""
     chosen = backend or ("posix" if native.probe_io_uring() else "io_uring")
     settings = settings_for(root, backend=chosen, align=align)
     return {"block_bytes": settings.block_bytes, "depth": settings.depth, "origin": settings.origin}
@@ -79,8 +79,8 @@ def _make_writer(
     file_system: dict[str, Any],
     quiet: bool,
 ) -> ChosenWriter:
-    """The writer of `backend`, by default io_uring where the host allows it. SetupError when it can't be made. What keeps
-    it from the best way is warned of once in a process, unless `quiet`, and stands in the facts.
+    """Make the writer of `backend`, by default io_uring where the host allows it. SetupError when it can't be made.
+    Anything that keeps it from the fastest way is warned of once in a process, unless `quiet`, and is in the facts.
     """
     notices = []
     chosen = backend
@@ -88,22 +88,23 @@ def _make_writer(
         reason = native.probe_io_uring()
         chosen = "posix" if reason else "io_uring"
         if reason:
-            notices.append(f"writing with POSIX threads, since io_uring is not to be had here: {reason}")
+            notices.append(f"writing with POSIX threads, since io_uring is not available here: {reason}")
     if not file_system["direct"]:
         notices.append(
-            f"writing through the page cache, since {root} is on {file_system['type']} without O_DIRECT: {file_system['reason']}"
+            f"writing through the page cache, since {root} is on {file_system['type']} without O_DIRECT: "
+            f"{file_system['reason']}"
         )
     align = max(int(file_system["place_align"]), LEAST_BLOCK_BYTES)
     writer = _writer(chosen, budget_bytes, faults, Settings(**settings), least_block_bytes=align)
     if chosen == "io_uring" and not writer.registered:
         limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
         notices.append(
-            f"every write pins its memory anew, since the limit of locked memory (RLIMIT_MEMLOCK, {limit} bytes) does not let the "
-            f"{budget_bytes} bytes of staging memory be registered; raise it with ulimit -l"
+            f"every write pins its memory anew, since the limit of locked memory (RLIMIT_MEMLOCK, {limit} bytes) does "
+            f"not let the {budget_bytes} bytes of staging memory be registered; raise it with ulimit -l"
         )
     if not quiet:
         for notice in notices:
-            _say(notice)
+            _warn_once(notice)
     facts = {
         "backend": writer.backend,
         "budget_bytes": writer.budget_bytes,
@@ -120,7 +121,7 @@ def _make_writer(
 def _writer(
     backend: str, budget_bytes: int, faults: native.Faults | None, settings: Settings, *, least_block_bytes: int
 ) -> native.Writer:
-    """With blocks as large as the settings say, or as the budget allows."""
+    """Make a writer with blocks as large as the settings say, or as the budget allows."""
     block_bytes = settings.block_bytes
     while True:
         try:
@@ -141,7 +142,7 @@ def _writer(
             raise SetupError(f"the {backend} writer with budget_bytes={budget_bytes} can't be made: {error}") from error
 
 
-def _say(notice: str) -> None:
-    if notice not in _said:
-        _said.add(notice)
+def _warn_once(notice: str) -> None:
+    if notice not in _warned:
+        _warned.add(notice)
         warnings.warn(notice, stacklevel=6)

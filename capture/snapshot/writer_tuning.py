@@ -1,4 +1,5 @@
-"""The block size and depth with which the writer is fastest on a file system: measured once, remembered for the account.
+"""The block size and depth with which the writer is fastest on a file system: measured once, remembered for the
+account.
 
 A setting other than the default must be clearly faster, so that noise does not choose.
 """
@@ -25,7 +26,7 @@ MIB = 1 << 20
 FILE_BYTES = 48 * MIB
 ROUNDS = 3
 MOST_S = 1.5
-"""A slow disk is left alone after this long: then the default stands."""
+"""Measuring a slow disk stops after this time, and the default is used."""
 
 CLEARLY = 1.10
 CANDIDATES = ((4 * MIB, 8), (1 * MIB, 8), (1 * MIB, 32), (2 * MIB, 16), (8 * MIB, 4), (8 * MIB, 8))
@@ -35,7 +36,7 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Bytes a second, until durable, of writing a new preallocated file: the median of all rounds."""
+    """The throughput of writing a new preallocated file until it is durable: the median of all rounds."""
 
     block_bytes: int
     depth: int
@@ -44,7 +45,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the writer is to use. `origin`: "measured", "remembered", or why the default stands unmeasured."""
+    """Block size and depth for a writer. `origin`: "measured", "remembered", or why the default is used unmeasured."""
 
     block_bytes: int
     depth: int
@@ -53,8 +54,8 @@ class Settings:
 
 
 def settings_for(folder: Path, *, backend: str, align: int) -> Settings:
-    """What was remembered for the file system of `folder`, else measured there now and remembered. Never fails because of
-    the memory: one that can't be read or written is said in `origin`.
+    """Return the settings remembered for the file system of `folder`; without any, measure there now and remember.
+    Never fails because of the memory: `origin` says when it can't be written.
     """
     known = _recall(folder, backend)
     return known if known is not None else measure_settings(folder, backend=backend, align=align)
@@ -84,7 +85,7 @@ def measure_settings(folder: Path, *, backend: str, align: int) -> Settings:
 
 
 def time_write(writer: native.Writer, path: Path, source: npt.NDArray[np.uint8], *, align: int) -> float:
-    """Seconds until `source`, whose address is a multiple of `align`, is durable in a new file."""
+    """Return the seconds until `source`, whose address is a multiple of `align`, is durable in a new file."""
     plan = native.WritePlan(
         offsets=np.array([align], np.uint64),
         addresses=np.array([source.ctypes.data], np.uint64),
@@ -97,7 +98,7 @@ def time_write(writer: native.Writer, path: Path, source: npt.NDArray[np.uint8],
     began = time.perf_counter()
     job = writer.start(plan, str(path))
     try:
-        while not job.wait(timeout_s=0.1):  # returns to Python, so that Ctrl-C is heard
+        while not job.wait(timeout_s=0.1):  # returns to Python, so that Ctrl-C works
             pass
         job.finish(header=bytes(align), trailer=b"")
     except BaseException:
@@ -107,7 +108,7 @@ def time_write(writer: native.Writer, path: Path, source: npt.NDArray[np.uint8],
 
 
 def _trials(scratch: Path, *, backend: str, align: int) -> tuple[Trial, ...]:
-    """Every candidate, interleaved; empty when the time is over before each had two turns."""
+    """Time all candidates, interleaved; return () when the time is over before each had two turns."""
     memory = np.full(FILE_BYTES + align, 0x5A, np.uint8)
     source = memory[-memory.ctypes.data % align :][:FILE_BYTES]
     seconds: dict[tuple[int, int], list[float]] = {candidate: [] for candidate in CANDIDATES}
@@ -147,7 +148,7 @@ def _recall(folder: Path, backend: str) -> Settings | None:
         trials = tuple(Trial(**trial) for trial in entry["trials"])
         chosen = (entry["block_bytes"], entry["depth"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        # Nothing there, or damaged: it is measured again, and written anew.
+        # No file, or a damaged one: the settings are measured again, and written anew.
         return None
     return Settings(*chosen, "remembered", trials) if chosen in CANDIDATES else None
 

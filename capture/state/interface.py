@@ -1,14 +1,25 @@
-"""The interface types of capture: what state there is, where it lives, how to put it back. Moves no bytes."""
+"""The interface types of capture: which state exists, where it is in memory, how to put it back. Moves no bytes."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import torch
 
+from catalog.errors import SetupError
 from catalog.records import Placement
 
-__all__ = ["Available", "Fingerprinted", "StateProvider", "TensorItem"]
+__all__ = ["Available", "ChangedByForward", "Fingerprinted", "ReadAt", "StateProvider", "TensorItem", "read_at"]
+
+ReadAt = Literal["before_update", "step", "next_forward"]
+"""When the objects of a State Provider belong to a step, as the provider itself declares in its attribute `read_at`:
+
+"next_forward": the loop advances them after the update, as a scheduler; they are read when the next training forward,
+    or the next update, begins.
+"step": they are read when the update has ended, after every step, because the next batch advances them (a generator) or
+    the resumed loop does (a scheduler that moves by epochs).
+"before_update": only an update changes them, so they can be read at any time until the next one begins.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -18,8 +29,8 @@ class TensorItem:
     `tensor` is dense memory (contiguous in some order of its own dimensions, flattened as stored) whose numel elements
     are `[start, start + numel)` of the logical tensor `name` of global `shape`. `when` says how long it may be read:
     "lazy" until the next barrier, "eager" only at the step itself (buffers, 0-dim state). `placement` "replicated"
-    items are offered whole by every rank; the plan gives each rank its share. `dtensor` is another tensor by which the
-    same memory is written, such as the DTensor around it.
+    items are offered whole by every rank; the plan gives each rank its share. `dtensor` is the DTensor around `tensor`,
+    through which the same memory can be written.
     """
 
     name: str
@@ -35,8 +46,8 @@ class TensorItem:
 
 @dataclass(frozen=True, slots=True)
 class Available:
-    """What a checkpoint offers to a provider before a restore: (kind, name) of its tensors with shape and dtype, and
-    its decoded objects.
+    """The content of a checkpoint, for providers that prepare a restore: (kind, name) of its tensors with shape and
+    dtype, and its decoded objects.
     """
 
     tensors: Mapping[tuple[str, str], tuple[tuple[int, ...], str]]
@@ -45,19 +56,21 @@ class Available:
 
 @runtime_checkable
 class StateProvider(Protocol):
-    """Says what state there is, where it lives, and how to put it back; moves no bytes.
+    """Lists state, says where it is in memory, and puts it back; moves no bytes.
 
-    The surface is just this because staging, layout, checksums and resharding are the same for all state. A provider of
-    objects only
-    returns () from `tensors`. Names must be unique within a kind over all providers of a session.
+    The surface is this small because staging, layout, checksums and resharding are the same for all state. A provider
+    of objects only returns () from `tensors`. Names must be unique within a kind over all providers of a session.
+
+    A provider may declare when its objects are read with an attribute or property `read_at` (see `ReadAt`); without one
+    they are read at the next forward.
     """
 
     def tensors(self) -> Sequence[TensorItem]:
-        """The fragments this rank holds now, as live references."""
+        """Return the fragments that this rank holds now, as live references."""
 
     def objects(self) -> Mapping[str, tuple[Any, Placement]]:
-        """Plain data to encode at the step: None, bool, int, float, str, bytes, list, tuple, dict, tensors and numpy
-        arrays. Called at every snapshot.
+        """Return plain data to encode: None, bool, int, float, str, bytes, list, tuple, dict, tensors and numpy arrays,
+        each under its name and with its placement. Called for every snapshot, when `read_at` says.
         """
 
     def prepare(self, available: Available) -> None:
@@ -74,7 +87,27 @@ class StateProvider(Protocol):
 
 @runtime_checkable
 class Fingerprinted(Protocol):
-    """What a State Provider has beside, so that a snapshot of an unchanged layout does not list its tensors again."""
+    """A State Provider that can tell cheaply that its tensors are the same, so that they are not listed again."""
 
     def fingerprint(self) -> Hashable:
-        """Quickly told, and equal to what it was as long as `tensors` would list the same memory in the same form."""
+        """Return a value that stays equal as long as `tensors` would list the same memory in the same form."""
+
+
+@runtime_checkable
+class ChangedByForward(Protocol):
+    """A State Provider of buffers, which a forward may change, so that a step's values must be kept by copies."""
+
+    def live(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield every buffer as it is now, under the name that `tensors` gives it."""
+
+
+def read_at(provider: StateProvider) -> ReadAt:
+    """Return when the objects of `provider` are to be read, "next_forward" where it declares nothing. SetupError for an
+    unknown value.
+    """
+    declared: Any = getattr(provider, "read_at", "next_forward")
+    if declared not in get_args(ReadAt):
+        allowed = ", ".join(map(repr, get_args(ReadAt)))
+        raise SetupError(f"{type(provider).__qualname__}.read_at is {declared!r}: it must be one of {allowed}")
+    known: ReadAt = declared
+    return known

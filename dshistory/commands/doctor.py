@@ -56,7 +56,7 @@ def doctor(folder: str | None = None, *, size_mib: int = 256) -> Report:
         folder: the folder of a history, existing or planned; default: the current history's, else the working directory
         size_mib: the amount to write and read for the rates, in MiB
     """
-    from capture.enable import DEFAULT_BUDGET_BYTES
+    from capture.defaults import DEFAULT_BUDGET_BYTES
     from capture.snapshot.writer_tuning import measure_settings
 
     place = _place(folder)

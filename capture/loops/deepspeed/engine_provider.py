@@ -6,7 +6,7 @@ A restore also discards partial gradients, because they belong to the state that
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from capture.state.interface import Available, TensorItem
+from capture.state.interface import Available, ReadAt, TensorItem
 from catalog.errors import MismatchError
 from catalog.records import Placement
 
@@ -21,6 +21,8 @@ class EngineState:
 
     A restore discards partial gradients, so that the training goes on as right after an optimizer step.
     """
+
+    read_at: ReadAt = "before_update"
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine

@@ -1,9 +1,8 @@
-"""Hooks into one DeepSpeed engine: instance-level, duck-typed, undone completely, and transparent when others wrap the
-same methods.
+"""The hooks on one DeepSpeed engine: on the instance, duck-typed, removed completely, and transparent when others wrap
+the same methods.
 """
 
 import functools
-import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -12,17 +11,18 @@ import torch
 from capture.loops.deepspeed.engine_provider import loss_scale
 from capture.loops.interface import Barrier, LoopEvents
 from capture.loops.module_hooks import Hook, hooks_on_loading, install
+from capture.loops.step_metrics import StepMetrics, loss_in
 
-__all__ = ["Meter", "attach", "attach_barrier", "wrap"]
+__all__ = ["attach", "attach_barrier", "wrap"]
 
 _MISSING = object()
 
 
 def wrap(owner: Any, name: str, around: Callable[..., Any]) -> Callable[[], None]:
-    """Make `owner.name(...)` call `around(inner, ...)`, on this instance only; returns what undoes it.
+    """Make `owner.name(...)` call `around(inner, ...)`, on this instance only; return a function that undoes it.
 
-    If somebody has wrapped the method again since, ours stays in the middle of theirs and only passes calls through
-    from then on.
+    If somebody has wrapped the method again since, this wrapper stays inside theirs and only passes calls through from
+    then on.
     """
     previous = vars(owner).get(name, _MISSING)
     inner = getattr(owner, name)
@@ -45,40 +45,43 @@ def wrap(owner: Any, name: str, around: Callable[..., Any]) -> Callable[[], None
     return undo
 
 
-class Meter:
-    """What a step is worth writing down: loss, learning rate, gradient norm, time. Never waits for the device."""
+class _EngineMetrics:
+    """The metrics of an engine's steps: loss, learning rate, gradient norm, loss scale, time. Never waits for the
+    device.
+    """
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
-        self._backward: list[torch.Tensor] = []
+        self._metrics = StepMetrics()
         self._forward: list[torch.Tensor] = []
         self._rate: float | torch.Tensor | None = None
-        self._began = time.perf_counter()
 
     def saw_backward(self, loss: Any) -> None:
-        """The argument of `engine.backward`, as the user passed it: before any scaling."""
+        """Take the argument of `engine.backward`, as the user passed it: before any scaling."""
         if isinstance(loss, torch.Tensor) and loss.numel() == 1:
-            self._backward.append(loss.detach().clone())
+            self._metrics.add_loss(loss)
 
     def saw_forward(self, output: Any) -> None:
-        """What forward returned: the loss of those who call `loss.backward()` themselves."""
-        loss = output if isinstance(output, torch.Tensor) else getattr(output, "loss", None)
-        if isinstance(loss, torch.Tensor) and loss.numel() == 1 and loss.requires_grad:
+        """Take the loss that forward returned, for loops that call `loss.backward()` themselves."""
+        if isinstance(output, torch.Tensor) and output.numel() == 1:
+            output = output.reshape(())
+        loss = loss_in(output)
+        if loss is not None:
             self._forward.append(loss.detach().clone())
 
     def saw_update(self) -> None:
-        """The learning rate of this update: afterwards the scheduler has moved on."""
+        """Take the learning rate of this update: afterwards the scheduler has advanced."""
         rates = self._engine.get_lr()
         self._rate = rates[0] if rates else None
 
     def take(self) -> Mapping[str, float | torch.Tensor]:
-        """The metrics of the step that has just ended; begins the next one."""
-        now = time.perf_counter()
-        metrics: dict[str, float | torch.Tensor] = {"step_time_s": now - self._began}
-        losses = self._backward or self._forward
-        if losses:
-            metrics["loss"] = torch.stack([loss.float().reshape(()) for loss in losses]).mean()
-        elif isinstance(getattr(self._engine, "agg_train_loss", None), torch.Tensor):
+        """Return the metrics of the step that has just ended; begin the next one."""
+        if not self._metrics.has_loss:
+            for loss in self._forward:
+                self._metrics.add_loss(loss)
+        self._forward = []
+        metrics = self._metrics.take()
+        if "loss" not in metrics and isinstance(getattr(self._engine, "agg_train_loss", None), torch.Tensor):
             metrics["loss"] = self._engine.agg_train_loss.detach().clone().mean()
         if self._rate is not None:
             metrics["lr"] = self._rate
@@ -88,29 +91,30 @@ class Meter:
         scale = loss_scale(self._engine)
         if scale is not None:
             metrics["loss_scale"] = scale
-        self._backward, self._forward, self._began = [], [], now
         return metrics
 
 
 def attach(engine: Any, events: LoopEvents) -> Callable[[], None]:
-    """Install every hook of `LoopEvents` on `engine`; returns the detacher, which may be called more than once."""
-    meter = Meter(engine)
+    """Install every hook of `LoopEvents` on `engine`; return an idempotent function that removes them."""
+    metrics = _EngineMetrics(engine)
 
     def due() -> None:
-        meter.saw_update()
+        metrics.saw_update()
         events.before_update()
 
     def hooks() -> Iterator[Callable[[], None]]:
         yield _before_update(engine.optimizer, due)
-        yield from _metrics(engine, meter)
-        yield from _steps(engine, events, meter)
+        yield from _metrics(engine, metrics)
+        yield from _steps(engine, events, metrics)
         yield from _accesses(engine, events)
 
     return install(hooks())
 
 
 def attach_barrier(engine: Any, barrier: Barrier) -> Callable[[], None]:
-    """Only the hooks before whatever writes the state; returns the detacher, which may be called more than once."""
+    """Install only the hooks before whatever writes the state; return a function that removes them, which may be called
+    again.
+    """
 
     def hooks() -> Iterator[Callable[[], None]]:
         yield _before_update(engine.optimizer, barrier.before_update)
@@ -132,26 +136,26 @@ def _before_update(optimizer: Any, due: Callable[[], None]) -> Callable[[], None
     return wrap(optimizer, "step", step)
 
 
-def _metrics(engine: Any, meter: Meter) -> Iterator[Callable[[], None]]:
+def _metrics(engine: Any, metrics: _EngineMetrics) -> Iterator[Callable[[], None]]:
     def backward(inner: Callable[..., Any], loss: Any, *args: Any, **kwargs: Any) -> Any:
-        meter.saw_backward(loss)
+        metrics.saw_backward(loss)
         return inner(loss, *args, **kwargs)
 
     def forward(module: Any, inputs: Any, output: Any) -> None:
         if engine.module.training:
-            meter.saw_forward(output)
+            metrics.saw_forward(output)
 
     yield wrap(engine, "backward", backward)
     yield engine.register_forward_hook(Hook(forward)).remove
 
 
-def _steps(engine: Any, events: LoopEvents, meter: Meter) -> Iterator[Callable[[], None]]:
+def _steps(engine: Any, events: LoopEvents, metrics: _EngineMetrics) -> Iterator[Callable[[], None]]:
     def step(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         before = engine.global_steps
         result = inner(*args, **kwargs)
         if engine.global_steps != before:
             applied = engine.was_step_applied()
-            events.after_step(applied=applied, metrics=meter.take())
+            events.after_step(applied=applied, metrics=metrics.take())
         return result
 
     yield wrap(engine, "train_batch" if engine.pipeline_parallelism else "step", step)
@@ -166,7 +170,8 @@ def _accesses(engine: Any, events: Barrier) -> Iterator[Callable[[], None]]:
     is_torch = isinstance(optimizer, torch.optim.Optimizer)
     yield from hooks_on_loading(engine.module, [optimizer] if is_torch else [], events)
     if not is_torch:
-        # On the optimizer, which engine.offload_states() and engine.reload_states() call: so is a direct call caught.
+        # On the optimizer, because engine.offload_states() and engine.reload_states() call it: a direct call is
+        # caught too.
         for name in ("load_state_dict", "offload_states", "reload_states"):
             if hasattr(optimizer, name):
                 yield wrap(optimizer, name, _guard(events, name))
@@ -189,7 +194,7 @@ def _closing(events: Barrier) -> Callable[..., Any]:
             events.closing()
             events.before_access("destroy")
         finally:
-            # What closing has to report must not keep an engine alive.
+            # A failure that closing reports must not keep the engine from being destroyed.
             inner(*args, **kwargs)
 
     return destroy

@@ -40,8 +40,8 @@ class DeepSpeedLoop:
     """The Loop of a DeepSpeed engine with ZeRO 0, 1, 2 or 3; a step is an optimizer step, applied or skipped on
     overflow.
 
-    UnsupportedError, by name, for configurations whose state changes between updates or lies where no tensor refers to
-    it.
+    Making one raises UnsupportedError, by name, for configurations whose state changes between updates, or is in memory
+    that no tensor refers to.
     """
 
     def __init__(self, engine: Any) -> None:
@@ -49,7 +49,7 @@ class DeepSpeedLoop:
         self._engine = engine
 
     def check_capturable(self) -> None:
-        """Nothing is left to check: what can't be captured was refused when this was made."""
+        """Do nothing: configurations that can't be captured were refused when this was made."""
 
     def step(self) -> int:
         return int(self._engine.global_steps)
@@ -68,9 +68,14 @@ class DeepSpeedLoop:
         else:
             providers.append(ZeroState(optimizer, engine.module, topology=_topology(engine)))
         if engine.lr_scheduler is not None:
-            providers.append(Stateful("lr_scheduler", engine.lr_scheduler))
-        # Last: it discards the gradients that belong to the state that was there before.
+            # The engine moves it within the step.
+            providers.append(Stateful("lr_scheduler", engine.lr_scheduler, read_at="before_update"))
+        # Last: it discards the gradients, which belong to the state before the restore.
         return [*providers, EngineState(engine)]
+
+    def may_skip_updates(self) -> bool:
+        """False: a step whose update was skipped on overflow ends with `after_step` too."""
+        return False
 
     def facts(self) -> Mapping[str, Any]:
         engine = self._engine
@@ -92,9 +97,10 @@ class DeepSpeedLoop:
 
 
 def engine_of(optimizer: Any) -> Any:
-    """The engine whose optimizer is inside Accelerate's wrapper; None for an optimizer that is not wrapped for an engine.
+    """Return the engine whose optimizer is inside Accelerate's wrapper; None for an optimizer that is not wrapped for
+    an engine.
 
-    Nothing that the Trainer tells a callback refers to the engine, so it is looked for among all objects.
+    Nothing that the Trainer passes to a callback refers to the engine, so it is looked for among all objects.
     """
     inner = getattr(optimizer, "optimizer", None)
     if inner is None:
@@ -141,7 +147,7 @@ def _refuse_unsupported(engine: Any) -> None:
 
 def _tensor_parallel_size(engine: Any) -> int:
     if isinstance(engine, PipelineEngine):
-        # The grid's model parallel groups go over the pipeline stages too; its slices do not.
+        # The grid's model parallel groups include the pipeline stages; its slices do not.
         return int(engine.grid.get_slice_parallel_world_size())
     sizes = [int(engine.autotp_size())]
     for name in ("get_tensor_model_parallel_world_size", "get_model_parallel_world_size"):
@@ -151,7 +157,7 @@ def _tensor_parallel_size(engine: Any) -> int:
 
 
 def _is_split(engine: Any) -> bool:
-    """Whether ranks hold different parameters."""
+    """Return whether ranks hold different parameters."""
     return bool(engine.has_moe_layers) or (isinstance(engine, PipelineEngine) and engine.num_stages > 1)
 
 

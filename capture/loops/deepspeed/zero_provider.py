@@ -29,7 +29,7 @@ from capture.loops.deepspeed.param_groups import (
 )
 from capture.loops.deepspeed.topology import Topology, merge_groups
 from capture.state.dtypes import torch_dtype
-from capture.state.interface import Available, TensorItem
+from capture.state.interface import Available, ReadAt, TensorItem
 from capture.state.optimizer_match import require_same_rule
 from capture.state.providers.tree import ModuleTree, tensor_marks
 from catalog.errors import MismatchError, RestoreError, SetupError, UnsupportedError
@@ -46,6 +46,8 @@ class ZeroState:
     this process does not have yet is created. State that the checkpoint does not have, because it was taken before the
     first update, is dropped.
     """
+
+    read_at: ReadAt = "before_update"
 
     def __init__(self, optimizer: Any, module: torch.nn.Module, *, topology: Topology | None) -> None:
         """`topology` is given where the ranks hold different parameters; making the provider is then a collective."""

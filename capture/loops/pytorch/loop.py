@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from capture.loops.interface import LoopEvents
 from capture.loops.pytorch.hooks import Pace, TorchHooks
-from capture.state.interface import StateProvider
+from capture.state.interface import ReadAt, StateProvider
 from capture.state.providers import (
     Buffers,
     Counters,
@@ -25,13 +25,13 @@ from catalog.errors import SetupError, UnsupportedError
 __all__ = ["Optimizers", "TorchLoop", "count_from"]
 
 _steps: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
-"""Steps of each optimizer: they outlive a session, so that a restore before `enable` sets them too."""
+"""The steps of each optimizer. They outlive a session, so that a restore before `enable` can set them."""
 
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
 
 
 class TorchLoop:
-    """The Loop of `module`; without an optimizer it can be restored, not captured. Of several optimizers the last one
+    """The Loop of `module`; without an optimizer it can be restored, not captured. The last one of several optimizers
     ends a step.
     """
 
@@ -44,17 +44,20 @@ class TorchLoop:
     def check_capturable(self) -> None:
         if not self._optimizers:
             raise SetupError("capturing a plain module needs its optimizer: capture.enable(model, optimizer=optimizer)")
-        # Every scheduler of torch leaves this mark in the groups it moves.
+        # Every scheduler of torch leaves this mark in the groups whose rate it sets.
         groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
         if self._scheduler is None and any("initial_lr" in group for group in groups):
             warnings.warn(
-                "the optimizer's learning rate is moved by a scheduler that is not captured, so a restore will not bring its state back: "
-                "pass capture.enable(..., scheduler=scheduler)",
+                "the optimizer's learning rate is moved by a scheduler that is not captured, so a restore will not "
+                "bring its state back: pass capture.enable(..., scheduler=scheduler)",
                 stacklevel=6,
             )
 
     def step(self) -> int:
         return _steps.get(self._optimizers[-1], 0) if self._optimizers else 0
+
+    def may_skip_updates(self) -> bool:
+        return self._scaler is not None
 
     def subjects(self) -> Sequence[Any]:
         return [unwrapped(self._module), *self._optimizers]
@@ -64,16 +67,16 @@ class TorchLoop:
 
     def providers(self) -> Sequence[StateProvider]:
         found: list[StateProvider] = [ModuleParameters(self._module), Buffers(self._module), ExtraState(self._module)]
-        names = _optimizer_names(self._optimizers)
         found += [
-            TorchOptimizer(one, self._module, name=name) for one, name in zip(self._optimizers, names, strict=True)
+            TorchOptimizer(one, self._module, name=f"optimizer.{i}" if i else "optimizer", read_at=self._rates_read_at)
+            for i, one in enumerate(self._optimizers)
         ]
         if self._optimizers:
             found.append(Counters(self._counters, self._set_counters))
         if self._scheduler is not None:
-            found.append(Stateful("lr_scheduler", self._scheduler))
+            found.append(Stateful("lr_scheduler", self._scheduler, read_at=self._rates_read_at))
         if self._scaler is not None:
-            found.append(Stateful("loss_scaler", self._scaler))
+            found.append(Stateful("loss_scaler", self._scaler, read_at="next_forward"))
         return found
 
     def facts(self) -> Mapping[str, Any]:
@@ -91,7 +94,6 @@ class TorchLoop:
             self._module,
             self._optimizers,
             self._pace(),
-            rates=frozenset({"lr_scheduler", *_optimizer_names(self._optimizers)}),
             count=self._count,
             events=events,
         )
@@ -99,6 +101,9 @@ class TorchLoop:
 
     def _pace(self) -> Pace:
         return Pace(self._scheduler, self._optimizers[-1])
+
+    def _rates_read_at(self) -> ReadAt:
+        return self._pace().read_at if self._optimizers else "before_update"
 
     def _count(self) -> None:
         _steps[self._optimizers[-1]] = self.step() + 1
@@ -113,12 +118,12 @@ class TorchLoop:
 
 
 def count_from(optimizer: Any, step: int) -> None:
-    """Number the steps of `optimizer` on from `step`, as the loop around it does."""
+    """Let the next step of `optimizer` be `step` + 1, as the loop around it counts."""
     _steps[unwrapped_optimizer(optimizer)] = step
 
 
 def _optimizers(given: Any) -> tuple[torch.optim.Optimizer, ...]:
-    """The optimizers in the order of their updates, out of the wrappers that others put around them."""
+    """Return the optimizers in the order of their updates, without the wrappers of other libraries."""
     several = () if given is None else given if isinstance(given, (list, tuple)) else (given,)
     found = []
     for optimizer in several:
@@ -127,10 +132,6 @@ def _optimizers(given: Any) -> tuple[torch.optim.Optimizer, ...]:
             raise UnsupportedError(f"optimizer: expected a torch.optim.Optimizer, got a {_qualified(optimizer)}")
         found.append(optimizer)
     return tuple(found)
-
-
-def _optimizer_names(optimizers: Sequence[torch.optim.Optimizer]) -> list[str]:
-    return [f"optimizer.{i}" if i else "optimizer" for i in range(len(optimizers))]
 
 
 def _qualified(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Updates by optimizers that the session was not told of: the barrier holds for them too, and it is said once."""
+"""Guards against optimizers that the session does not know: the barrier holds for their updates too, with a warning."""
 
 import warnings
 import weakref
@@ -16,8 +16,9 @@ __all__ = ["guard_foreign_updates"]
 def guard_foreign_updates(
     module: torch.nn.Module, last: torch.optim.Optimizer, *, known: Sequence[torch.optim.Optimizer], events: LoopEvents
 ) -> Callable[[], None]:
-    """Raise the barrier before any optimizer but `last` updates a parameter of `module`, and warn once of each that is
-    not among `known`, for a restore does not bring its state back. Returns what removes the guard.
+    """Wait at the barrier before any optimizer except `last` updates a parameter of `module`, and warn once of each
+    that is not among `known`, because a restore does not bring its state back. Return a function that removes the
+    guard.
     """
     shared: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
 
@@ -30,9 +31,9 @@ def guard_foreign_updates(
             shared[optimizer] = sum(id(parameter) in ours for group in groups for parameter in group["params"])
             if shared[optimizer] and not any(optimizer is one for one in known):
                 warnings.warn(
-                    f"a {type(optimizer).__qualname__} that is not captured updates {shared[optimizer]} parameters of the captured "
-                    "module: a restore will not bring its state back; pass capture.enable(..., optimizer=[...]) all optimizers in "
-                    "the order of their updates",
+                    f"a {type(optimizer).__qualname__} that is not captured updates {shared[optimizer]} parameters of "
+                    "the captured module: a restore will not bring its state back; pass capture.enable(..., "
+                    "optimizer=[...]) all optimizers in the order of their updates",
                     stacklevel=3,
                 )
         if shared[optimizer]:

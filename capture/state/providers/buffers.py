@@ -1,4 +1,4 @@
-"""The buffers of a module: they change during forward, so they are taken at once, and each rank keeps its own."""
+"""The buffers of a module: forward changes them, so they are read at the step itself, and each rank keeps its own."""
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from capture.state.dtensor import local_part, local_tensor
-from capture.state.interface import Available, TensorItem
+from capture.state.interface import Available, ReadAt, TensorItem
 from capture.state.providers.tree import ModuleTree, tensor_marks
 from capture.state.unwrap import logical_name
 from catalog.records import Placement
@@ -23,12 +23,14 @@ class Buffers:
     puts back those that the module has in the same shape, since a module may make them only when it first needs them.
     """
 
+    read_at: ReadAt = "before_update"
+
     def __init__(self, module: torch.nn.Module) -> None:
         self._tree = ModuleTree(module, of="buffers")
         self._restoring: Available | None = None
 
     def live(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every buffer as it is now, under the name that `tensors` gives it."""
+        """Yield every buffer as it is now, under the name that `tensors` gives it."""
         for name, buffer, _ in self._tree:
             yield name, local_tensor(buffer)
 

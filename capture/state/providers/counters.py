@@ -3,14 +3,16 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from capture.state.interface import Available, TensorItem
+from capture.state.interface import Available, ReadAt, TensorItem
 from catalog.records import Placement
 
 __all__ = ["Counters"]
 
 
 class Counters:
-    """Counters read by one function and put back by another; the same on every rank."""
+    """Counters that one function reads and another puts back; the same on every rank."""
+
+    read_at: ReadAt = "before_update"
 
     def __init__(self, read: Callable[[], Mapping[str, int]], write: Callable[[Mapping[str, int]], None]) -> None:
         self._read = read

@@ -1,11 +1,11 @@
-"""What modules say of themselves beside parameters and buffers: `get_extra_state`, as data."""
+"""The extra state of modules: what their `get_extra_state` returns, as data."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from capture.state.interface import Available, TensorItem
+from capture.state.interface import Available, ReadAt, TensorItem
 from capture.state.unwrap import logical_name, unwrapped
 from catalog.records import Placement
 
@@ -15,7 +15,11 @@ _OBJECT = "extra_state"
 
 
 class ExtraState:
-    """The extra state of every submodule that has one, by the submodule's name; each rank its own, as with buffers."""
+    """The extra state of every submodule that has one, by the submodule's name; each rank keeps its own, as with
+    buffers.
+    """
+
+    read_at: ReadAt = "step"
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._module = unwrapped(module)

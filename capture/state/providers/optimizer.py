@@ -5,7 +5,7 @@ kept as tensors shaped like their parameter; `other_kinds`, tensors of another s
 by name, the state that is no tensor; `globals`, the state that belongs to no parameter, tensors by value.
 """
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Literal
 
@@ -13,7 +13,7 @@ import torch
 
 from capture.state.dtensor import local_part
 from capture.state.dtypes import torch_dtype
-from capture.state.interface import Available, TensorItem
+from capture.state.interface import Available, ReadAt, TensorItem
 from capture.state.optimizer_match import require_same_rule
 from capture.state.providers.tree import ModuleTree, tensor_marks
 from catalog.errors import MismatchError, UnsupportedError
@@ -32,13 +32,27 @@ class TorchOptimizer:
     only once the bytes are there: one that is refused leaves the optimizer as it was.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, module: torch.nn.Module, *, name: str = "optimizer") -> None:
-        """`name` is that of the object: one optimizer of several has another."""
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        module: torch.nn.Module,
+        *,
+        name: str = "optimizer",
+        read_at: ReadAt | Callable[[], ReadAt] = "before_update",
+    ) -> None:
+        """`name` is the object's: each optimizer of several has another. `read_at` says when the object is read, whose
+        hyperparameters a scheduler may move after the update; a function is asked every time.
+        """
         self._optimizer = optimizer
         self._name = name
+        self._read_at = read_at
         self._tree = ModuleTree(module, of="parameters")
         self._restored: dict[torch.Tensor, dict[str, torch.Tensor]] | None = None
         self._shared: frozenset[str] = frozenset()
+
+    @property
+    def read_at(self) -> ReadAt:
+        return self._read_at() if callable(self._read_at) else self._read_at
 
     def tensors(self) -> Sequence[TensorItem]:
         return [
@@ -154,14 +168,14 @@ class TorchOptimizer:
         return {parameter: name for name, parameter, _ in self._tree}
 
     def _named(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The parameters that the optimizer updates, with their names."""
+        """Yield the parameters that the optimizer updates, with their names."""
         names = self._names()
         for index, group in enumerate(self._optimizer.param_groups):
             for parameter in group["params"]:
                 if parameter not in names:
                     raise UnsupportedError(
-                        f"param group {index} of the optimizer has a parameter of shape {tuple(parameter.shape)} that is not in the module, "
-                        "so it has no name; put it into the module that is captured"
+                        f"param group {index} of the optimizer has a parameter of shape {tuple(parameter.shape)} that "
+                        "is not in the module, so it has no name; put it into the module that is captured"
                     )
                 yield names[parameter], parameter
 
@@ -173,8 +187,8 @@ class TorchOptimizer:
             return
         if len(mine) != len(theirs):
             raise MismatchError(
-                f"the checkpoint has {len(theirs)} optimizer param groups, this optimizer {len(mine)}; build it with the same "
-                "groups: nothing was changed"
+                f"the checkpoint has {len(theirs)} optimizer param groups, this optimizer {len(mine)}; build it with "
+                "the same groups: nothing was changed"
             )
         index = next(index for index, pair in enumerate(zip(mine, theirs, strict=True)) if pair[0] != pair[1])
         only_here = sorted(set(mine[index]) - set(theirs[index]))[:3]
@@ -202,6 +216,8 @@ def _kind(key: str, name: str) -> str:
 
 
 def _place(value: torch.Tensor, key: str, group: Mapping[str, Any], parameter: torch.Tensor) -> torch.Tensor:
-    """Where torch's own optimizers keep a state tensor: `step` on the CPU unless the update runs wholly on the device."""
+    """Move a state tensor to the device where torch's own optimizers keep it: `step` on the CPU, unless the update runs
+    wholly on the parameter's device.
+    """
     on_device = key != "step" or group.get("capturable") or group.get("fused")
     return value.to(parameter.device) if on_device else value

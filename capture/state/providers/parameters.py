@@ -7,7 +7,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from capture.state.dtensor import drop_gathered, local_part, local_tensor, refuse_flat_parameters
-from capture.state.interface import Available, TensorItem
+from capture.state.interface import Available, ReadAt, TensorItem
 from capture.state.providers.tree import ModuleTree, tensor_marks
 from catalog.errors import UnsupportedError
 from catalog.records import Placement
@@ -19,6 +19,8 @@ class ModuleParameters:
     """Every parameter once, trained or frozen, as live references; tied ones under their first name, the others as
     aliases.
     """
+
+    read_at: ReadAt = "before_update"
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._tree = ModuleTree(module, of="parameters")
@@ -37,8 +39,8 @@ class ModuleParameters:
                 or value.is_meta
             ):
                 raise UnsupportedError(
-                    f"parameter {name!r} is a {type(parameter.data).__qualname__} of layout {value.layout} on {value.device}: "
-                    "only dense tensors can be captured, not sparse or meta ones"
+                    f"parameter {name!r} is a {type(parameter.data).__qualname__} of layout {value.layout} on "
+                    f"{value.device}: only dense tensors can be captured, not sparse or meta ones"
                 )
             part = local_part(parameter, what=f"parameter {name!r}")
             when: Literal["lazy", "eager"] = "eager" if id(parameter) in renormed else "lazy"
@@ -47,7 +49,7 @@ class ModuleParameters:
         return items
 
     def _renormed(self) -> set[int]:
-        """Parameters that forward writes to: embeddings with `max_norm`."""
+        """Return the ids of the parameters that forward writes to: embeddings with `max_norm`."""
         kinds = (torch.nn.Embedding, torch.nn.EmbeddingBag)
         modules = (module for module in self._tree.module.modules() if isinstance(module, kinds))
         return {id(module.weight) for module in modules if module.max_norm is not None}

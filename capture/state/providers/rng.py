@@ -7,14 +7,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from capture.state.interface import Available, TensorItem
+from capture.state.interface import Available, ReadAt, TensorItem
 from catalog.records import Placement
 
 __all__ = ["RandomState"]
 
 
 class RandomState:
-    """The four global generators, each rank its own. Must be the last provider: whatever runs after it may draw."""
+    """The four global generators; each rank keeps its own. Must be the last provider: any other may draw."""
+
+    read_at: ReadAt = "step"
 
     def tensors(self) -> Sequence[TensorItem]:
         return ()

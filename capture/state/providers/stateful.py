@@ -1,9 +1,9 @@
 """Any object with `state_dict` and `load_state_dict`: schedulers, scalers, data loaders, the user's own."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from capture.state.interface import Available, TensorItem
+from capture.state.interface import Available, ReadAt, TensorItem
 from capture.state.unwrap import unwrapped_loader
 from catalog.errors import MismatchError, UnsupportedError
 from catalog.records import Placement
@@ -12,20 +12,37 @@ __all__ = ["DataloaderPosition", "Stateful"]
 
 
 class Stateful:
-    """The state of one object under one name, stored as data by value at the step.
+    """The state of one object under one name, stored as data.
 
-    `target` has `state_dict()` and `load_state_dict(state)`, or is a dict, which is then restored in place. `placement`: "replicated" when all ranks
-    hold the same (rank 0 writes it), "rank_local" when each has its own.
+    target: has `state_dict()` and `load_state_dict(state)`, or is a dict, which is then restored in place
+    placement: "replicated" when all ranks hold the same (rank 0 writes it), "rank_local" when each has its own
+    read_at: "next_forward" when the loop updates the object after the optimizer, so that its state belongs to the step
+       as it is when the next forward or update begins; "step" when the next batch changes it, so that its state
+       belongs to the step as it is right after the optimizer; "before_update" when nothing but an update changes it.
+       A function is asked for one of these every time.
     """
 
-    def __init__(self, name: str, target: Any, *, placement: Placement = "replicated") -> None:
+    def __init__(
+        self,
+        name: str,
+        target: Any,
+        *,
+        placement: Placement = "replicated",
+        read_at: ReadAt | Callable[[], ReadAt] = "next_forward",
+    ) -> None:
         if not isinstance(target, dict) and not (hasattr(target, "state_dict") and hasattr(target, "load_state_dict")):
             raise UnsupportedError(
-                f"{name}: {type(target).__qualname__} has no state_dict and load_state_dict; wrap it in an object that has"
+                f"{name}: {type(target).__qualname__} has no state_dict and load_state_dict; wrap it in an object "
+                "that has"
             )
         self.name = name
         self._target = target
         self._placement: Placement = placement
+        self._read_at = read_at
+
+    @property
+    def read_at(self) -> ReadAt:
+        return self._read_at() if callable(self._read_at) else self._read_at
 
     def tensors(self) -> Sequence[TensorItem]:
         return ()
@@ -37,7 +54,8 @@ class Stateful:
     def prepare(self, available: Available) -> None:
         if available.objects and self.name not in available.objects:
             raise MismatchError(
-                f"the checkpoint has no object {self.name!r}, it has {', '.join(sorted(available.objects))}; leave it out here"
+                f"the checkpoint has no object {self.name!r}, it has {', '.join(sorted(available.objects))}; leave it "
+                "out here"
             )
 
     def finish(self, available: Available) -> None:
@@ -52,7 +70,7 @@ class Stateful:
 
 
 class DataloaderPosition(Stateful):
-    """The position of a data loader such as torchdata's StatefulDataLoader; each rank has its own.
+    """The position of a data loader such as torchdata's StatefulDataLoader; each rank keeps its own.
 
     A StatefulDataLoader that has not started makes its iterator, and draws a seed for it, when asked for its state; the
     `iter(dataloader)` that follows takes that iterator and draws nothing.
@@ -63,10 +81,11 @@ class DataloaderPosition(Stateful):
         if not (hasattr(self._inner, "state_dict") and hasattr(self._inner, "load_state_dict")):
             raise UnsupportedError(
                 f"dataloader: {type(dataloader).__qualname__} can't tell its position (no state_dict); use "
-                "torchdata.stateful_dataloader.StatefulDataLoader (with Accelerate: DataLoaderConfiguration(use_stateful_dataloader="
-                "True)), or leave dataloader= out and restore the position yourself"
+                "torchdata.stateful_dataloader.StatefulDataLoader (with Accelerate: "
+                "DataLoaderConfiguration(use_stateful_dataloader=True)), or leave dataloader= out and restore the "
+                "position yourself"
             )
-        super().__init__("dataloader", dataloader, placement="rank_local")
+        super().__init__("dataloader", dataloader, placement="rank_local", read_at="step")
 
     def finish(self, available: Available) -> None:
         super().finish(available)

@@ -1,4 +1,4 @@
-"""The named tensors of a module, walked again only when the tree of modules or what hangs in it has changed."""
+"""The named tensors of a module, walked again only when the tree of modules or the tensors in it have changed."""
 
 from collections.abc import Hashable, Iterator
 from itertools import chain
@@ -15,8 +15,8 @@ Named = tuple[str, torch.Tensor, tuple[str, ...]]
 
 
 class ModuleTree:
-    """The parameters, or the buffers, of the module inside `module`, each once: its first name, the tensor, and the names
-    it is tied to.
+    """Iterates over the parameters, or the buffers, of the module inside `module`, each once: its first name, the
+    tensor, and the further names it is tied to.
     """
 
     def __init__(self, module: torch.nn.Module, *, of: Literal["parameters", "buffers"]) -> None:
@@ -31,7 +31,7 @@ class ModuleTree:
         return iter(self._named)
 
     def shape(self) -> Hashable:
-        """Equal as long as the same tensors hang at the same names. Costs some 100 ns a tensor."""
+        """Return a value that stays equal as long as the same tensors have the same names. Costs 100 ns a tensor."""
         if self._now() != self._shape or not self._modules:
             self._modules = list(self.module.modules())
             self._named = list(self._walk())
@@ -64,7 +64,7 @@ class ModuleTree:
 
 
 def tensor_marks(tensors: list[torch.Tensor]) -> Hashable:
-    """Equal as long as the same tensor objects lie at the same places in the same form."""
+    """Return a value that stays equal as long as these tensor objects have the same memory in the same form."""
     local = local_tensors(tensors)
     return (
         tuple(map(id, tensors)),

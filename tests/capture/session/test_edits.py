@@ -31,7 +31,8 @@ def test_an_edit_while_it_is_read_fails_the_snapshot_by_name(history, edit):
     session = slow_session(model, optimizer, history)
     one_step(model, optimizer)
     edit(model)
-    session.before_access("the end")
+    with session.modify():
+        pass
     with pytest.raises(SnapshotError, match=r"step 1.*inner\.weight.*step 1.*session\.modify"):
         session.wait()
     session.close()
@@ -72,7 +73,8 @@ def test_version_counters_do_not_see_data_but_hashes_do(history):
     session = slow_session(model, optimizer, history, check="hash")
     one_step(model, optimizer)
     clamp_data(model)
-    session.before_access("the end")
+    with session.modify():
+        pass
     with pytest.raises(SnapshotError, match=r"model 'inner\.weight': written to"):
         session.wait()
     one_step(model, optimizer)

@@ -399,7 +399,7 @@ def test_a_row_that_can_not_be_written_is_reported_and_the_rest_goes_on(history)
 
     model, optimizer = make()
     session = capture.enable(model, optimizer=optimizer, every=1, history=history)
-    session._publisher.metrics(0, {"temperature": Unreadable(), "fine": 2.0})
+    session._committer.metrics(0, {"temperature": Unreadable(), "fine": 2.0})
     one_step(model, optimizer)
     with pytest.raises(SnapshotError, match=r"metric 'temperature' of step 0.*device is gone"):
         session.close()
@@ -530,3 +530,31 @@ def test_a_run_that_is_still_being_written_is_not_resumed(history):
         one_step(model, optimizer)
     with capture.enable(other, optimizer=its_optimizer, history=history, resume="auto"):
         assert_same(reference(other, its_optimizer), reference(model, optimizer))
+
+
+FOR_USERS = {"run", "history", "stats", "snapshot", "log", "tag", "wait", "modify", "close"}
+
+
+def test_the_public_names_of_a_session_are_those_for_users(history):
+    model, optimizer = make()
+    with capture.enable(model, optimizer=optimizer, history=history) as session:
+        assert {name for name in dir(session) if not name.startswith("_")} == FOR_USERS
+
+
+def test_a_session_is_shown_with_its_run_its_folder_and_its_state(history):
+    model, optimizer = make()
+    session = capture.enable(model, optimizer=optimizer, every=2, history=history)
+    one_step(model, optimizer)
+    one_step(model, optimizer)
+    session.wait()
+    assert repr(session) == (
+        f"<Session: run {session.run} in {session.history}, every 2 steps, 2 captured so far, open>"
+    )
+    session.close()
+    assert repr(session).endswith("2 captured so far, closed>")
+
+
+def test_an_interval_of_one_reads_well(history):
+    model, optimizer = make()
+    with capture.enable(model, optimizer=optimizer, every=1, history=history) as session:
+        assert ", every step, " in repr(session)

@@ -120,19 +120,19 @@ def test_only_what_is_committed_is_referred_to(history):
     model, optimizer, session = frozen(history)
     train(model, optimizer, session, 1)
     session.close()
-    plan = session._source.plan()
+    plan = session._listing.plan(session._listing.read_objects())
     committed: set[int] = set()
-    resting = Deduplicator(lambda step: step in committed)
+    deduplicator = Deduplicator(lambda step: step in committed)
     for step in range(3):
-        resting.published(_part(step, plan))
-    assert not resting.places
+        deduplicator.published(_part(step, plan))
+    assert not deduplicator.stored
     committed.add(2)
-    resting.published(_part(3, plan))
-    assert not resting.places, "one checkpoint alone says nothing"
+    deduplicator.published(_part(3, plan))
+    assert not deduplicator.stored, "one checkpoint alone says nothing"
     committed.add(3)
-    resting.published(_part(4, plan))
-    assert {place.file for place in resting.places.values()} == {"file of 3"}
-    assert "model/inner.weight" in resting.places
+    deduplicator.published(_part(4, plan))
+    assert {at.file for at in deduplicator.stored.values()} == {"file of 3"}
+    assert "model/inner.weight" in deduplicator.stored
 
 
 def _part(step: int, plan) -> Published:

@@ -12,7 +12,7 @@ from late_device import LateDevice, late_until_the_barrier, session_on, small_wr
 
 import capture
 import native
-from capture.session.session import MAX_PENDING, Session
+from capture.session.step_events import MAX_PENDING, StepEvents
 from capture.snapshot.change_detector import ChangeDetector
 from capture.snapshot.device_copies import Piece, coalesced
 from capture.snapshot.device_feed import DeviceTake
@@ -66,7 +66,7 @@ def test_snapshots_pile_up_behind_a_slow_disk_and_stay_apart(history, monkeypatc
 def test_without_the_barrier_the_same_training_is_torn(history, monkeypatch):
     device = LateDevice()
     late_until_the_barrier(device, monkeypatch)
-    monkeypatch.setattr(Session, "before_update", lambda self: None)
+    monkeypatch.setattr(StepEvents, "before_update", lambda self: None)
     monkeypatch.setattr(ChangeDetector, "changed", lambda self: [])
     with pytest.raises((AssertionError, CorruptError), match=r"torn|checksum"):
         train_and_compare(device, history, writer=small_writer())

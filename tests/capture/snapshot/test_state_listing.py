@@ -18,8 +18,7 @@ def source_of(model: Net, optimizer: torch.optim.Optimizer) -> StateListing:
 
 
 def plan_of(source: StateListing) -> Plan:
-    source.objects()
-    return source.plan()
+    return source.plan(source.read_objects())
 
 
 def replace_data(model: Net, optimizer: torch.optim.Optimizer) -> None:

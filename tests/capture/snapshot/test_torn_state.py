@@ -8,7 +8,7 @@ from capture_helpers import MIB, assert_same, committed_steps, faulty_session, m
 
 import capture
 import native
-from capture.session.session import Session
+from capture.session.step_events import StepEvents
 from capture.snapshot.change_detector import ChangeDetector
 from catalog.errors import CorruptError
 
@@ -44,7 +44,7 @@ def test_many_small_tensors(history, backend):
 
 def test_without_the_barrier_the_same_training_is_torn(history, monkeypatch):
     """The guard of the tests above: they would see it."""
-    monkeypatch.setattr(Session, "before_update", lambda self: None)
+    monkeypatch.setattr(StepEvents, "before_update", lambda self: None)
     monkeypatch.setattr(ChangeDetector, "changed", lambda self: [])
     with pytest.raises((AssertionError, CorruptError), match=r"torn|checksum"):
         train_and_compare(history, width=1500, steps=4, budget_bytes=10 * MIB, backend="posix")

@@ -32,7 +32,7 @@ def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def talkative(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process in which nothing has been said yet."""
-    monkeypatch.setattr(writer, "_said", set())
+    monkeypatch.setattr(writer, "_warned", set())
 
 
 def settings(folder: Path) -> writer_tuning.Settings:
@@ -92,7 +92,7 @@ def test_settings_that_were_never_offered_are_not_believed(tmp_path, memory):
     assert settings(tmp_path).origin == "measured"
 
 
-def test_a_memory_that_can_not_be_written_is_said(tmp_path, memory, monkeypatch):
+def test_a_memory_that_can_not_be_written_is_warned(tmp_path, memory, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert "can't be remembered" in settings(tmp_path).origin
@@ -134,7 +134,7 @@ def test_a_budget_for_no_block_is_refused_with_the_least_that_does(history):
         capture.enable(model, optimizer=optimizer, history=history, budget_bytes=4096)
 
 
-def test_a_file_system_without_o_direct_is_said_once_and_works(history, talkative, monkeypatch):
+def test_a_file_system_without_o_direct_is_warned_once_and_works(history, talkative, monkeypatch):
     """Told so by a test: since Linux 6.6 even tmpfs takes O_DIRECT."""
     probe = native.probe_file_system
     monkeypatch.setattr(
@@ -168,7 +168,7 @@ assert not session._writer.registered
 
 @pytest.mark.skipif(not IO_URING, reason="io_uring does not work here")
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv to give up the right to lock memory")
-def test_a_low_limit_of_locked_memory_is_said_and_works(history):
+def test_a_low_limit_of_locked_memory_is_warned_and_works(history):
     script = textwrap.dedent(LOCKED).format(tests=str(SUPPORT), history=str(history))
     command = [sys.executable, "-c", script]
     if os.getuid() == 0:
@@ -182,11 +182,11 @@ def test_a_low_limit_of_locked_memory_is_said_and_works(history):
     assert committed_steps(history, opened.current_run()) == [0, 1]
 
 
-def test_no_io_uring_is_said_and_posix_works(history, talkative, monkeypatch):
+def test_no_io_uring_is_warned_and_posix_works(history, talkative, monkeypatch):
     monkeypatch.setattr(native, "probe_io_uring", lambda: "forbidden by a test")
     model, optimizer = make()
     with (
-        pytest.warns(UserWarning, match="POSIX threads, since io_uring is not to be had here: forbidden by a test"),
+        pytest.warns(UserWarning, match="POSIX threads, since io_uring is not available here: forbidden by a test"),
         capture.enable(model, optimizer=optimizer, every=1, history=history) as session,
     ):
         one_step(model, optimizer)

@@ -1,0 +1,170 @@
+"""The life of the current step: from the update that makes it to the update that ends its time in memory.
+
+    FINAL ── update_begins ──▶ UPDATING ── update_ended ──▶ ENDED ── finalize_objects ──▶ FINAL
+      ▲                                                                                    │
+      └────────────────────────────────── the initial state ───────────────────────────────┘
+
+UPDATING  The optimizer is writing: the state is half old and half new, and belongs to no step.
+ENDED     The update is over. Tensors, and objects with `read_at = "step"`, have their values. Objects with
+          `read_at = "next_forward"` (a scheduler, a scaler, an average of the weights) may still advance.
+FINAL     All that belongs to the step has its value: the next training forward, the next update, or a call such as
+          `wait` or `modify` has begun. Generators, the data loader and buffers may be ahead of the step already.
+
+Beside that, a step that has ended is one of
+
+captured  `capture` was called with a snapshot that has begun. It is finished only when its objects are final: at once,
+          unless the step is ENDED.
+kept      It is not captured, but can be later, by `snapshot()` or `close`: `keep` has copied the state that does not
+          stay until the next update, and `require_unchanged` finds out whether the rest has stayed. Where an update may
+          be skipped without any event, objects advance after FINAL too; then they are kept when the step becomes FINAL.
+          Elsewhere they are read when the step is captured.
+neither   Keeping has failed, or nothing has ended yet: a late capture reads everything as it is then.
+
+A snapshot reads live memory beyond FINAL, until `release`: that is the barrier, which nothing that writes the state may
+pass before it returns.
+"""
+
+import enum
+import threading
+import warnings
+
+from capture.snapshot.snapshot import Snapshot
+from capture.snapshot.state_listing import StateListing
+from capture.snapshot.transient_state import TransientState
+from catalog.errors import SnapshotError
+from catalog.run_writer import RunWriter
+
+__all__ = ["CurrentStep"]
+
+
+class _Phase(enum.Enum):
+    UPDATING = enum.auto()
+    ENDED = enum.auto()
+    FINAL = enum.auto()
+
+
+class CurrentStep:
+    """The state machine of the current step. For the training thread, except `release`, which any thread may call.
+
+    may_skip_updates: objects that are read at the next forward may advance again without an update, when one is skipped
+    """
+
+    def __init__(self, listing: StateListing, run: RunWriter, *, may_skip_updates: bool) -> None:
+        self._listing = listing
+        self._run = run
+        self._may_skip_updates = may_skip_updates
+        self._phase = _Phase.FINAL
+        self._last_captured: int | None = None
+        self._kept: TransientState | None = None
+        self._unfinalized: Snapshot | None = None
+        self._unreleased: Snapshot | None = None
+        self._releasing = threading.Lock()
+
+    # Events.
+
+    def update_begins(self) -> None:
+        """The optimizer is about to write: finalize the step before, and return once nothing reads its memory."""
+        self.finalize_objects()
+        self.release()
+        self._phase = _Phase.UPDATING
+
+    def update_ended(self) -> None:
+        """The state is that of a new step."""
+        # No-op after `update_begins`; a loop that has not called it must not leave a snapshot waiting for ever.
+        self.finalize_objects()
+        self._phase = _Phase.ENDED
+        self._kept = None
+
+    def finalize_objects(self) -> None:
+        """ENDED becomes FINAL: read the objects that advance until the next forward. An error in reading them fails the
+        step's snapshot, not the training.
+        """
+        if self._phase is not _Phase.ENDED:
+            return
+        self._phase = _Phase.FINAL
+        snapshot, self._unfinalized = self._unfinalized, None
+        try:
+            if snapshot is not None:
+                snapshot.finalize_objects(self._listing.read_next_forward())
+            elif self._kept is not None and self._may_skip_updates:
+                self._kept = self._listing.keep_next_forward(self._kept)
+        except Exception as error:  # noqa: BLE001 - a user's provider may raise anything
+            # Without a snapshot the objects stay live: a late capture reads them, and reports the error.
+            if snapshot is not None:
+                snapshot.fail(error)
+
+    def release(self) -> None:
+        """The barrier: return once no snapshot reads live memory any more."""
+        with self._releasing:
+            if self._unreleased is not None:
+                self._unreleased.release()
+                self._unreleased = None
+
+    # Capturing.
+
+    @property
+    def is_updating(self) -> bool:
+        """True while an update is under way, or was when an exception ended it: the state belongs to no step."""
+        return self._phase is _Phase.UPDATING
+
+    def is_captured(self, step: int) -> bool:
+        """Return whether a snapshot of `step` was begun in this session."""
+        return step == self._last_captured
+
+    def capture(self, snapshot: Snapshot) -> None:
+        """`snapshot`, which has just begun to read the state, is that of the current step."""
+        self._last_captured, self._kept = snapshot.step, None
+        with self._releasing:
+            self._unreleased = snapshot
+        if self._phase is _Phase.ENDED:
+            self._unfinalized = snapshot
+            if not self._listing.advances_until_next_forward:
+                self.finalize_objects()
+        else:
+            snapshot.finalize_objects(())
+
+    def keep(self, step: int) -> None:
+        """Keep of `step`, which has just ended and is not captured, what a late capture could not read any more."""
+        try:
+            self._kept = self._listing.keep(step)
+        except Exception:  # noqa: BLE001 - a provider's failure: a late capture asks it again, and reports the error
+            self._kept = None
+
+    def kept(self, step: int) -> TransientState | None:
+        """Return what was kept of `step`."""
+        return self._kept if self._kept is not None and self._kept.step == step else None
+
+    def require_unchanged(self, kept: TransientState) -> None:
+        """Raise SnapshotError when weights or optimizer state are not those of the step any more. A large buffer that
+        has changed for the first time, so that there is no copy, only causes a warning and an entry in the journal.
+        """
+        changed = kept.weights.changed()
+        if changed:
+            raise SnapshotError(_too_late(kept, changed))
+        lost = self._listing.lost_buffers(kept)
+        if lost:
+            reason = f"buffers {', '.join(lost[:3])} have changed since the step for the first time"
+            self._run.journal.event("inexact", kept.step, reason=reason)
+            warnings.warn(f"step {kept.step} of run {self._run.run} is captured late: {reason}", stacklevel=5)
+
+    def warn_if_lost(self, step: int) -> bool:
+        """Return whether `step`, the last one, can't be captured any more; a warning and the journal then say so.
+
+        Weights that were loaded for an evaluation, or half an update, are no step at all, and no failure either.
+        """
+        kept = self.kept(step)
+        changed = [] if kept is None else kept.weights.changed()
+        if kept is None or not changed:
+            return False
+        reason = _too_late(kept, changed)
+        self._run.journal.event("not_captured", step, reason=reason)
+        warnings.warn(f"the last step of run {self._run.run} is not captured: {reason}", stacklevel=5)
+        return True
+
+
+def _too_late(kept: TransientState, changed: list[str]) -> str:
+    more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+    return (
+        f"step {kept.step} can't be captured any more: {', '.join(changed[:3])}{more} changed since; take a snapshot "
+        "before such a change"
+    )

@@ -1,0 +1,157 @@
+"""The events of a training loop, and the decision which steps become snapshots. Belongs to one session."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import torch
+
+import native
+from capture.loops.interface import Loop
+from capture.session.committer import Committer
+from capture.session.current_step import CurrentStep
+from capture.snapshot.change_detector import Check
+from capture.snapshot.failures import Failures
+from capture.snapshot.snapshot import Snapshot
+from capture.snapshot.state_listing import StateListing
+from catalog.run_writer import RunWriter
+
+__all__ = ["MAX_PENDING", "StepEvents"]
+
+MAX_PENDING = 4
+"""Snapshots on their way at once, before `on_full` decides."""
+
+
+class StepEvents:
+    """The LoopEvents of one session. Every method is for the training thread, except `before_access`.
+
+    Nothing that goes wrong with a snapshot reaches the training, except in `begin` and `snapshot_now`, which are asked
+    for one step and raise.
+
+    close: closes the session, when the loop ends its life
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        listing: StateListing,
+        *,
+        run: RunWriter,
+        writer: native.Writer,
+        committer: Committer,
+        failures: Failures,
+        every: int,
+        on_full: Literal["wait", "skip"],
+        check: Check,
+        close: Callable[[], None],
+    ) -> None:
+        self.current = CurrentStep(listing, run, may_skip_updates=loop.may_skip_updates())
+        self.skipped = 0
+        self.stalls_s: list[float] = []
+        self._loop = loop
+        self._listing = listing
+        self._run = run
+        self._writer = writer
+        self._committer = committer
+        self._failures = failures
+        self._every = every
+        self._on_full = on_full
+        self._check = check
+        self._close = close
+        self._due = False
+        self._stall_s = 0.0
+        self._thread = threading.get_ident()
+
+    # LoopEvents.
+
+    def before_update(self) -> None:
+        began = time.perf_counter()
+        self.current.update_begins()
+        self._stall_s += time.perf_counter() - began
+
+    def after_step(self, *, applied: bool, metrics: Mapping[str, float | torch.Tensor]) -> None:
+        began = time.perf_counter()
+        step = self._loop.step()
+        self.current.update_ended()
+        self._failures.warn()
+        if step % self._every == 0 or self._due:
+            # A step whose update was skipped is no new state: the next one that is applied is captured instead.
+            self._due = not applied
+            if applied:
+                self._try_capture(step)
+        if not self.current.is_captured(step):
+            self.current.keep(step)
+        self._stall_s += time.perf_counter() - began
+        self._committer.metrics(step, {**metrics, "applied": float(applied), "stall_s": self._stall_s})
+        self.stalls_s.append(self._stall_s)
+        self._stall_s = 0.0
+
+    def next_forward(self) -> None:
+        self.current.finalize_objects()
+
+    def before_access(self, what: str) -> None:
+        # Providers may be asked on the training thread only; the barrier holds for every thread.
+        if threading.get_ident() == self._thread:
+            self.current.finalize_objects()
+        self.current.release()
+
+    def layout_changed(self) -> None:
+        self._listing.forget_tensors()
+
+    def closing(self) -> None:
+        self._close()
+
+    # Snapshots.
+
+    def begin(self) -> None:
+        """Capture the state that the session begins with."""
+        self._capture(self._loop.step())
+
+    def snapshot_now(self) -> int:
+        """Capture the step that has just ended, unless it is captured; return its number."""
+        step = self._loop.step()
+        if not self.current.is_captured(step):
+            self.current.finalize_objects()
+            self._capture(step)
+        return step
+
+    def capture_last(self) -> None:
+        """Capture the step that has just ended, unless there is none: after an exception inside an update the state is
+        half new.
+        """
+        step = self._loop.step()
+        if self.current.is_updating or self.current.is_captured(step) or self.current.warn_if_lost(step):
+            return
+        self.current.finalize_objects()
+        self._try_capture(step)
+
+    def _try_capture(self, step: int) -> None:
+        try:
+            self._capture(step)
+        except Exception as error:  # noqa: BLE001 - a user's provider may raise anything, and no snapshot ends a training
+            self._committer.failed(step, error)
+            self._failures.warn()
+
+    def _capture(self, step: int) -> None:
+        self.current.release()
+        if self._committer.pending() >= MAX_PENDING:
+            if self._on_full == "skip":
+                self.skipped += 1
+                self._run.journal.event("skipped", step, reason=f"{MAX_PENDING} snapshots were still being written")
+                return
+            self._committer.wait_below(MAX_PENDING)
+        kept = self.current.kept(step)
+        if kept is not None:
+            self.current.require_unchanged(kept)
+        snapshot = Snapshot.start(
+            self._listing,
+            self._writer,
+            self._run,
+            step,
+            check=self._check,
+            stored=self._committer.stored,
+            kept=kept,
+        )
+        self.current.capture(snapshot)
+        self._committer.submit(snapshot)
