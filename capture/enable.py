@@ -170,8 +170,6 @@ def _make_history(root: Path, rank: int) -> None:
             raise SetupError(f"the history {root} can't be made: {error}") from error
 
 
-
-
 def _facts(loop: Loop, writer: ChosenWriter, every: int, on_full: str) -> dict[str, Any]:
     return {
         **loop.facts(),

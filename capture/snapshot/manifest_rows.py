@@ -33,7 +33,9 @@ class PlannedRows:
 
     def table(self, checksums: bytes, *, file: str) -> pa.Table:
         """Return the rows, with the checksums of the parts, CHECKSUM_BYTES each in the plan's order."""
-        digests = np.concatenate([np.frombuffer(checksums, np.uint8).reshape(-1, CHECKSUM_BYTES), self._digests_of_pads])
+        digests = np.concatenate(
+            [np.frombuffer(checksums, np.uint8).reshape(-1, CHECKSUM_BYTES), self._digests_of_pads]
+        )
         data = pa.py_buffer(np.ascontiguousarray(digests[self._order]))
         columns = {
             **self._columns,
