@@ -34,7 +34,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "session load deepspeed_checkpoints",
         "snapshot loops",
         "state",
-        "collectives defaults lazy_doors",
+        "collectives defaults exit_handler lazy_doors",
     ),
     "catalog": (
         "run_writer gc verify history references",
