@@ -1,4 +1,4 @@
-"""Cases of a plain PyTorch loop captured by two ranks: agreement, refusals, shared folders, resume."""
+"""Cases for a plain PyTorch loop captured by two ranks: agreement, refusals, shared folders, resume."""
 
 import threading
 import time
@@ -28,7 +28,7 @@ def make(*, seed: int = 5) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
 
 
 def refused(action) -> str:
-    """What `action` raised, which it must."""
+    """Return the message of the refusal that `action` must raise."""
     try:
         action()
     except REFUSALS as error:
@@ -102,7 +102,7 @@ def case_what_one_rank_refuses_all_refuse(folder: Path) -> None:
 
 
 class BreaksLater:
-    """State that can be stored when `enable` looks at it first, and on rank 1 not any more."""
+    """State that can be stored when `enable` first asks for it, but no longer on rank 1 after that."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -112,7 +112,7 @@ class BreaksLater:
         return {"value": print if self.asked > 1 and dist.get_rank() == 1 else 1}
 
     def load_state_dict(self, state: dict) -> None:
-        """Never asked."""
+        """Do nothing; no case restores this state."""
 
 
 def case_a_first_step_that_one_rank_can_not_take(folder: Path) -> None:
@@ -205,7 +205,7 @@ def case_errors_travel_and_nothing_hangs(folder: Path) -> None:
 
 
 def case_two_ranks_written_one_rank_restored(folder: Path) -> None:
-    """Rank 0 alone, as a process of one: what is replicated comes whole, what is local to a rank is rank 0's."""
+    """One process restores the whole of replicated state, and the rank-local state of rank 0."""
     opened = History.open(folder / "one")
     state = capture.restore(2, history=folder / "one")
     kinds = {extent.kind for extent in opened.extents(opened.resolve(2))} - {"header", "pad", "object", "object_tensor"}

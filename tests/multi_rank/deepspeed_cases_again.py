@@ -1,4 +1,4 @@
-"""Cases in new processes: what `deepspeed_cases_original` left is put back, and trains on to the same bits."""
+"""Cases in new processes: they restore what `deepspeed_cases_original` captured and train on to the same bits."""
 
 import math
 import os
@@ -35,11 +35,12 @@ def case_resume_bit_for_bit(folder: Path) -> None:
 
 
 def case_resume_auto_goes_on(folder: Path) -> None:
-    """A child run, from the newest checkpoint; and back to an earlier one in the live engine."""
+    """A child run continues from the newest checkpoint, and the live engine goes back to an earlier one."""
     from catalog.history import History
 
     world = int(os.environ["WORLD_SIZE"])
-    # Not an earlier stage: in a process that has had a ZeRO-3 engine, DeepSpeed computes `linear` in another way, for all engines.
+    # No earlier stage works here: once a process has had a ZeRO-3 engine, DeepSpeed computes `linear` differently for
+    # all engines.
     name = "stage-3"
     history = history_of(folder, name, world=world)
     losses, *saved = torch.load(note(folder, name), weights_only=False)
@@ -59,7 +60,7 @@ def case_resume_auto_goes_on(folder: Path) -> None:
 
 
 def case_another_world_size_and_stage(folder: Path) -> None:
-    """What the other world size wrote in one stage, into another stage here."""
+    """Restore a checkpoint of the other world size into an engine of another stage."""
     here = int(os.environ["WORLD_SIZE"])
     other = 3 - here
     for name, settings in FULL.items():

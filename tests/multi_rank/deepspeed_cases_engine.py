@@ -1,4 +1,4 @@
-"""Cases for DeepSpeed's save_checkpoint and load_checkpoint through the native writer, against the torch engine's results."""
+"""Cases that compare save_checkpoint and load_checkpoint through the native writer with DeepSpeed's torch engine."""
 
 import os
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ def native(engine: Any, **settings: Any) -> Any:
 
 
 def assert_equal(ours: Any, theirs: Any, path: str = "") -> None:
-    """Equal in type, value and, for tensors, bits."""
+    """Assert that both are equal in type and value; tensors are compared bit for bit."""
     assert type(ours) is type(theirs) or isinstance(ours, torch.Tensor), (path, type(ours), type(theirs))
     if isinstance(theirs, torch.Tensor):
         assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape), path
@@ -55,7 +55,7 @@ def state_files(folder: Path) -> list[Path]:
 
 
 def save_both_ways(engine: Any, folder: Path, **arguments: Any) -> tuple[Path, Path]:
-    """The same state through the torch engine and through ours: the folders, durable."""
+    """Save the same state with the torch engine and the native writer; return both folders once they are durable."""
     theirs, ours = folder / "torch", folder / "native"
     engine.save_checkpoint(str(theirs), **arguments)
     saver = native(engine)
@@ -105,7 +105,7 @@ def case_training_goes_on_as_from_torch(folder: Path) -> None:
 
 
 def after_loading(make: Any, where: Path, go_on: Any, **arguments: Any) -> dict[str, Any]:
-    """Load with the torch engine from its folder and with ours from ours; what each has then, and after three steps."""
+    """Load each folder with the engine that wrote it; return the state right after loading and after `go_on`."""
     seen: dict[str, Any] = {}
     for kind in ("torch", "native"):
         engine = make()
@@ -143,7 +143,7 @@ def case_parts_of_a_checkpoint_load_as_from_torch(folder: Path) -> None:
 
 def case_a_folder_of_torch_files_loads(folder: Path) -> None:
     for stage, dtype in [(1, "bf16"), (3, "fp32")]:
-        # "native" is a folder that the torch engine wrote, too.
+        # Here the "native" folder was written by the torch engine, too.
         where = folder / f"old-{stage}"
         if RANK == 0:
             where.mkdir()
@@ -235,7 +235,7 @@ def case_elastic_partitions(folder: Path) -> None:
         save_both_ways(engine, folder / f"elastic-{stage}")
         engine.destroy()
         make = lambda made=settings: make_engine(seed=9, **made)  # noqa: E731
-        # With torch's Adam that is all of it that DeepSpeed can load.
+        # With torch's Adam, DeepSpeed can't load the optimizer state of such a checkpoint.
         assert_alike(after_loading(make, folder / f"elastic-{stage}", go_on, load_optimizer_states=False))
 
 
@@ -266,11 +266,11 @@ def case_experts(folder: Path) -> None:
         assert_alike(after_loading(lambda s=stage: make_experts(ep_size=2, stage=s, seed=9), where, go_on))
 
 
-# Last: a pipeline leaves its grid behind in DeepSpeed's globals.
+# This case is last because a pipeline leaves its grid behind in DeepSpeed's globals.
 
 
 def case_pipelines(folder: Path) -> None:
-    # Not stage 0 in bf16: what its optimizer saves there DeepSpeed itself can not load.
+    # Stage 0 in bf16 is missing because DeepSpeed itself can't load what its optimizer saves there.
     for stage, dtype in [(1, "bf16"), (0, "fp32")]:
         where = folder / f"pipeline-{stage}-{dtype}"
         engine = make_pipeline(stages=2, stage=stage, dtype=dtype)

@@ -1,4 +1,4 @@
-"""Cases of one rank that loads what two ranks have saved in `deepspeed_cases_engine`."""
+"""Cases for one rank that loads what two ranks saved in `deepspeed_cases_engine`."""
 
 from pathlib import Path
 
@@ -10,7 +10,8 @@ from deepspeed_helpers import make_engine
 
 def case_fewer_ranks_load_what_torch_lets_them(folder: Path) -> None:
     for where, stage in (("same-0-bf16", 0), ("elastic-1", 1), ("elastic-2", 2), ("same-1-bf16", 1)):
-        make = lambda s=stage, w=where: make_engine(stage=s, seed=9, zero={"elastic_checkpoint": "elastic" in w})  # noqa: E731
+        elastic = {"elastic_checkpoint": "elastic" in where}
+        make = lambda s=stage, e=elastic: make_engine(stage=s, seed=9, zero=e)  # noqa: E731
         assert_alike(after_loading(make, folder / where, go_on, load_optimizer_states=stage == 0))
         assert_alike(after_loading(make, folder / where, go_on, load_module_only=True))
 

@@ -1,4 +1,4 @@
-"""Cases of leaving: a history as a checkpoint that DeepSpeed itself loads, and trains on from to the same bits."""
+"""Cases for exports: DeepSpeed itself loads a history as its own checkpoint, and trains on to the same bits."""
 
 import os
 from pathlib import Path
@@ -23,11 +23,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "1": {"stage": 1},
     "1-bf16": {"stage": 1, "data_types": {"grad_accum_dtype": "fp32"}},
     "2": {"stage": 2},
-    # Last: in a process that has had a ZeRO-3 engine, DeepSpeed computes `linear` in another way, for all engines.
+    # Stage 3 is last: once a process has had a ZeRO-3 engine, DeepSpeed computes `linear` differently for all engines.
     "3": {"stage": 3, "zero": {"sub_group_size": 500}},
     "3-fp32": {"stage": 3, "dtype": "fp32"},
 }
-# Of a run without sub-groups: an export has those of the run's own configuration.
+# The sub-groups of an export are those of the run's own configuration, so this target is a run without any.
 SETTINGS_OF_ANOTHER = {**SETTINGS, "3": {"stage": 3}}
 STEP, MORE = 3, 2
 WORLD, RANK = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
@@ -38,7 +38,7 @@ def history_of(folder: Path, name: str) -> Path:
 
 
 def captured(folder: Path, name: str) -> tuple[Eager, list[float], Eager]:
-    """A training captured at STEP: its state there, its losses afterwards and its state at the end."""
+    """Capture a training at STEP; return its state there, its losses afterwards and its final state."""
     engine = make_engine(**SETTINGS[name])
     with capture.enable(engine, every=STEP, history=history_of(folder, name)):
         train(engine, STEP)
@@ -51,7 +51,7 @@ def captured(folder: Path, name: str) -> tuple[Eager, list[float], Eager]:
 
 
 def export(folder: Path, name: str, out: Path, **options: Any) -> Path:
-    """By rank 0, for all."""
+    """Export on rank 0; return once the files exist for all ranks."""
     if RANK == 0:
         Explorer.open(history_of(folder, name)).export(STEP, out, **{"format": "deepspeed", **options})
     dist.barrier()
@@ -59,7 +59,9 @@ def export(folder: Path, name: str, out: Path, **options: Any) -> Path:
 
 
 def same_training(found: Eager, expected: Eager) -> None:
-    """Tensors, the optimizer's groups, the schedule and the counters; a checkpoint of DeepSpeed's has no generators."""
+    """Assert that tensors, optimizer groups, schedule and counters are equal. DeepSpeed's checkpoints have no
+    generators.
+    """
     assert_same(found.without_buffers(), expected.without_buffers())
     assert found.objects["lr_scheduler"] == expected.objects["lr_scheduler"]
     assert found.objects["loss_scaler"] == expected.objects["loss_scaler"]
@@ -97,7 +99,7 @@ def case_zero_to_fp32_finds_the_master_weights(folder: Path) -> None:
 
 
 def case_into_every_other_stage(folder: Path) -> None:
-    """What one stage wrote, exported for another, of the same precision."""
+    """Export what one stage wrote for another stage with the same precision."""
     for source, targets in {
         "2": ("0", "1", "3"),
         "3": ("1", "1-bf16", "2"),
@@ -128,7 +130,7 @@ def case_into_every_other_stage(folder: Path) -> None:
 
 
 def case_for_another_world_size(folder: Path) -> None:
-    """What one rank wrote, cut for two, into every stage."""
+    """Export what one rank wrote for two ranks, for every stage."""
     if WORLD == 1:
         return
     for name in ("2", "3"):
@@ -148,7 +150,9 @@ def case_for_another_world_size(folder: Path) -> None:
 
 
 def case_deepspeed_finds_its_own_loss_scalers(folder: Path) -> None:
-    """Stand-ins for classes of DeepSpeed's: what it unpickles is its own object, with all its attributes."""
+    """The export pickles stand-ins for DeepSpeed's classes, and DeepSpeed unpickles its own objects with all
+    attributes.
+    """
     state = {
         "dynamic": True,
         "scaler": {"cur_scale": 512.0, "cur_iter": 7, "last_overflow_iter": 3, "cur_hysteresis": 1},
@@ -177,7 +181,7 @@ def case_a_universal_checkpoint_goes_into_every_stage(folder: Path) -> None:
             mine = state_of(engine)
             assert mine.objects["counters"]["global_steps"] == STEP
             for (kind, name), tensor in mine.tensors.items():
-                # DeepSpeed itself loads no buffers and no frozen parameters from a universal checkpoint.
+                # DeepSpeed itself does not load buffers or frozen parameters from a universal checkpoint.
                 if kind != "buffer" and name != "place":
                     there = stored.get(kind, {}).get(name)
                     there = stored["model"][name] if there is None else there

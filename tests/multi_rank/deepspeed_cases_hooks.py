@@ -1,4 +1,6 @@
-"""Cases for the hooks: each event exactly once, before the first changed byte, and nothing left behind."""
+"""Cases for the hooks: each event is reported exactly once, before the first byte changes, and closing removes all
+hooks.
+"""
 
 import copy
 import os
@@ -16,7 +18,7 @@ from catalog.errors import SetupError
 
 
 class Recorder:
-    """LoopEvents that writes down what happened, and what the state was then."""
+    """LoopEvents that records every event, and the state at that time."""
 
     def __init__(self, loop: DeepSpeedLoop, *, copies: bool = False) -> None:
         self.said: list[str] = []

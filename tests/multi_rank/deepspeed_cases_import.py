@@ -1,4 +1,4 @@
-"""Cases of arriving: checkpoints that DeepSpeed itself saved, as a history that is searched, restored from and exported again."""
+"""Cases for imports: checkpoints that DeepSpeed saved become a history that is searched, restored and exported."""
 
 import os
 from pathlib import Path
@@ -24,7 +24,7 @@ def imported(folder: Path, name: str) -> Path:
 
 
 def case_what_deepspeed_saved_is_what_the_history_has_and_goes_on_from(folder: Path) -> None:
-    """One loop, with ZeRO-3 last: in a process that has had such an engine, DeepSpeed computes `linear` in another way."""
+    """ZeRO-3 is last in the loop: once a process has had such an engine, DeepSpeed computes `linear` differently."""
     for name in SETTINGS:
         middle, losses, last = saved_and_imported(folder, name)
         if name not in WITHOUT_NAMES:
@@ -33,7 +33,7 @@ def case_what_deepspeed_saved_is_what_the_history_has_and_goes_on_from(folder: P
 
 
 def saved_and_imported(folder: Path, name: str) -> tuple[Eager, list[float], Eager]:
-    """A training that saves twice: its state at the second, its losses afterwards, its state at the end."""
+    """Train and save twice; return the state at the second save, the losses afterwards and the final state."""
     saved = folder / f"saved-{name}-{WORLD}"
     engine = make_engine(**SETTINGS[name])
     states = {}
@@ -63,7 +63,7 @@ def compare(stored: dict[str, Any], state: Eager, name: str) -> None:
     compared = set()
     for (kind, key), tensor in state.tensors.items():
         if name in WITHOUT_NAMES and kind not in ("model", "buffer"):
-            continue  # without ZeRO, DeepSpeed's files do not say which parameter an optimizer's state belongs to
+            continue  # Without ZeRO, DeepSpeed's files do not say which parameter an optimizer's state belongs to.
         assert torch.equal(stored[kind][key], tensor), (name, kind, key)
         compared.add((kind, key))
     assert torch.equal(stored["model"]["head.weight"], stored["model"]["embed.weight"])

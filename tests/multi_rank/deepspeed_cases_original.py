@@ -1,6 +1,7 @@
-"""Cases of the original training: captured for real, and copied eagerly at the steps that others will compare with.
+"""Cases that capture the original training, with eager copies of the steps that later processes compare with.
 
-Each leaves in the folder a history, and per rank what `deepspeed_cases_again` must find again in new processes.
+Each case leaves a history in the folder, and for each rank the state that `deepspeed_cases_again` must restore in new
+processes.
 """
 
 import os
@@ -54,7 +55,9 @@ def case_original_trainings(folder: Path) -> None:
 
 
 def case_torn_snapshots(folder: Path) -> None:
-    """A slow writer, a snapshot at every step, updates that come early: every checkpoint equals the eager copy of its step."""
+    """With a slow writer, a snapshot at every step and early updates, every checkpoint equals the eager copy of its
+    step.
+    """
     import native
 
     for stage in (2, 3):

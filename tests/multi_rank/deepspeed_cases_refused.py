@@ -1,7 +1,8 @@
-"""Cases for what `enable` refuses: by name, before anything is written, and leaving the engine able to train.
+"""Cases for configurations that `enable` refuses: the error names the configuration, nothing is written, the engine can
+train.
 
-REFUSED is a literal: docs/coverage.md is made from it. An engine of most of these can't be started without a GPU or NVMe; so what DeepSpeed
-reads of its configuration is answered as it would be there, on a real engine.
+REFUSED is a literal, because docs/coverage.md is made from it. Most of these engines can't be started without a GPU or
+NVMe, so the cases use a real engine and replace what DeepSpeed reads of its configuration.
 """
 
 from pathlib import Path
@@ -16,7 +17,7 @@ from capture.loops.deepspeed.loop import DeepSpeedLoop
 from catalog.errors import UnsupportedError
 
 REFUSED: list[tuple[str, str, str]] = [
-    # The configuration, how the message begins, what of the engine says so.
+    # Each entry has the configuration, the beginning of the message, and the engine attributes that are replaced.
     ("`zero_optimization.zenflow`", "ZenFlow (it updates in another process)", "zenflow"),
     ("`offload_optimizer.super_offload`", "SuperOffload (it updates during backward)", "super_offload"),
     ("`offload_optimizer.device: nvme`", "optimizer state swapped to NVMe", "zero_offload_optimizer"),
@@ -82,7 +83,7 @@ def case_partial_offload_for_real(folder: Path) -> None:
 
 
 def case_an_unknown_optimizer_wrapper(folder: Path) -> None:
-    """Whatever class another DeepSpeed puts around an optimizer, such as the one of MiCS, is refused until it is known."""
+    """An optimizer wrapper of another DeepSpeed version, such as the one of MiCS, is refused until it is supported."""
     engine = make_engine(stage=2)
     known = type(engine.optimizer)
     engine.optimizer.__class__ = type("MiCS_Optimizer", (known,), {})

@@ -1,4 +1,6 @@
-"""State of every world size and ZeRO stage, written for the others to read; and what one state becomes in all of them."""
+"""Cases that write the state of every world size and ZeRO stage for others to read, and restore one state in all of
+them.
+"""
 
 import os
 from pathlib import Path
@@ -34,7 +36,7 @@ def case_write(folder: Path) -> None:
 
 @covers("fp32 master weights into bf16 engines: ZeRO 0, 1, 2, 3")
 def case_another_precision_takes_the_master_weights(folder: Path) -> None:
-    """fp32 weights into a bf16 engine: the low-precision weights are derived, as after an update."""
+    """When fp32 weights are restored into a bf16 engine, the low-precision weights are derived as after an update."""
     written, tensors, objects = torch.load(folder / f"{os.environ['WORLD_SIZE']}-4.pt", weights_only=False)
     assert written == {"stage": 1, "dtype": "fp32"}
     for settings in STAGES:
@@ -51,7 +53,7 @@ def case_another_precision_takes_the_master_weights(folder: Path) -> None:
 
 
 def without_frozen() -> torch.nn.Module:
-    """A frozen parameter has no master weights that another precision could be derived from."""
+    """Leave out the frozen parameter: it has no master weights from which another precision could be derived."""
     model = TinyGPT()
     del model.place
     return model
@@ -59,7 +61,7 @@ def without_frozen() -> torch.nn.Module:
 
 @covers("statistics and sketches are the same from world sizes 1, 2, 4 and ZeRO 0, 1, 2, 3, bf16")
 def case_one_state_captured_by_every_world_and_stage(folder: Path) -> None:
-    """The same state in every engine; that the histories agree is for a reader of all of them to tell."""
+    """Capture the same state in every engine; `test_deepspeed_reshard` compares the histories."""
     _, tensors, objects = torch.load(folder / "4-0.pt", weights_only=False)
     for number, settings in enumerate(STAGES):
         history = folder / f"same-{os.environ['WORLD_SIZE']}-{number}"

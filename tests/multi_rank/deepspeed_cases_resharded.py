@@ -1,4 +1,4 @@
-"""What every world size and ZeRO stage wrote, read under each other: equal logical tensors, and a training that goes on."""
+"""Cases that read what every world size and ZeRO stage wrote: equal logical tensors, and a training that continues."""
 
 import math
 from pathlib import Path
@@ -14,7 +14,7 @@ from capture.loops.deepspeed.loop import DeepSpeedLoop
 
 @covers("resharding: world sizes 1, 2, 4 and ZeRO 0, 1, 2, 3, every pair, bf16 and fp32")
 def case_read_every_world_and_stage(folder: Path) -> None:
-    """All that was written, one after the other into one engine of each stage: the first into a fresh one."""
+    """Restore every history into one engine of each stage, one after the other; the first into a fresh engine."""
     written = [torch.load(path, weights_only=False) for path in sorted(folder.glob("*-*.pt"))]
     assert len(written) == 3 * (len(STAGES) + len(FP32))
     for number, settings in enumerate([*STAGES, *FP32]):
@@ -47,6 +47,6 @@ def check_equal(mine: Eager, stored: Eager) -> None:
 
 
 def steps(eager: Eager) -> set[float]:
-    """The number of updates: plain torch has it for each parameter, ZeRO for each group."""
+    """Return the number of updates, which plain torch keeps for each parameter and ZeRO for each group."""
     shared = eager.objects["optimizer"]["state"].get("step", [])
     return {float(t) for (kind, _), t in eager.tensors.items() if kind == "step"} | {float(step) for step in shared}

@@ -1,4 +1,4 @@
-"""Cases for what happens while a checkpoint is being written: early updates, failing disks, `latest`, closing."""
+"""Cases for events while a checkpoint is being written: early updates, failing disks, `latest`, closing."""
 
 import errno
 import os
@@ -31,7 +31,10 @@ def torch_file(path: Path) -> Any:
 
 
 def updates_while_it_is_written(engine: Any, go_on: Callable[[int], object], folder: Path) -> int:
-    """Save with a slow writer, update at once; every file must be as the torch engine's of the same moment. The bytes read late."""
+    """Save with a slow writer and update at once; assert that every file equals the torch engine's file of the save.
+
+    Return the number of bytes that were read late.
+    """
     go_on(2)
     engine.save_checkpoint(str(folder / "torch"), tag="a")
     saver = native(engine, budget_bytes=1 << 20, backend="posix", faults=Faults(delay_us=SLOW))
@@ -50,7 +53,7 @@ def case_early_updates_tear_nothing(folder: Path) -> None:
     for stage, dtype in [(0, "fp32"), (0, "bf16"), (1, "bf16"), (2, "fp32"), (3, "bf16")]:
         engine = make_engine(model=WideGPT, stage=stage, dtype=dtype)
         late = updates_while_it_is_written(engine, lambda n, e=engine: train(e, n), folder / f"early-{stage}-{dtype}")
-        # Not for nothing: what is large is really read while the training goes on.
+        # The test is meaningful only if large tensors are really read while the training continues.
         assert late > (5 << 20 if stage or RANK == 0 else -1), (stage, dtype, late)
 
 
@@ -114,7 +117,7 @@ def case_a_full_disk_leaves_latest_where_it_was(folder: Path) -> None:
     saver = native(engine)
     engine.save_checkpoint(str(where), tag="old")
     saver.wait()
-    # The disk of one rank only: the other one's part is whole, and still the checkpoint is none.
+    # Only the disk of one rank fails. The part of the other rank is complete, but there must be no checkpoint.
     full = Faults(fail_after=0, errno=errno.ENOSPC) if RANK == 1 else None
     saver = native(engine, backend="posix", faults=full)
     engine.save_checkpoint(str(where), tag="new")
@@ -146,7 +149,7 @@ def case_a_file_that_can_not_be_made_is_a_failed_save(folder: Path) -> None:
     engine = make_engine(stage=3)
     saver = native(engine)
     engine.save_checkpoint(str(folder / "made"), tag="a")
-    # A file where the tag's folder should be.
+    # A file takes the place of the tag's folder.
     if RANK == 0:
         (folder / "made" / "b").touch()
     deepspeed.comm.barrier()
@@ -166,7 +169,7 @@ def case_many_saves_are_on_their_way_at_once(folder: Path) -> None:
         train(engine, 1)
         engine.save_checkpoint(str(folder / "many"), save_latest=step != 3)
         expected.append(engine.optimizer.single_partition_of_fp32_groups[0].detach().clone())
-    engine.save_checkpoint(str(folder / "many"), tag="global_step1")  # over a checkpoint that may still be on its way
+    engine.save_checkpoint(str(folder / "many"), tag="global_step1")  # A save under this tag may still be in progress.
     saver.wait()
     deepspeed.comm.barrier()
     assert (folder / "many" / "latest").read_text() == "global_step1"
@@ -272,7 +275,7 @@ def updates_while_it_is_written_beside(engine: Any, folder: Path) -> None:
     engine.checkpoint_engine.close()
 
 
-# Last: a pipeline leaves its grid behind in DeepSpeed's globals.
+# This case is last because a pipeline leaves its grid behind in DeepSpeed's globals.
 
 
 def case_pipelines_reach_the_barrier(folder: Path) -> None:

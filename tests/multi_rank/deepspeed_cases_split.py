@@ -1,4 +1,4 @@
-"""Cases where ranks hold different parameters: pipeline stages with a tied layer, experts. Captured for real."""
+"""Cases in which ranks hold different parameters, captured for real: pipeline stages with a tied layer, and experts."""
 
 import math
 import os
@@ -23,7 +23,7 @@ from capture.loops.deepspeed.loop import DeepSpeedLoop
 from catalog.errors import UnsupportedError
 from catalog.history import History
 
-# Experts first: a pipeline leaves its grid behind in DeepSpeed's globals, which experts would then be laid out on.
+# Experts are first: a pipeline leaves its grid behind in DeepSpeed's globals, and experts would be placed on it.
 
 
 class WithExperts(TinyGPT):

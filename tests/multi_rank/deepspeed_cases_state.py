@@ -1,4 +1,4 @@
-"""Cases for the DeepSpeed provider: every fragment is where it says, and what is put back trains on bit for bit."""
+"""Cases for the DeepSpeed provider: every fragment has the stated address, and restored state trains on bit for bit."""
 
 import os
 from pathlib import Path
@@ -26,7 +26,7 @@ def zero_state(engine: Any) -> ZeroState:
 
 
 def check_resume(**settings: Any) -> None:
-    """Train, go back, train again: in place, in a fresh engine, and from a state before the first update."""
+    """Train, restore and train again: in place, in a fresh engine, and from a state before the first update."""
     engine = make_engine(**settings)
     torch.manual_seed(11 + int(os.environ["RANK"]))
     state = providers(engine)
@@ -120,9 +120,10 @@ def case_momentum_of_sgd(folder: Path) -> None:
 
 
 def check_names(engine: Any, eager: Eager) -> None:
-    """What DeepSpeed itself says of each parameter."""
+    """Assert that DeepSpeed's own API returns the same tensor for each parameter."""
     if hasattr(engine.optimizer, "_lazy_init_hp_params_optimizer_state"):
-        # With several param groups DeepSpeed links after the first one, when the others have no state yet.
+        # With several param groups, DeepSpeed links the parameters after the first group, when the others have no state
+        # yet.
         engine.optimizer._hp_optimizer_states_linked = False
         engine.optimizer._lazy_init_hp_params_optimizer_state()
     compared = 0
@@ -156,7 +157,7 @@ def case_names_are_deepspeeds_own(folder: Path) -> None:
 
 @covers("`round_robin_gradients`: ZeRO 2")
 def case_round_robin_gradients(folder: Path) -> None:
-    """DeepSpeed's own mapping is wrong here with several ranks: the low-precision weights say what is right."""
+    """DeepSpeed's own mapping is wrong here with several ranks; the low-precision weights show the right one."""
     check_resume(stage=2, zero={"round_robin_gradients": True})
     engine = make_engine(stage=2, zero={"round_robin_gradients": True})
     train(engine, 3)
@@ -182,7 +183,7 @@ def case_kinds_and_aliases(folder: Path) -> None:
 
 
 def case_a_partition_is_one_memory_run(folder: Path) -> None:
-    """Neighbouring fragments touch, so that a plan can make one run of a flat partition."""
+    """Neighbouring fragments are adjacent in memory, so that a plan can combine a flat partition into one run."""
     for stage in (1, 3):
         engine = make_engine(stage=stage, groups=False, model=lambda: TinyGPT(tied=False))
         train(engine, 1)
@@ -195,7 +196,7 @@ def case_a_partition_is_one_memory_run(folder: Path) -> None:
 
 
 def case_padding_is_not_state(folder: Path) -> None:
-    """Poisoned tails of the flat partitions change nothing, and are never captured."""
+    """Poisoned tails of the flat partitions change nothing and are never captured."""
     for stage in (1, 2, 3):
         engine = make_engine(stage=stage)
         state = providers(engine)
@@ -215,7 +216,7 @@ def case_padding_is_not_state(folder: Path) -> None:
 
 
 def poison_padding(engine: Any, provider: Any) -> int:
-    """NaN into every element of the optimizer's flats that no fragment names; how many there were."""
+    """Write NaN to every element of the optimizer's flat tensors that no fragment names; return their number."""
     poisoned = 0
     for flat in provider._flats():
         for value in (flat.tensor, *engine.optimizer.optimizer.state[flat.tensor].values()):
@@ -286,7 +287,7 @@ def case_other_optimizer_state_is_refused(folder: Path) -> None:
     train(other, 1)
     with pytest.raises(MismatchError, match=r"Adam.*SGD.*nothing was changed"):
         zero_state(other).prepare(available)
-    # The same rule with another state.
+    # Now the class is the same, but the state tensors differ.
     available.objects["optimizer"]["class"] = "torch.optim.sgd.SGD"
     with pytest.raises(MismatchError, match=r"exp_avg.*momentum_buffer"):
         zero_state(other).prepare(available)

@@ -1,4 +1,4 @@
-"""Cases of Hugging Face's Trainer with its DeepSpeed integration: the callback finds the engine and captures that."""
+"""Cases for Hugging Face's Trainer with its DeepSpeed integration: the callback finds the engine and captures it."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ ZERO = {
 
 
 class Masters(TrainerCallback):
-    """Keeps the master weights after every step."""
+    """Callback that keeps the master weights after every step."""
 
     def __init__(self) -> None:
         self.states: dict[int, dict[str, torch.Tensor]] = {}

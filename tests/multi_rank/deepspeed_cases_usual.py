@@ -1,6 +1,6 @@
-"""Cases for what people train with: their own optimizers, adapters, norms with buffers, recomputation, compiled modules.
+"""Cases for common trainings: own optimizers, adapters, norms with buffers, recomputation, compiled modules.
 
-Each is captured, restored into a fresh engine and again into the live one, and trains on to the same bits.
+Each one is captured, restored into a fresh engine and again into the live one, and trains on to the same bits.
 """
 
 import os
@@ -27,7 +27,7 @@ BASE_BYTES = 1 << 20
 
 
 def check_capture(history: Path, make: Callable[[int], Any]) -> None:
-    """`make` builds an engine from a seed."""
+    """Capture and restore a training; `make` builds an engine from a seed."""
     engine = make(7)
     torch.manual_seed(11 + RANK)
     with capture.enable(engine, every=CAPTURED, history=history) as session:
@@ -48,7 +48,7 @@ def check_capture(history: Path, make: Callable[[int], Any]) -> None:
 
 
 class Own(torch.optim.Optimizer):
-    """A user's optimizer: the sign of a momentum, with a count of its own."""
+    """A user's optimizer that applies the sign of a momentum and keeps a count."""
 
     def __init__(self, params: Iterable[Any], *, lr: float = 1e-3, memory: float = 0.9) -> None:
         super().__init__(params, {"lr": lr, "memory": memory})
@@ -68,7 +68,7 @@ class Own(torch.optim.Optimizer):
 
 
 def with_client(optimizer: Callable[[Any], torch.optim.Optimizer], seed: int, **settings: Any) -> Any:
-    """An engine around an optimizer that the user has made."""
+    """Return an engine around an optimizer that the user created."""
     torch.manual_seed(seed)
     model = TinyGPT()
     made = config(world=WORLD, zero_allow_untested_optimizer=True, zero_force_ds_cpu_optimizer=False, **settings)
@@ -103,7 +103,7 @@ def case_sgd_with_momentum(folder: Path) -> None:
 
 
 class WithAdapters(TinyGPT):
-    """Everything frozen but a low-rank path beside."""
+    """A model whose parameters are frozen, except for a low-rank path beside them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ def case_most_parameters_frozen(folder: Path) -> None:
 
 
 class WithLargeBase(WithAdapters):
-    """With frozen weights that are worth referring to."""
+    """A model with frozen weights that are large enough to be deduplicated."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -172,7 +172,7 @@ def case_batch_norm(folder: Path) -> None:
 
 
 class Recomputed(TinyGPT):
-    """Blocks whose activations are computed again in the backward pass, dropout included."""
+    """A model that recomputes the activations of its blocks in the backward pass, including dropout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -210,7 +210,7 @@ def case_compiled_modules(folder: Path) -> None:
 
 @covers("`offload_states` and `reload_states` between steps: ZeRO 1, 2")
 def case_states_away_between_steps(folder: Path) -> None:
-    # Of ZeRO 3, DeepSpeed moves the states of its FusedAdam only, which needs a GPU.
+    # Under ZeRO 3, DeepSpeed offloads only the states of its FusedAdam, which needs a GPU.
     for stage in (1, 2):
         engine = make_engine(stage=stage)
         torch.manual_seed(11 + RANK)

@@ -1,4 +1,4 @@
-"""Cases for less usual engines: fp16 with skipped updates, ZeRO-Offload, accumulation that the caller owns."""
+"""Cases for less common engines: fp16 with skipped updates, ZeRO-Offload, accumulation that the caller controls."""
 
 import os
 from pathlib import Path
@@ -20,7 +20,7 @@ OFFLOAD: dict[str, Any] = {"offload_optimizer": {"device": "cpu"}}
 
 
 def allow_fp16() -> None:
-    """DeepSpeed's CPU accelerator says it has no fp16; torch does."""
+    """Make DeepSpeed's CPU accelerator accept fp16, which torch supports."""
     accelerator = get_accelerator()
     accelerator.is_fp16_supported = lambda: True
     accelerator.supported_dtypes = lambda: [torch.float, torch.half, torch.bfloat16]
@@ -53,7 +53,7 @@ def case_fp16_skips_updates_and_says_so(folder: Path) -> None:
 
 @covers("ZeRO-Offload of the optimizer with DeepSpeed CPU Adam: ZeRO 1, 2, 3; of the parameters: ZeRO 3")
 def case_offload_of_the_optimizer(folder: Path) -> None:
-    """Five updates: there the running product of betas inside DeepSpeedCPUAdam parts from their power."""
+    """Train five updates, after which the running product of betas inside DeepSpeedCPUAdam differs from their power."""
     for settings in (
         {"stage": 1, "zero": OFFLOAD},
         {"stage": 2, "zero": OFFLOAD, "accumulation": 2},

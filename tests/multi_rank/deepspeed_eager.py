@@ -1,6 +1,7 @@
-"""The reference: an eager copy of everything that providers list, and the way back through their own prepare and finish.
+"""A reference for DeepSpeed checkpoints: eager copies of everything that providers list, and their restore in memory.
 
-No writer, no plan, no files: what it proves is addressing and restoring. It also is what a checkpoint must equal.
+It uses the providers' own prepare and finish, but no writer, plan or file, so it tests addressing and restoring alone.
+A checkpoint must equal such a copy.
 """
 
 import copy
@@ -18,7 +19,7 @@ NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", tor
 
 @dataclass(frozen=True)
 class Eager:
-    """Logical tensors, put together over all ranks (rank-local ones: this rank's), and this rank's objects."""
+    """The logical tensors, combined over all ranks (rank-local tensors: of this rank), and the objects of this rank."""
 
     tensors: dict[tuple[str, str], torch.Tensor]
     objects: dict[str, Any]
@@ -28,12 +29,15 @@ class Eager:
         return Available(kinds, copy.deepcopy(self.objects))
 
     def without_buffers(self) -> "Eager":
-        """What may not change from one update to the next."""
+        """Return the state that must not change between two updates."""
         return Eager({key: tensor for key, tensor in self.tensors.items() if key[0] != "buffer"}, self.objects)
 
 
 def take(providers: Sequence[StateProvider]) -> Eager:
-    """Copy everything; asserts that the fragments of every tensor cover it exactly, and once unless they are replicated."""
+    """Copy all state.
+
+    The fragments of every tensor must cover it completely, and exactly once unless it is replicated.
+    """
     mine = []
     for provider in providers:
         for item in provider.tensors():
@@ -64,7 +68,7 @@ def take(providers: Sequence[StateProvider]) -> Eager:
 
 
 def put_back(providers: Sequence[StateProvider], eager: Eager) -> None:
-    """What a restore does, in memory."""
+    """Restore the copy in memory."""
     available = eager.available()
     for provider in providers:
         provider.prepare(available)
@@ -83,7 +87,7 @@ def put_back(providers: Sequence[StateProvider], eager: Eager) -> None:
 
 
 def assert_same(one: Eager, other: Eager) -> None:
-    """Equal bit for bit, NaN included."""
+    """Assert that both are equal bit for bit, NaN included."""
     assert one.tensors.keys() == other.tensors.keys(), one.tensors.keys() ^ other.tensors.keys()
     for key, tensor in one.tensors.items():
         a, b = tensor.reshape(-1).view(torch.uint8), other.tensors[key].reshape(-1).view(torch.uint8)

@@ -1,4 +1,4 @@
-"""What the DeepSpeed tests train, and how: tiny models, engines of every kind, a deterministic stream of batches."""
+"""Tiny models, engines of every kind and a deterministic stream of batches for the DeepSpeed tests."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -25,7 +25,9 @@ class Block(nn.Module):
 
 
 class TinyGPT(nn.Module):
-    """A GPT with what makes addressing hard: odd sizes, a tied head, a frozen parameter, a buffer that forward changes, dropout."""
+    """A GPT that is hard to address: odd sizes, a tied head, a frozen parameter, a buffer that forward changes,
+    dropout.
+    """
 
     def __init__(self, *, tied: bool = True) -> None:
         super().__init__()
@@ -48,7 +50,7 @@ class TinyGPT(nn.Module):
 
 
 class WideGPT(TinyGPT):
-    """With partitions of several MiB, which the writer takes from live memory without a copy."""
+    """A GPT with partitions of several MiB, which the writer takes from live memory without a copy."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +62,7 @@ class WideGPT(TinyGPT):
 
 
 def batches(rank: int, *, start: int = 0) -> Iterator[torch.Tensor]:
-    """Micro-batch i of a rank is a function of i and the rank alone."""
+    """Yield micro-batches; batch i of a rank is a function of i and the rank alone."""
     index = start
     while True:
         yield torch.randint(0, VOCABULARY, (2, LENGTH), generator=torch.Generator().manual_seed(1000 * index + rank))
@@ -68,7 +70,7 @@ def batches(rank: int, *, start: int = 0) -> Iterator[torch.Tensor]:
 
 
 def config(*, stage: int, dtype: str = "bf16", accumulation: int = 1, world: int = 1, **more: Any) -> dict[str, Any]:
-    """A DeepSpeed configuration; `zero` in `more` extends its zero_optimization section."""
+    """Return a DeepSpeed configuration; `zero` in `more` extends its zero_optimization section."""
     zero = {"stage": stage, "stage3_param_persistence_threshold": 30, **more.pop("zero", {})}
     made: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 2,
@@ -86,7 +88,7 @@ def config(*, stage: int, dtype: str = "bf16", accumulation: int = 1, world: int
 
 
 def two_groups(model: nn.Module) -> list[dict[str, Any]]:
-    """Weight decay for matrices only, as most transformers are trained."""
+    """Return param groups with weight decay for matrices only, as in most trainings of transformers."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     return [
         {"params": [p for p in parameters if p.dim() > 1], "weight_decay": 0.1},
@@ -97,7 +99,7 @@ def two_groups(model: nn.Module) -> list[dict[str, Any]]:
 def make_engine(
     *, seed: int = 7, model: Callable[[], nn.Module] = TinyGPT, groups: bool = True, **settings: Any
 ) -> Any:
-    """A fresh engine over a fresh model; everything random about it follows from `seed`."""
+    """Return a fresh engine with a fresh model; all its random numbers follow from `seed`."""
     torch.manual_seed(seed)
     module = model()
     settings.setdefault("world", int(os.environ["WORLD_SIZE"]))
@@ -106,7 +108,10 @@ def make_engine(
 
 
 def train(engine: Any, steps: int, *, start: int | None = None) -> list[float]:
-    """Train until `steps` more updates were taken; the loss of every micro-batch. The batches follow from the engine's own counter."""
+    """Train until `steps` more updates were taken; return the loss of every micro-batch.
+
+    The batches follow from the counter of the engine unless `start` is given.
+    """
     stream = batches(int(os.environ["RANK"]), start=engine.micro_steps if start is None else start)
     losses = []
     for _ in range(steps * engine.gradient_accumulation_steps()):

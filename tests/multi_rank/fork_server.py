@@ -1,8 +1,9 @@
-"""A process that has imported torch and forks the ranks of process groups from itself.
+"""A process that has imported torch and forks the ranks of process groups.
 
-Importing torch and its compiler, which every DeepSpeed engine asks for, takes five seconds of a processor: more than most
-groups' cases. Here it is done once, before any thread or process group exists, and nothing else is imported. Ranks of one server
-share the seed of Python's hashes, so those of a group come from several.
+Every DeepSpeed engine needs torch and its compiler, and importing them takes five seconds of processor time, more than
+the cases of most groups. The fork server imports them once, before any thread or process group exists, and imports
+nothing else. The ranks of one server share the seed of Python's hashes, so the ranks of a group come from several
+servers.
 """
 
 import contextlib
@@ -23,7 +24,7 @@ _GRACE_S = 10.0
 
 
 class ForkServer:
-    """The process, seen from the tests."""
+    """A fork server, as the tests use it."""
 
     def __init__(self) -> None:
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
@@ -37,14 +38,14 @@ class ForkServer:
         )
 
     def begin(self, module: str, folder: Path, *, places: Sequence[dict[str, str]], timeout_s: float) -> None:
-        """Start ranks, each with its place in the group as environment."""
+        """Start ranks; each element of `places` is the environment of one rank."""
         assert self._process.stdin is not None
         job = {"module": module, "folder": str(folder), "places": list(places), "timeout_s": timeout_s}
         self._process.stdin.write(json.dumps(job) + "\n")
         self._process.stdin.flush()
 
     def finish(self) -> dict[int, str]:
-        """Wait for the ranks; what went wrong with their ends, by rank. Those that hang are ended."""
+        """Wait for the ranks and kill those that hang. Return an error text for each rank that did not end well."""
         assert self._process.stdout is not None
         return {int(rank): trouble for rank, trouble in json.loads(self._process.stdout.readline()).items()}
 
@@ -53,7 +54,7 @@ class ForkServer:
         return self._process.poll() is None
 
     def stop(self) -> None:
-        """End it, and the ranks that it still has."""
+        """Stop the server and all ranks that it still has."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -64,7 +65,9 @@ class ForkServer:
 
 
 def _serve() -> dict[str, Any] | None:
-    """Fork ranks for one job after the other. In a rank: what it is to do; in the server, at the end: None."""
+    """Fork ranks for one job after the other. Return the work of a rank in that rank, and None in the server at its
+    end.
+    """
     ranks: dict[int, int] = {}
     try:
         for line in sys.stdin:
@@ -82,8 +85,10 @@ def _serve() -> dict[str, Any] | None:
 
 
 def _end(ranks: dict[int, int], *, deadline: float) -> dict[int, str]:
-    """Wait for the ranks. Those that hang are interrupted first: killed while it compiles a DeepSpeed extension, one would leave the
-    lock of torch's extension cache behind, and every later process would wait for it for ever.
+    """Wait for the ranks, and interrupt those that hang before they are killed.
+
+    A rank that is killed while it compiles a DeepSpeed extension would leave the lock of torch's extension cache
+    behind, and every later process would wait for it forever.
     """
     troubles: dict[int, str] = {}
     orders = [(deadline, signal.SIGINT), (deadline + _GRACE_S, signal.SIGKILL)]
@@ -104,7 +109,7 @@ def _end(ranks: dict[int, int], *, deadline: float) -> dict[int, str]:
 
 
 def _become(rank: dict[str, Any]) -> None:
-    """A fresh process's environment, folder and output."""
+    """Give the process the environment, folder and output of a fresh one."""
     os.environ.update(rank["place"])
     os.chdir(rank["folder"])
     log = os.open(f"{rank['module']}-{rank['place']['RANK']}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
@@ -114,7 +119,7 @@ def _become(rank: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    import torch._inductor.compile_fx  # noqa: F401 - what DeepSpeed's first engine imports
+    import torch._inductor.compile_fx  # noqa: F401 - DeepSpeed's first engine imports this
 
     work = _serve()
     if work is not None:

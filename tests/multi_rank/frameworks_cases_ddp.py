@@ -1,4 +1,4 @@
-"""Cases of DistributedDataParallel and torch.compile, run on two ranks: captured, restored, trained on to the same bits."""
+"""Cases for DistributedDataParallel and torch.compile on two ranks: captured, restored, trained on to the same bits."""
 
 from pathlib import Path
 
@@ -114,7 +114,7 @@ def case_compiled_in_part(folder: Path) -> None:
 
 
 def case_the_inner_module_is_as_good(folder: Path) -> None:
-    """Enabled with the module inside, trained through the wrappers around it."""
+    """The session is enabled with the inner module, and the training uses the wrappers around it."""
     training = ddp(1)
     calls = []
     model, optimizer, scheduler = training

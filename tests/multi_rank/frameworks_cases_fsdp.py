@@ -1,4 +1,4 @@
-"""Cases of FSDP2 (fully_shard) on the CPU, run on two ranks: captured, restored, trained on to the same bits."""
+"""Cases for FSDP2 (fully_shard) on two ranks on the CPU: captured, restored, trained on to the same bits."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from catalog.history import History
 
 
 def sharded(model: nn.Module, *, reshard: bool | None = None) -> nn.Module:
-    """`model` with its blocks and itself sharded over all ranks, in place."""
+    """Shard `model` and its blocks over all ranks in place, and return it."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for block in [*getattr(model, "blocks", ()), *([model.wide] if hasattr(model, "wide") else ())]:
         fully_shard(block, mesh=mesh, reshard_after_forward=reshard)
@@ -43,7 +43,9 @@ def fsdp(seed: int) -> Training:
 
 
 def kept_gathered(seed: int) -> Training:
-    """Weights stay gathered from the forward to the backward, and after a forward without backward until the next one."""
+    """Return a training whose weights stay gathered from forward to backward, or until the next forward without
+    backward.
+    """
     return with_optimizer(sharded(tiny(seed), reshard=False))
 
 
@@ -115,7 +117,7 @@ def case_a_snapshot_while_weights_are_gathered(folder: Path) -> None:
 
 
 def evaluate(model: nn.Module) -> None:
-    """A forward that leaves the weights gathered, and buffers and generators as they were."""
+    """Run a forward that leaves the weights gathered, and buffers and generators unchanged."""
     generators, buffers = torch.get_rng_state(), [buffer.clone() for buffer in model.buffers()]
     with torch.no_grad():
         model(torch.zeros(2, 9, dtype=torch.long))
@@ -173,7 +175,7 @@ def case_the_first_fsdp_is_refused_by_name(folder: Path) -> None:
 
 
 def case_for_one_rank_and_for_no_group(folder: Path) -> None:
-    """What the tests after these compare with: the state at step 2 and the losses that the training of rank 0 had."""
+    """Save the state at step 2 and the losses of rank 0, which later tests compare with."""
     training = restored(fsdp(9), 2, folder / "fsdp")
     state = whole_state(training[0], training[1])
     assert isinstance(training[0], FSDPModule)

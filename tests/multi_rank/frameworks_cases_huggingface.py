@@ -1,4 +1,4 @@
-"""Cases of Hugging Face's Trainer and Accelerate, run on two ranks: captured, restored, trained on to the same bits."""
+"""Cases for Hugging Face's Trainer and Accelerate on two ranks: captured, restored, trained on to the same bits."""
 
 import warnings
 from collections.abc import Callable
@@ -37,14 +37,14 @@ STEPS, PER_STEP = 6, 8
 
 
 class Sequential(Trainer):
-    """In the order of the data set."""
+    """Trainer that takes batches in the order of the data set."""
 
     def _get_train_sampler(self, *_: Any) -> SequentialSampler:
         return SequentialSampler(self.train_dataset)
 
 
 class Recorder(TrainerCallback):
-    """Keeps all state after every step."""
+    """Callback that keeps a copy of all state after every step."""
 
     def __init__(self) -> None:
         self.states: dict[int, Any] = {}
@@ -54,7 +54,7 @@ class Recorder(TrainerCallback):
 
 
 class Restorer(TrainerCallback):
-    """Puts the state of a step in place when the first batch is there, for the loader draws random numbers before."""
+    """Callback that restores a step once the first batch exists, because the loader draws random numbers before it."""
 
     def __init__(self, step: int, history: Path) -> None:
         self.step, self.history = step, history
@@ -66,7 +66,7 @@ class Restorer(TrainerCallback):
 
 
 def trainer(folder: Path, *callbacks: TrainerCallback, seed: int, after: int = 0, **options: Any) -> Trainer:
-    """A tiny GPT-2 with dropout, its data from that of step `after` on."""
+    """Return a Trainer of a tiny GPT-2 with dropout, whose data begins after step `after`."""
     torch.manual_seed(seed)
     model = GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=2, n_embd=16, n_positions=9, vocab_size=29))
     settings = {
@@ -213,7 +213,7 @@ def accelerated(seed: int, *, stateful: bool = False) -> tuple[Accelerator, Trai
 def go(
     accelerator: Accelerator, training: Training, batches: Any, after: Callable[[], None] = lambda: None
 ) -> list[float]:
-    """Every micro-batch's loss; `after` each it is called."""
+    """Train; return the loss of every micro-batch. `after` is called after each one."""
     model, optimizer, scheduler = training
     losses = []
     for tokens in batches:

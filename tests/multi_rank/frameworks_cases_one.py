@@ -1,4 +1,4 @@
-"""Cases of FSDP2 on one rank, after those on two: their history under another world size, and one of its own."""
+"""Cases for FSDP2 on one rank, run after those on two: the history of another world size, and one from this rank."""
 
 from pathlib import Path
 

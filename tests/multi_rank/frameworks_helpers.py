@@ -1,4 +1,6 @@
-"""What the tests of frameworks other than DeepSpeed train: one tiny model with what makes addressing hard, and copies of its whole state."""
+"""A tiny model that is hard to address, and copies of its whole state, for the tests of frameworks other than
+DeepSpeed.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -30,8 +32,11 @@ class Block(nn.Module):
 
 
 class Tiny(nn.Module):
-    """Rows that two ranks can't share evenly, a parameter of one row, a tied head, a frozen parameter, buffers that forward changes,
-    one of them not persistent, dropout. `shards` of some MiB are read from live memory.
+    """A model that is hard to address.
+
+    It has rows that two ranks can't share evenly, a parameter with one row, a tied head, a frozen parameter, dropout,
+    and buffers that forward changes, one of them not persistent. Its wide layers are large enough to be read from live
+    memory.
     """
 
     def __init__(self) -> None:
@@ -58,7 +63,7 @@ class Tiny(nn.Module):
 
 
 def with_optimizer(module: nn.Module) -> Training:
-    """Two parameter groups and a schedule that moves with every update."""
+    """Add an optimizer with two parameter groups and a schedule that advances with every update."""
     parameters = [p for p in module.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.dim() > 1], "weight_decay": 0.1},
@@ -69,7 +74,7 @@ def with_optimizer(module: nn.Module) -> Training:
 
 
 def tiny(seed: int) -> Tiny:
-    """The same on every rank; what is drawn afterwards differs from rank to rank."""
+    """Return a model that is equal on every rank; random numbers drawn afterwards differ between ranks."""
     torch.manual_seed(seed)
     model = Tiny()
     torch.manual_seed(100 * seed + rank())
@@ -85,7 +90,7 @@ def rank() -> int:
 
 
 def batch(index: int) -> torch.Tensor:
-    """A function of its index and the rank alone."""
+    """Return a batch that is a function of `index` and the rank alone."""
     generator = torch.Generator().manual_seed(1000 * index + rank())
     return torch.randint(0, VOCABULARY, (2, LENGTH), generator=generator)
 
@@ -93,7 +98,7 @@ def batch(index: int) -> torch.Tensor:
 def train(
     training: Training, steps: int, *, start: int, after: Callable[[int], None] = lambda step: None
 ) -> list[float]:
-    """The losses of `steps` updates, the first of them the (start + 1)th; `after` each one it is told its number."""
+    """Take `steps` updates after the first `start`; return their losses. `after` gets the number of each update."""
     model, optimizer, scheduler = training
     losses = []
     for index in range(start, start + steps):
@@ -109,7 +114,10 @@ def train(
 
 
 def average_gradients(model: nn.Module) -> None:
-    """What DDP and FSDP do: all ranks take the same step. Of gradients that are equal already the average is the same, bit for bit."""
+    """Average the gradients over all ranks, as DDP and FSDP do, so that all ranks take the same step.
+
+    Averaging gradients that are already equal leaves them unchanged, bit for bit.
+    """
     for parameter in model.parameters() if dist.is_initialized() else ():
         if parameter.grad is not None and not hasattr(parameter.grad, "full_tensor"):
             dist.all_reduce(parameter.grad)
@@ -117,7 +125,7 @@ def average_gradients(model: nn.Module) -> None:
 
 
 def whole_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
-    """An eager copy of all state by kind and logical name, shards put together; made without any of the code that is tested."""
+    """Return an eager copy of all state by kind and logical name, with shards combined, without any tested code."""
     state: State = {"model": {}, "buffer": {}}
     for raw, parameter in model.named_parameters():
         name = ".".join(part for part in raw.split(".") if part not in ("module", "_orig_mod"))
@@ -142,7 +150,7 @@ def enabled(training: Training, history: Path, **options: Any) -> capture.Sessio
 
 
 def all_closed() -> None:
-    """A closed session has written its own rank's part; a step is committed when every rank has."""
+    """Wait until every rank has closed its session, because a step is committed only when all ranks have written it."""
     if dist.is_initialized():
         dist.barrier()
 
@@ -155,7 +163,7 @@ def restored(training: Training, step: int, history: Path) -> Training:
 
 
 def goes_on_exactly(make: Callable[[int], Training], history: Path) -> None:
-    """Captured at every step, then step 2 restored into another training of the same kind, which goes on as the first did."""
+    """Capture a training at every step; assert that a restore of step 2 into another training continues it exactly."""
     first, states = make(1), {}
 
     def keep(step: int) -> None:
@@ -172,7 +180,7 @@ def goes_on_exactly(make: Callable[[int], Training], history: Path) -> None:
 
 
 def crosses(make: Callable[[int], Training], history: Path) -> None:
-    """The history of `goes_on_exactly` into a plain module, captured there, and back."""
+    """Restore the history of `goes_on_exactly` into a plain module, capture that, and restore it back."""
     other = restored(make(3), 2, history)
     state = whole_state(other[0], other[1])
     losses = train(other, 2, start=2)

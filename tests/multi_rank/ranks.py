@@ -1,6 +1,6 @@
-"""Runs the `case_*` functions of a module inside one process group: ranks are started once, for many cases.
+"""Runs the `case_*` functions of a module inside one process group, so that ranks are started once for many cases.
 
-The first case that fails on any rank ends the group, for the ranks would no longer agree on collectives.
+The first case that fails on any rank ends the group, because the ranks would no longer agree on collectives.
 """
 
 import ast
@@ -28,14 +28,18 @@ Case = TypeVar("Case", bound=Callable[..., Any])
 
 
 def case_names(module: str) -> list[str]:
-    """The cases of a module, in order, without importing it: deepspeed must not be imported by the collecting process."""
+    """Return the cases of a module in order. The module is not imported: the collecting process must not import
+    deepspeed.
+    """
     tree = ast.parse((HERE / f"{module}.py").read_text())
     return [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("case_")]
 
 
 def cases_as_tests(module: str, *, worlds: Sequence[int] = (2,)) -> tuple[Any, Any]:
-    """A module-scoped fixture that runs all cases of `module` on each number of ranks, and a test for each case. A test
-    module assigns both at its top: `said, test_hooks = cases_as_tests(...)`.
+    """Return a module-scoped fixture that runs all cases of `module` for each number of ranks, and a test for each
+    case.
+
+    A test module assigns both at its top: `said, test_hooks = cases_as_tests(...)`.
     """
 
     @pytest.fixture(scope="module", params=worlds, ids=lambda world: f"ranks={world}")
@@ -50,12 +54,12 @@ def cases_as_tests(module: str, *, worlds: Sequence[int] = (2,)) -> tuple[Any, A
 
 
 def covers(what: str) -> Callable[[Case], Case]:
-    """Says in docs/coverage.md what a case shows; `coverage_table` reads it from the source."""
+    """Describe for docs/coverage.md what a case covers; `coverage_table` reads the text from the source."""
     return lambda case: case
 
 
 def run_ranks(module: str, *, world: int, folder: Path, timeout_s: float = 480.0) -> dict[str, str]:
-    """Run all cases of `module` on `world` ranks, each given `folder`; what each case said: "passed", or the tracebacks."""
+    """Run all cases of `module` on `world` ranks in `folder`. Return "passed" or the tracebacks for each case."""
     group = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
     places = [{**group, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
     troubles = _run(module, folder, places=places, timeout_s=timeout_s)
@@ -77,7 +81,9 @@ def run_ranks(module: str, *, world: int, folder: Path, timeout_s: float = 480.0
 
 
 def _free_port() -> int:
-    """Below those that the kernel chooses, so that no socket of another group gets it before this group has begun."""
+    """Return a free port below the range of the kernel, so that no socket of another group takes it before the group
+    starts.
+    """
     while True:
         port = random.SystemRandom().randrange(10_000, 32_768)
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -86,7 +92,7 @@ def _free_port() -> int:
 
 
 def _run(module: str, folder: Path, *, places: list[dict[str, str]], timeout_s: float) -> dict[int, str]:
-    """Every second rank from the same server, and not always from the same one; what went wrong with their ends."""
+    """Run the ranks, alternating between the servers in random order. Return an error text for each failed rank."""
     if not all(server.alive for server in _servers):
         _stop()
     if not _servers:
@@ -109,7 +115,7 @@ def _stop() -> None:
 
 
 def _join(module: str) -> None:
-    """The process group, made by DeepSpeed for the modules named after it and by torch for the others."""
+    """Create the process group: through DeepSpeed for modules with its name, and through torch for all others."""
     if module.startswith("deepspeed"):
         import deepspeed
         from deepspeed.utils import logger
@@ -135,7 +141,7 @@ def main(module: str, folder: Path) -> None:
             outcome = "passed"
             try:
                 getattr(cases, name)(folder)
-            except (Exception, pytest.fail.Exception):  # noqa: BLE001 - reported, whatever it is
+            except (Exception, pytest.fail.Exception):  # noqa: BLE001 - every failure is reported
                 outcome = f"rank {rank}: {traceback.format_exc()}"
             report.write(json.dumps([name, outcome]) + "\n")
             report.flush()

@@ -1,4 +1,4 @@
-"""A plain PyTorch loop on two ranks, in real processes."""
+"""A plain PyTorch loop is captured on two ranks in real processes."""
 
 from ranks import cases_as_tests
 

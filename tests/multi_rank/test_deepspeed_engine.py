@@ -1,4 +1,4 @@
-"""save_checkpoint and load_checkpoint through the native writer: two ranks, then one that loads from them."""
+"""save_checkpoint and load_checkpoint run through the native writer: on two ranks, then on one that loads from them."""
 
 from pathlib import Path
 

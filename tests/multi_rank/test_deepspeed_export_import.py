@@ -1,4 +1,4 @@
-"""Checkpoints to DeepSpeed and from it, with DeepSpeed itself on the other side."""
+"""Checkpoints are exported to DeepSpeed and imported from it, with DeepSpeed itself on the other side."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from ranks import case_names, run_ranks
 
 MODULES = ("deepspeed_cases_export", "deepspeed_cases_import")
 WORLDS = (1, 2)
-# Several groups, each with its own limit, are the set-up of the first test.
+# The set-up of the first test runs several groups, each with its own time limit.
 pytestmark = pytest.mark.timeout(1800)
 
 

@@ -1,4 +1,4 @@
-"""The hooks into a DeepSpeed engine, in real processes."""
+"""The hooks into a DeepSpeed engine work in real processes."""
 
 from ranks import cases_as_tests
 

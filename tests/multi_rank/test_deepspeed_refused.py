@@ -1,4 +1,4 @@
-"""What is refused by name, on real engines."""
+"""Configurations are refused by name, on real engines."""
 
 from ranks import cases_as_tests
 

@@ -1,4 +1,4 @@
-"""Resharding: what one world size and ZeRO stage wrote, every other one reads."""
+"""Every world size and ZeRO stage reads what every other one wrote."""
 
 import math
 from pathlib import Path
@@ -11,7 +11,7 @@ from catalog.history import History
 
 WRITE, READ = "deepspeed_cases_reshard", "deepspeed_cases_resharded"
 WORLDS = (4, 2, 1)
-# Several groups, each with its own limit, are the set-up of the first test.
+# The set-up of the first test runs several groups, each with its own time limit.
 pytestmark = pytest.mark.timeout(1800)
 
 
@@ -60,6 +60,8 @@ def assert_same_figures(one: dict[str, Any], other: dict[str, Any]) -> None:
 
 
 def statistics_of(root: Path) -> dict[tuple[str, str], dict[str, Any]]:
-    """By kind and name what the training's own ranks computed; without buffers, of which every rank has its own."""
+    """Return the statistics from the training's own ranks by kind and name, without buffers, which differ between
+    ranks.
+    """
     sql = "SELECT * FROM statistics JOIN sketches USING (run, step, kind, name) WHERE kind <> 'buffer'"
     return {(row["kind"], row["name"]): row for row in History.open(root).query(sql).to_pylist()}

@@ -1,4 +1,4 @@
-"""The whole way, for real: captured by one set of processes, restored by another, of the same size and of the other."""
+"""A training is captured by one set of processes and resumed by another, of the same size and of the other."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from ranks import case_names, run_ranks
 
 ORIGINAL, AGAIN = "deepspeed_cases_original", "deepspeed_cases_again"
 WORLDS = (1, 2)
-# Several groups, each with its own limit, are the set-up of the first test.
+# The set-up of the first test runs several groups, each with its own time limit.
 pytestmark = pytest.mark.timeout(1800)
 
 

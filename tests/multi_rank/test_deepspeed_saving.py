@@ -1,4 +1,4 @@
-"""Checkpoints of DeepSpeed while they are being written: two ranks, in real processes."""
+"""DeepSpeed checkpoints stay correct while they are being written: two ranks, in real processes."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Pipelines and experts: two ranks that hold different parameters, in real processes."""
+"""Pipelines and experts, whose ranks hold different parameters, are captured in real processes."""
 
 from ranks import cases_as_tests
 

@@ -1,4 +1,4 @@
-"""The DeepSpeed provider in real processes: addressing, restore, refusals. One process group of each size runs all cases."""
+"""The DeepSpeed provider addresses, restores and refuses state. One process group of each size runs all cases."""
 
 from ranks import cases_as_tests
 

@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer with DeepSpeed on two ranks."""
+"""Hugging Face's Trainer with DeepSpeed is captured on two ranks."""
 
 from ranks import cases_as_tests
 

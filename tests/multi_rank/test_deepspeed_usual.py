@@ -1,4 +1,4 @@
-"""What people train with, in real processes."""
+"""Common DeepSpeed trainings are captured in real processes."""
 
 from ranks import cases_as_tests
 

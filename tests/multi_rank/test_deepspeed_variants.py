@@ -1,4 +1,4 @@
-"""Less usual DeepSpeed engines, in real processes. The first run compiles DeepSpeed's CPU Adam."""
+"""Less common DeepSpeed engines are captured in real processes. The first run compiles DeepSpeed's CPU Adam."""
 
 from ranks import cases_as_tests
 

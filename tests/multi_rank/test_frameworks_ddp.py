@@ -1,4 +1,4 @@
-"""DistributedDataParallel and torch.compile on two ranks over gloo, started once for all cases."""
+"""DistributedDataParallel and torch.compile are captured on two ranks over gloo, started once for all cases."""
 
 from ranks import cases_as_tests
 

@@ -1,4 +1,6 @@
-"""FSDP2 over gloo: two ranks for most cases, then one rank and no process group at all on the same histories."""
+"""FSDP2 is captured over gloo: most cases on two ranks, then on one rank and without a process group on their
+histories.
+"""
 
 from pathlib import Path
 

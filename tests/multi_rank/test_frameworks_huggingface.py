@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer and Accelerate on two ranks over gloo, started once for all cases."""
+"""Hugging Face's Trainer and Accelerate are captured on two ranks over gloo, started once for all cases."""
 
 from ranks import cases_as_tests
 
