@@ -1,4 +1,8 @@
-"""What every test shares: one thread for torch, so that tests side by side do not fight for the cores; caches of its own; no thread left behind."""
+"""Settings and fixtures that all tests share.
+
+Torch uses one thread, so that parallel tests do not compete for the cores. Caches belong to the tests alone, and no
+test may leave a thread behind.
+"""
 
 import os
 import sys
@@ -10,21 +14,21 @@ from pathlib import Path
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# As the Makefile has it, also for those who call pytest themselves: DeepSpeed's extensions belong to the environment.
+# DeepSpeed's extensions are built in the virtual environment, as in the Makefile, also when pytest is called directly.
 os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix) / "torch_extensions"))
-# What is measured of this machine's disk stays out of the account's own memory.
+# Measurements of this machine's disk stay out of the account's cache folder.
 os.environ["XDG_CACHE_HOME"] = str(Path(tempfile.gettempdir()) / f"dshistory-tests-{os.getuid()}")
 
 
 @pytest.fixture
 def history(tmp_path: Path) -> Path:
-    """Where a test's history goes; not made yet."""
+    """Return the path of the test's history, which does not exist yet."""
     return tmp_path / "history"
 
 
 @pytest.fixture(autouse=True)
 def no_thread_stays() -> Iterator[None]:
-    """Whatever a test opened or was refused, no thread of ours outlives it."""
+    """Assert that no thread of the project outlives the test, whatever it opened."""
     before = set(threading.enumerate())
     yield
     left = [thread for thread in set(threading.enumerate()) - before if thread.name.startswith("dshistory-")]

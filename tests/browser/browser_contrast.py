@@ -1,13 +1,16 @@
-"""Whether text can be read: WCAG's contrast of its computed colour against what really is behind it."""
+"""Contrast of text by WCAG, from its computed colour and the colour that is really behind it."""
 
 from typing import Any
 
 from playwright.sync_api import Page
 
 READABLE = 4.5
-"""WCAG 2 AA, for text of normal size."""
+"""The minimum of WCAG 2 AA for text of normal size."""
 DISCERNIBLE = 3.0
-"""WCAG 2 AA, for what is part of a graphic. One ink for figures on light and on dark pages has 4.35 at the very most."""
+"""The minimum of WCAG 2 AA for parts of a graphic.
+
+A single ink colour for figures on light and on dark pages can have a contrast of at most 4.35.
+"""
 
 _CONTRASTS = """selector => {
     const channels = text => {
@@ -36,5 +39,5 @@ _CONTRASTS = """selector => {
 
 
 def contrasts(page: Page, selector: str) -> list[dict[str, Any]]:
-    """`text`, `contrast` (1 to 21) and `background` (RGB, 0 to 255) of each element of that selector that has text."""
+    """Return `text`, `contrast` (1 to 21) and `background` (RGB, 0 to 255) of each element of `selector` with text."""
     return list(page.evaluate(_CONTRASTS, selector))

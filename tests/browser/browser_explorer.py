@@ -1,4 +1,4 @@
-"""The explorer on a page: what its figure holds, and the gestures of a person's mouse and keyboard on it."""
+"""The explorer on a page: the content of its figure, and gestures with mouse and keyboard."""
 
 import contextlib
 from typing import Any
@@ -22,7 +22,7 @@ MOVES = 40
 
 
 class ExplorerPage:
-    """The one explorer of a notebook's page."""
+    """The only explorer on the page of a notebook."""
 
     def __init__(self, notebook: NotebookPage) -> None:
         self.notebook = notebook
@@ -31,27 +31,27 @@ class ExplorerPage:
 
     @property
     def code(self) -> str:
-        """The line of Python that it shows."""
+        """Return the line of Python that the explorer shows."""
         return self.page.locator(".dsh-code textarea").input_value()
 
     def values(self, trace: str, axis: str) -> list[Any]:
-        """The x, y or z of a trace; z as a list for each row."""
+        """Return x, y or z of a trace; z as a list for each row."""
         array = f"{_TRACE.format(name=trace)}.{axis} ?? []"
         flat = "value => value?.length === undefined || typeof value === 'string' ? value : Array.from(value)"
         return list(self.page.evaluate(f"() => Array.from({array}, {flat})"))
 
     def wait_until(self, condition: str, *, trace: str = "heat") -> None:
-        """Wait until the JavaScript expression is true of that `trace` of the figure."""
+        """Wait until the JavaScript expression is true for that `trace` of the figure."""
         self.page.wait_for_function(f"() => {{ const trace = {_TRACE.format(name=trace)}; return {condition}; }}")
 
     def wait_for_code(self, start: str) -> None:
-        """Wait until the line of Python begins like that."""
+        """Wait until the line of Python begins with `start`."""
         self.page.wait_for_function(
             "start => document.querySelector('.dsh-code textarea').value.startsWith(start)", arg=start
         )
 
     def drag_range(self, end: str, share: float) -> None:
-        """Drag the "lower" or "upper" end of the slider of steps to this share of its length."""
+        """Drag the "lower" or "upper" end of the slider of steps to a share of its length."""
         line = self.notebook.see(".dsh-range .noUi-base").bounding_box()
         handle = self.page.locator(f".dsh-range .noUi-handle-{end}").bounding_box()
         assert line
@@ -63,12 +63,12 @@ class ExplorerPage:
         self.page.mouse.up()
 
     def click_cell(self, layer: str, step: int) -> None:
-        """Click the heat map where the cell of that layer and step is drawn."""
+        """Click the heat map at the cell of that layer and step."""
         self.notebook.see(".dsh-figure")
         for _ in range(MOVES):
             x, y = self.page.evaluate(_CELL, [layer, step])
             self.page.mouse.move(x, y)
-            # A figure that is just drawn anew does not notice the mouse, and without that a click is none.
+            # A figure that is being redrawn does not notice the mouse, and a click then has no effect.
             with contextlib.suppress(TimeoutError):
                 self.page.wait_for_function(_NOTICED, arg=[layer, step], timeout=NOTICE_MS)
                 break

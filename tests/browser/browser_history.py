@@ -1,4 +1,4 @@
-"""Real histories for the browser: of a training that is over, and of one that goes on when it is told."""
+"""Real histories for the browser: one of a finished training, and one of a training that continues on request."""
 
 import contextlib
 import subprocess
@@ -16,13 +16,13 @@ GRACE_S = 60
 
 
 class Training:
-    """A training in a process of its own."""
+    """A training in a separate process."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
     def go_on(self, steps: int) -> int:
-        """Train so many steps; returns the last one, committed."""
+        """Train for that many steps; return the last one once it is committed."""
         assert self._process.stdin
         assert self._process.stdout
         print(steps, file=self._process.stdin, flush=True)
@@ -31,7 +31,7 @@ class Training:
 
 @contextlib.contextmanager
 def training(history: Path, *options: str) -> Iterator[Training]:
-    """Begin to capture a training into `history`, which waits to be told to go on; at the end it has closed its session."""
+    """Capture a training into `history` that waits for requests to continue; at the end its session is closed."""
     command = [*TRAINING, str(history), *options]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:

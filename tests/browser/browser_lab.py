@@ -1,5 +1,4 @@
-"""A JupyterLab of its own: everything that it reads and writes of a person's is in a temporary folder, and it is gone after
-the test."""
+"""A JupyterLab that uses only temporary folders, none of the user's own files, and stops with the test."""
 
 import contextlib
 import json
@@ -19,18 +18,18 @@ from pathlib import Path
 START_S = 60
 GRACE_S = 10
 SETTINGS = {
-    # Else it asks whether it may call home, over a part of the page.
+    # Without this JupyterLab asks for permission to fetch news, and covers a part of the page.
     "@jupyterlab/apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
-    # Else it offers nothing when the kernel takes more than a second to answer, as it may beside other work.
+    # Without this no completion is shown when the kernel takes more than a second to answer on a busy machine.
     "@jupyterlab/completer-extension/manager": {"providerTimeout": 20_000},
-    # Else cells out of view are laid out when they come into it, and what is to be clicked moves away.
+    # Without this cells are laid out when they scroll into view, and the target of a click moves.
     "@jupyterlab/notebook-extension/tracker": {"windowingMode": "none"},
 }
 
 
 @dataclass(frozen=True)
 class Lab:
-    """A running server: its address, the token that it asks for and the folder that it shows."""
+    """A running server with its address, its access token and the folder that it shows."""
 
     address: str
     token: str
@@ -42,7 +41,7 @@ class Lab:
 
 @contextlib.contextmanager
 def running_lab(root: Path, own: Path, **environment: str) -> Iterator[Lab]:
-    """A server for the notebooks in `root`; its settings, state and log are in `own`. Its kernels get `environment`."""
+    """Run a server for the notebooks in `root`; settings, state and log are in `own`. Kernels get `environment`."""
     token, port = secrets.token_hex(16), _free_port()
     lab = Lab(f"http://127.0.0.1:{port}", token, root)
     folders = _folders(own)
@@ -56,7 +55,7 @@ def running_lab(root: Path, own: Path, **environment: str) -> Iterator[Lab]:
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
-        # What would end the tests at once, such as a time limit, lets them end the server first.
+        # A signal that would end the tests at once, such as at a time limit, lets them stop the server first.
         before = signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             _wait_until_ready(server, lab, own / "lab.log")
@@ -116,7 +115,7 @@ def _wait_until_ready(server: subprocess.Popen[bytes], lab: Lab, log: Path) -> N
 
 
 def _end(server: subprocess.Popen[bytes]) -> None:
-    # At SIGTERM the server ends its kernels, which are in process groups of their own.
+    # At SIGTERM the server ends its kernels, which have their own process groups.
     for request in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
             os.killpg(server.pid, request)

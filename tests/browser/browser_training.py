@@ -1,5 +1,6 @@
-"""A small GPT's captured training that goes on when it is told: each line on stdin is a number of steps, answered by the
-last step once it is committed.
+"""A captured training of a small GPT that continues on request.
+
+Each line on stdin is a number of steps. The answer is the number of the last step, once it is committed.
 
 python browser_training.py HISTORY [--spike STEP]
 """

@@ -1,4 +1,4 @@
-"""A history with a planted fault, a JupyterLab on it and a page of a headless Chromium, for each test what it needs."""
+"""Fixtures: a history with a planted fault, a JupyterLab that shows it, and a headless Chromium."""
 
 import os
 import shutil
@@ -19,17 +19,17 @@ CHROMIUM = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The history of a training whose learning rate jumps once, at step SPIKE."""
+    """Return the history of a training whose learning rate jumps once, at step SPIKE."""
     history = tmp_path_factory.mktemp("trained") / "history"
     with training(history, "--spike", str(SPIKE)) as run:
         assert run.go_on(STEPS) == STEPS
-    dshistory.Explorer.open(history).analyze(quiet=True)  # what the training had no time for
+    dshistory.Explorer.open(history).analyze(quiet=True)  # adds statistics that the training had no time for
     return history
 
 
 @pytest.fixture(scope="session")
 def lab(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """A server that shows a copy of the project's notebooks; `$DSHISTORY` of its kernels is the trained history."""
+    """Run a server with a copy of the project's notebooks; `$DSHISTORY` of its kernels is the trained history."""
     root = tmp_path_factory.mktemp("notebooks")
     shutil.copytree(ROOT / "notebooks", root, dirs_exist_ok=True)
     own = tmp_path_factory.mktemp("jupyter")
@@ -39,7 +39,7 @@ def lab(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab
 
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    """Debian's Chromium; playwright brings none."""
+    """Start the installed Chromium, because playwright has none of its own here."""
     program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     assert program, "no chromium here; `make test-browser` installs it"
     with sync_playwright() as playwright:
@@ -52,7 +52,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Function) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Keep what the browser showed when a test failed."""
+    """Save a picture of the browser when a test has failed."""
     report = yield
     if report.failed and report.when == "call" and "browser" in item.funcargs:
         for context in item.funcargs["browser"].contexts:

@@ -1,4 +1,4 @@
-"""The explorer as a person uses it: each gesture of the mouse or the keyboard changes what is seen, and shows its line of Python."""
+"""The explorer in a browser: each gesture with mouse or keyboard changes the view and shows its line of Python."""
 
 import pytest
 from browser_contrast import DISCERNIBLE, READABLE, contrasts
@@ -23,7 +23,7 @@ def h(trained):
 
 
 def returned(h, code):
-    """What the line of Python returns to a person who copies it."""
+    """Return what the line of Python returns to a user who copies it."""
     return eval(code, {"h": h})
 
 

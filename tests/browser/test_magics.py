@@ -1,4 +1,4 @@
-"""The magics as a person types them into a cell."""
+"""The magics work when a user types them into a cell."""
 
 import pytest
 from browser_page import opened, write_notebook

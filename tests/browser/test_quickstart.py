@@ -1,4 +1,4 @@
-"""The quickstart notebook in a real JupyterLab: every cell runs, and a person can read what it shows."""
+"""Every cell of the quickstart notebook runs in a real JupyterLab, and its output is readable."""
 
 import pytest
 from browser_contrast import DISCERNIBLE, READABLE, contrasts
@@ -13,7 +13,7 @@ DRAWN = """() => [...document.querySelectorAll('.js-plotly-plot')]
 
 @pytest.fixture(scope="module")
 def quickstart(lab, browser):
-    """The notebook with all cells run, in a page, and its code cells."""
+    """Run all cells of the notebook in a page; return the page and the code cells."""
     with opened(browser, lab, "quickstart.ipynb") as notebook:
         yield notebook, notebook.run_all()
 

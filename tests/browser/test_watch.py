@@ -1,4 +1,4 @@
-"""The explorer beside a training that goes on: what is committed appears, without a hand on the page."""
+"""The explorer shows what a running training commits, without any action on the page."""
 
 from browser_explorer import ExplorerPage
 from browser_history import training

@@ -1,4 +1,4 @@
-"""Every benchmark runs through at a tiny size and fills its table; the figures themselves are nobody's promise here."""
+"""Every benchmark runs at a tiny size and fills its table; the figures themselves are not tested."""
 
 import json
 import subprocess
@@ -98,5 +98,5 @@ def test_a_reader_puts_back_what_it_saved(reader, tmp_path):
     for tensor in training.tensors().values():
         tensor.zero_()
     way.whole(training)
-    if reader is not RawReader:  # the limit of the disk reads no state
+    if reader is not RawReader:  # the reader for the disk's limit restores no state
         assert all(torch.equal(tensor, kept[name]) for name, tensor in training.tensors().items())

@@ -1,4 +1,4 @@
-"""The demo, shortened: two ranks under DeepSpeed, captured, restored in new processes, bit-identical; and it can be stopped."""
+"""A short version of the demo restores two DeepSpeed ranks bit for bit in new processes, and can be interrupted."""
 
 import os
 import signal

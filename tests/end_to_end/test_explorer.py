@@ -1,4 +1,4 @@
-"""A real training, captured, and everything a person then does with its history."""
+"""A real training is captured, and its history is used as a user would use it."""
 
 import copy
 import json

@@ -1,4 +1,4 @@
-"""Every notebook runs from its first cell to its last in a real kernel, on a real history, and is right in what it says."""
+"""Every notebook runs completely in a real kernel on a real history, and its text is true."""
 
 import json
 import re
@@ -13,12 +13,12 @@ from project_helpers import run_python
 import dshistory
 
 FIGURES = {"loss_jumped": 4, "comparing_runs": 6, "sql_cookbook": 0, "quickstart": 3}
-"""Notebook -> how many figures it draws."""
+"""The number of figures that each notebook draws."""
 PLOTLY = "application/vnd.plotly.v1+json"
 
 
 class Executed:
-    """A notebook after it ran, and the history that it ran on."""
+    """A notebook that has run, and the history that it ran on."""
 
     def __init__(self, folder, name, history):
         self.page = (folder / f"{name}.html").read_text()
@@ -30,11 +30,11 @@ class Executed:
         return found
 
     def text(self, part):
-        """What the cell shows that has `part` in its source, as text."""
+        """Return the output of the cell with `part` in its source, as text."""
         return "".join(out.get("text", "") or out.data["text/plain"] for out in self.cell(part).outputs)
 
     def rows(self, part):
-        """The rows of the table that the cell shows: lists of their words, the note left out."""
+        """Return the rows of the table that the cell shows as lists of words, without the note."""
         head, _, *lines = (line.split() for line in self.text(part).splitlines())
         return [line for line in lines if len(line) == len(head)]
 
@@ -44,7 +44,7 @@ class Executed:
 
 @pytest.fixture(scope="module")
 def notebooks(tmp_path_factory):
-    """Name -> the notebook, executed once for all tests."""
+    """Execute the notebooks once for all tests; return them by name."""
     folder = tmp_path_factory.mktemp("notebooks")
     with ThreadPoolExecutor(2) as pool:
         return dict(zip(FIGURES, pool.map(partial(execute, folder), FIGURES), strict=True))
@@ -52,7 +52,7 @@ def notebooks(tmp_path_factory):
 
 def execute(folder, name):
     examples, history = ROOT / "examples", folder / "histories" / name
-    if name == "quickstart":  # which has the demo's history, else
+    if name == "quickstart":  # its history is that of the demo elsewhere
         plain = str(examples / "gpt" / "plain.py")
         run_python(plain, "--history", str(history), "--steps", "12", "--every", "3", cwd=folder)
         source = str(ROOT / "notebooks" / "quickstart.ipynb")
@@ -125,7 +125,7 @@ def test_the_two_runs_compare_as_the_text_says(notebooks):
     assert differences[0] < -0.1
     assert differences[-1] > 0.05
     assert "0 changed; 28 equal bit for bit" in compared.text(':0", by="kind"')
-    # The headings of this table have blanks in them.
+    # The headings of this table contain spaces.
     lines = [line.split() for line in compared.text("between the runs").splitlines()[2:]]
     apart = {int(step): [float(distance) for distance in distances] for step, *distances in lines}
     assert all(between > slow for between, slow, _ in apart.values())
@@ -153,6 +153,6 @@ def test_the_cookbooks_answers_are_those_of_the_tensors(notebooks):
     (row,) = [row for row in book.rows("exponents") if row[0] == "exp_avg_sq"]
     assert int(row[1]) == lost
     weights = book.history.restore(60, kinds="model")["model"]
-    del weights["head.weight"]  # the other name of tokens.weight
+    del weights["head.weight"]  # another name of tokens.weight
     norm = sum(float(tensor.double().square().sum()) for tensor in weights.values()) ** 0.5
     assert float(book.rows("AS weight_norm")[-1][-1]) == pytest.approx(norm, rel=1e-3)

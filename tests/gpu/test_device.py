@@ -1,4 +1,4 @@
-"""A real CUDA device: what lands is the state of the step, whatever its streams do meanwhile."""
+"""A real CUDA device: files contain the state of the step, whatever its streams do meanwhile."""
 
 import ctypes
 import gc
@@ -24,7 +24,7 @@ pytestmark = [
 BLOCK = MIB
 BUDGET = 2 * BLOCK + 4 * (64 << 10)
 LONG = 100_000_000
-"""Cycles that a stream is kept busy: tens of milliseconds."""
+"""The number of cycles for which a stream is kept busy: tens of milliseconds."""
 
 
 def small_writer() -> native.Writer:
@@ -68,7 +68,7 @@ def test_a_training_whose_state_is_larger_than_the_budget(history):
 
 @pytest.mark.parametrize("when", ["lazy", "eager"])
 def test_copies_are_behind_the_step_and_before_the_next_update(tmp_path, when):
-    """The training's stream is still busy with the step when it is taken, and writes again right after the barrier."""
+    """The training's stream is still busy when the step is captured, and writes again right after the barrier."""
     tensor = torch.zeros(4 * BUDGET // 4, device="cuda")
     writer = small_writer()
     plan = plan_of([tensor], when=when)
@@ -99,7 +99,7 @@ def test_ten_thousand_small_tensors_of_every_dtype(tmp_path):
     assert [found[f"t{i}"] for i in range(len(tensors))] == expected
 
 
-def test_the_staging_memory_is_pinned_as_long_as_its_engine():
+def test_the_staging_memory_is_pinned_as_long_as_its_writer():
     writer = small_writer()
     address, nbytes = writer.staging
     memory = torch.frombuffer((ctypes.c_ubyte * nbytes).from_address(address), dtype=torch.uint8)

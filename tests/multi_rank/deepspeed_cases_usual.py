@@ -23,7 +23,7 @@ import capture
 WORLD, RANK = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
 CAPTURED, LAST = 3, 6
 BASE_BYTES = 1 << 20
-"""Of the frozen base in bf16, about."""
+"""About the size of the frozen base in bf16."""
 
 
 def check_capture(history: Path, make: Callable[[int], Any]) -> None:

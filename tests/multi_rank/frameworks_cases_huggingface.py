@@ -33,7 +33,7 @@ from catalog.history import History
 from dshistory import Explorer
 
 STEPS, PER_STEP = 6, 8
-"""Updates of a training, and the examples that both ranks together take for one."""
+"""The number of updates of a training, and of the examples that both ranks together use for one."""
 
 
 class Sequential(Trainer):

@@ -1,4 +1,4 @@
-"""docs/coverage.md, made from the sources of the cases; started as a script it writes the file anew."""
+"""The page docs/coverage.md, made from the sources of the cases; as a script this module writes the page."""
 
 import ast
 from collections.abc import Iterator
@@ -10,14 +10,16 @@ PAGE = TESTS.parent / "docs" / "coverage.md"
 REFUSALS = "deepspeed_cases_refused.py"
 HEAD = """# Which configurations are covered
 
-Made from the tests by `make coverage-table`; a test fails when it is stale.
+This page is made from the tests by `make coverage-table`. A test fails when it is stale.
 
 ## DeepSpeed: captured, restored, trained on to the same bits
 
-Each row is a test on a real DeepSpeed engine, in one to four processes over gloo on CPU, with gradient clipping, dropout, two param groups,
-a tied head, a frozen parameter and a buffer that forward changes, unless its row says otherwise. The cases of `deepspeed_cases_state`,
-`_variants`, `_reshard` and `_resharded` take the state and put it back in memory, by the same State Providers; the others go through a history on disk. What moves to another world
-size, stage or split is tested for equal logical tensors and a training that goes on, for other ranks draw other random numbers.
+Each row is a test on a real DeepSpeed engine, in one to four processes over gloo on the CPU. Unless its row says
+otherwise, the training has gradient clipping, dropout, two param groups, a tied head, a frozen parameter and a buffer
+that forward changes. The cases of `deepspeed_cases_state`, `_variants`, `_reshard` and `_resharded` copy and restore
+the state in memory, through the same State Providers. The other cases use a history on disk. Cases that move state to
+another world size, stage or split test that the logical tensors are equal and the training continues, because other
+ranks draw other random numbers.
 
 | configuration | test |
 |---|---|
@@ -25,8 +27,9 @@ size, stage or split is tested for equal logical tensors and a training that goe
 FRAMEWORKS = """
 ## Other frameworks: captured, restored, trained on to the same bits
 
-On two ranks over gloo unless the row says otherwise, with a tied head, a frozen parameter, buffers that forward changes (one of them not persistent), rows
-that two ranks can't share evenly, dropout, two parameter groups and a scheduler.
+Each row is a test on two ranks over gloo unless the row says otherwise. The training has a tied head, a frozen
+parameter, buffers that forward changes (one of them not persistent), rows that two ranks can't share evenly, dropout,
+two parameter groups and a scheduler.
 
 | configuration | test |
 |---|---|
@@ -34,27 +37,29 @@ that two ranks can't share evenly, dropout, two parameter groups and a scheduler
 REFUSED = """
 ## DeepSpeed: refused by `capture.enable`, by name
 
-The message goes on: "can't be captured safely; turn it off in the DeepSpeed configuration". Nothing is written, and the engine trains on. Most of
-these can't be started on a CPU: the refusal is tested on a real engine that answers as one with that configuration does.
+Each message continues with "can't be captured safely; turn it off in the DeepSpeed configuration". Nothing is written,
+and the engine trains on. Most of these configurations can't be started on a CPU, so the refusal is tested on a real
+engine that reports such a configuration.
 
 | configuration | message |
 |---|---|
 """
 TAIL = """
-Also refused: pipeline stages or experts without ZeRO, bf16 or fp16; optimizer state that is not laid out element by element; optimizers with
-error feedback per rank (1-bit Adam and its kin); and any optimizer wrapper of DeepSpeed that is not known here, such as the one that MiCS had, by its
-class name. DeepSpeed 0.19.8 itself refuses MiCS.
+These are also refused: pipeline stages or experts without ZeRO, bf16 or fp16; optimizer state that is not laid out
+element by element; optimizers with error feedback per rank (1-bit Adam and similar ones); and any optimizer wrapper of
+DeepSpeed that is not known here, such as the one that MiCS had, with its class name in the message. DeepSpeed 0.19.8
+itself refuses MiCS.
 """
 
 
 def coverage_page() -> str:
-    """The text that docs/coverage.md must have."""
+    """Return the text that docs/coverage.md must have."""
     refused = "".join(f"| {configuration} | {message} |\n" for configuration, message in _refused())
     return f"{HEAD}{_covered('deepspeed')}{FRAMEWORKS}{_covered('frameworks')}{REFUSED}{refused}{TAIL}"
 
 
 def _covered(family: str) -> str:
-    """A line for what each case of the family is marked to cover."""
+    """Return a line for each case of the family that has a `covers` mark."""
     marks = sorted(
         (ast.literal_eval(mark.args[0]), f"{path.stem}.{node.name}")
         for path in CASES.glob(f"{family}_cases_*.py")

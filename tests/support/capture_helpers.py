@@ -1,4 +1,4 @@
-"""A small training, eager reference copies of it, and sessions whose writer is slow or broken on purpose."""
+"""A small training, eager reference copies of its state, and sessions whose writer is slow or fails on purpose."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ MIB = 1 << 20
 
 
 class Net(torch.nn.Module):
-    """Linear layers of `width`, batch statistics that every forward changes, and dropout."""
+    """A model with linear layers of `width`, batch statistics that every forward changes, and dropout."""
 
     def __init__(self, width: int = 64) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ def one_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> float:
 
 
 def reference(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, torch.Tensor]]:
-    """An eager copy of all state, by kind and name, made without any of the code that is tested."""
+    """Return an eager copy of all state by kind and name, made without any tested code."""
     state: dict[str, dict[str, torch.Tensor]] = {"model": {}, "buffer": {}}
     for name, parameter in model.named_parameters():
         state["model"][name] = parameter.detach().clone()
@@ -54,7 +54,7 @@ def reference(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[
 
 
 def assert_same(a: dict[str, dict[str, torch.Tensor]], b: dict[str, dict[str, torch.Tensor]]) -> None:
-    """Equal in names, shapes, dtypes and every bit."""
+    """Assert that both states are equal in names, shapes, dtypes and every bit."""
     assert a.keys() == b.keys()
     for kind, tensors in a.items():
         assert tensors.keys() == b[kind].keys()
@@ -72,7 +72,7 @@ def bits(tensor: torch.Tensor) -> bytes:
 def faulty_session(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, root: Path, *, faults: native.Faults, **options: Any
 ) -> capture.Session:
-    """A session at every step whose writer has `faults`."""
+    """Return a session that captures every step with a writer that has `faults`."""
     options = {"every": 1, "backend": "posix", "budget_bytes": 32 * MIB, **options}
     return capture.enable(model, optimizer=optimizer, history=root, faults=faults, **options)
 

@@ -1,6 +1,8 @@
-"""A whole plain-torch training as a script: `python capture_training.py HISTORY OUT.pt [--steps N] [--every N] [--resume REF | --auto] [--epochs]`.
+"""A complete PyTorch training as a script.
 
-Writes what it computed at every step, and all its state at the end, to OUT.pt; two runs that end alike did the same.
+    python capture_training.py HISTORY OUT.pt [--steps N] [--every N] [--resume REF | --auto] [--epochs]
+
+It writes the results of every step and the final state to OUT.pt. Two trainings with equal results computed the same.
 """
 
 import argparse
@@ -28,7 +30,9 @@ def build(args):
 
 
 def train(args, model, optimizer, scheduler, loader, session, state) -> dict[int, tuple]:
-    """Batches of an epoch, noise of all three generators, dropout, a schedule, a counter of the user's own."""
+    """Train with noise from all three generators, dropout, a schedule and a user's counter; return the results of each
+    step.
+    """
     log = {}
     while state["step"] < args.steps:
         for batch in loader:

@@ -1,4 +1,4 @@
-"""Tiny valid checkpoints without torch: bytes in, through the catalog's own writer, a history out."""
+"""Tiny valid checkpoints without torch, written from bytes with the catalog's own writer."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ LAYOUT = "layout-1"
 
 @dataclass(frozen=True)
 class Piece:
-    """One fragment as a rank writes it."""
+    """One fragment, as a rank writes it."""
 
     name: str
     data: bytes
@@ -33,14 +33,14 @@ class Piece:
 
 
 def pieces_of(tensors: Mapping[str, bytes], *, kind: str = "model") -> list[Piece]:
-    """Each value as a whole U8 tensor."""
+    """Return each value as a whole U8 tensor."""
     return [Piece(name, data, kind) for name, data in tensors.items()]
 
 
 def data_file_bytes(
     pieces: Iterable[Piece], *, run: str = "run-a", step: int = 0, rank: int = 0
 ) -> tuple[bytes, list[Extent]]:
-    """A data file and its manifest rows: header, pieces, padding to the aligned end."""
+    """Return a data file with header, pieces and padding to the aligned end, and its manifest rows."""
     file = data_file(run, step, rank)
     padded = [*pieces]
     body_bytes = sum(len(piece.data) for piece in padded)
@@ -69,7 +69,7 @@ def _entry(piece: Piece, *, at: int) -> Entry:
 
 
 def _shape(piece: Piece) -> tuple[tuple[int, ...], int]:
-    """The logical tensor's shape, and the number of elements of this piece of it."""
+    """Return the shape of the logical tensor and the number of elements of this piece."""
     numel = len(piece.data) // DTYPES[piece.dtype]
     return (numel,) if piece.shape is None else piece.shape, numel
 
@@ -94,7 +94,7 @@ def _extent(piece: Piece, *, file: str, offset: int) -> Extent:
 
 @dataclass
 class Run:
-    """One run of a history, all its ranks written by this process."""
+    """One run of a history; this process writes all its ranks."""
 
     root: Path
     run: str = "run-a"
@@ -113,7 +113,7 @@ class Run:
         ]
 
     def part(self, step: int, rank: int, pieces: Iterable[Piece]) -> None:
-        """Publish one rank's part; not yet a checkpoint."""
+        """Publish one rank's part, which alone is not a checkpoint."""
         writer = self.writers[rank]
         content, extents = data_file_bytes(pieces, run=self.run, step=step, rank=rank)
         data_tmp = writer.begin(step)

@@ -1,4 +1,4 @@
-"""Programs that the tests of the catalog run as processes of their own: `python catalog_processes.py <role> <arguments>`."""
+"""Programs that tests of the catalog run as separate processes: `python catalog_processes.py <role> <arguments>`."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ TABLES = ("runs", "checkpoints", "tensors", "fragments", "metrics", "events", "t
 
 
 def train(root: Path, run: str, steps: int) -> None:
-    """Commit and register at every step; says the longest register and what the index took in."""
+    """Commit and register at every step; print how many checkpoints the index took in."""
     ingested = 0
     with Run(root, run) as training:
         for step in range(steps):
@@ -29,7 +29,7 @@ def train(root: Path, run: str, steps: int) -> None:
 
 
 def read(root: Path, stop: Path) -> None:
-    """Query in a loop until `stop` exists: what was seen once is seen ever after, whole, and once."""
+    """Query in a loop until `stop` exists; every checkpoint seen once must stay visible, complete and unique."""
     history = History.open(root)
     seen = rounds = 0
     while not stop.exists():
@@ -51,7 +51,7 @@ def read(root: Path, stop: Path) -> None:
 
 
 def hold(path: Path, seconds: float) -> None:
-    """Open the index for writing, as a foreign client would, and keep it."""
+    """Open the index for writing, as a foreign client would, and keep it open for `seconds`."""
     while True:
         try:
             with duckdb.connect(str(path)):
@@ -63,7 +63,7 @@ def hold(path: Path, seconds: float) -> None:
 
 
 def train_until_killed(root: Path, run: str) -> None:
-    """Commit and register for ever; says each step when its marker is there."""
+    """Commit and register forever; print each step when its marker exists."""
     with Run(root, run) as training:
         print("born", flush=True)
         step = 0
@@ -79,7 +79,7 @@ FILE_CALLS = frozenset({"open", "os.rename", "os.link", "os.mkdir", "os.remove"}
 
 
 def train_killed_everywhere(root: Path) -> None:
-    """Train again and again, each time killed one call to the file system later, until one training comes through."""
+    """Train repeatedly, each time killed one file system call later, until one training completes."""
     create_history(root)
     for kill in count(1):
         child = os.fork()

@@ -1,4 +1,4 @@
-"""Tiny histories written through the catalog's own writer, for tests of the explorer."""
+"""Tiny histories with torch tensors, written with the catalog's own writer, and a shell for tests of the explorer."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ ALIGN = 4096
 
 @dataclass(frozen=True)
 class Piece:
-    """One fragment as a rank writes it."""
+    """One fragment, as a rank writes it."""
 
     name: str
     tensor: torch.Tensor
@@ -40,12 +40,12 @@ class Piece:
 
 
 def whole(tensors: Mapping[str, torch.Tensor], *, kind: str = "model") -> list[Piece]:
-    """Each tensor as one piece."""
+    """Return each tensor as one piece."""
     return [Piece(name, tensor, kind) for name, tensor in tensors.items()]
 
 
 def shares(tensors: Mapping[str, torch.Tensor], world_size: int, *, kind: str = "model") -> list[list[Piece]]:
-    """For each rank its contiguous share of every tensor, as ZeRO would cut them; shares may be empty."""
+    """Return each rank's contiguous share of every tensor, cut as by ZeRO; shares may be empty."""
     ranks: list[list[Piece]] = [[] for _ in range(world_size)]
     for name, tensor in tensors.items():
         cuts = [tensor.numel() * rank // world_size for rank in range(world_size + 1)]
@@ -102,7 +102,7 @@ class Run:
 
 
 def tiny_history(root: Path) -> Iterator[Run]:
-    """Three checkpoints of a model of four tensors; a fixture's body."""
+    """Yield a run with three checkpoints of a model with four tensors; this is the body of a fixture."""
     run = Run(root)
     generator = torch.Generator().manual_seed(0)
     weights = {
@@ -125,10 +125,10 @@ def tiny_history(root: Path) -> Iterator[Run]:
 
 @contextmanager
 def extended_shell(folder: Path) -> Iterator[InteractiveShell]:
-    """A fresh IPython shell with the extension loaded, which keeps its files in `folder` and remembers no input."""
+    """Yield a fresh IPython shell with the extension loaded, whose files are in `folder`; it keeps no history."""
     with patch.dict(os.environ, IPYTHONDIR=str(folder)):
         shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
-        shell.Completer.use_jedi = False  # it would add Python's own words to ours
+        shell.Completer.use_jedi = False  # Jedi would add completions of Python itself.
         shell.run_line_magic("load_ext", "dshistory")
         try:
             yield shell
@@ -182,7 +182,9 @@ def _bytes_extent(name: str, kind: str, content: bytes, file: str, offset: int) 
 
 
 def history_of(root: Path, *checkpoints: list[list[Piece]], world_sizes: tuple[int, ...] = (1, 1)) -> Explorer:
-    """A run for each checkpoint (steps 10, 20, ...), each the child of the one before."""
+    """Return an explorer of a history with one run for each checkpoint (steps 10, 20, ...), each run a child of the
+    last.
+    """
     parent = None
     for i, (ranks, world_size) in enumerate(zip(checkpoints, world_sizes, strict=True)):
         run = Run(root, f"run-{i}", world_size, parent, created=f"2026-11-21T10:15:0{i}+00:00")

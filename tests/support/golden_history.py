@@ -1,5 +1,7 @@
-"""What the golden history of format 1 holds. `python tests/support/golden_history.py FOLDER` writes such a history anew; the one
-under tests/golden was written once and stays as it is, so that every later release is held to reading it.
+"""The content of the golden history of format 1.
+
+`python tests/support/golden_history.py FOLDER` writes such a history. The one under tests/golden was written once and
+never changes, so that every later release must be able to read it.
 """
 
 import struct
@@ -27,7 +29,7 @@ def _part(step: int, rank: int) -> list[Piece]:
 
 
 def write(root: Path) -> None:
-    """Two ranks, steps 0 and 50, then a run of one rank that goes on from 50."""
+    """Write a run of two ranks with steps 0 and 50, then a run of one rank that continues from step 50."""
     facts = {"zero_stage": 1, "backend": "posix"}
     with Run(root, "20261121-101502-000001", world_size=2, created="2026-11-21T10:15:02+00:00", facts=facts) as run:
         for step in (0, 50):

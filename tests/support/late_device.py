@@ -1,4 +1,4 @@
-"""A device that is none: it copies as late as the protocol allows, newest transfer and last piece first."""
+"""A simulated device that copies as late as the protocol allows, newest transfer and last piece first."""
 
 import datetime
 import threading
@@ -46,8 +46,10 @@ class LateTransfer:
 
 
 class LateDevice:
-    """Holds every tensor for which `held` is true; copies nothing before `gate` is open and somebody waits. Fails with an
-    exception at the transfer of that number.
+    """A simulated device that owns every tensor for which `held` is true.
+
+    It copies nothing before `gate` is set and a caller waits for a transfer. `fails_to_begin` and `fails_to_end` give
+    the number of a transfer and the exception that it raises.
     """
 
     def __init__(
@@ -80,7 +82,7 @@ class LateDevice:
         self.pinned.discard(writer.staging)
 
     def begin(self, tensors: Sequence[torch.Tensor]) -> None:
-        """What is copied is what is there when it is copied."""
+        """Do nothing: a transfer copies the bytes that a tensor has at the time of the copy."""
 
     def copy(self, pieces: Sequence[Piece], slot: torch.Tensor) -> LateTransfer:
         address, nbytes = next(iter(self.pinned))
@@ -103,7 +105,7 @@ class LateDevice:
 
 
 def late_until_the_barrier(device: LateDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is copied before a training is at its barrier, and nothing after, until it is `ending`."""
+    """Let `device` copy only while a training is at its barrier, until the device is `ending`."""
     release = Snapshot.release
 
     def opened(snapshot: Snapshot) -> None:
@@ -123,7 +125,7 @@ def session_on(
     *,
     writer: native.Writer,
 ) -> Session:
-    """A session at every step of a training whose state lies on `device`."""
+    """Return a session that captures every step of a training whose state is on `device`."""
     create_history(root)
     facts = RunFacts(new_run_id(), datetime.datetime.now(datetime.UTC).isoformat(), 1, None, None, "layout", {})
     create_run(root, facts)
@@ -134,7 +136,7 @@ def session_on(
 
 
 def small_writer(*, budget_bytes: int = LEAST_BUDGET, **faults: Any) -> native.Writer:
-    """With slots for two blocks of 64 KiB, and four that are as small."""
+    """Return a writer with two slots for blocks of 64 KiB, and four small slots of the same size."""
     return native.Writer(
         backend="posix",
         budget_bytes=budget_bytes,

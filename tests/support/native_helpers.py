@@ -1,4 +1,4 @@
-"""Random files for the native core: extents with their memory, and the bytes the file must have."""
+"""Random files for the native core: extents with their memory, and the bytes that must be in the file."""
 
 import mmap
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ def new_writer(
 
 
 def arena(nbytes: int) -> np.ndarray:
-    """Return page-aligned zeroed memory."""
+    """Return page-aligned memory filled with zeros."""
     return np.frombuffer(mmap.mmap(-1, max(nbytes, 1)), dtype=np.uint8)
 
 
@@ -50,21 +50,25 @@ def fill(memory: np.ndarray, seed: int) -> None:
 
 @dataclass(frozen=True)
 class Piece:
-    """One extent to be, `gap` bytes after the one before; `place` says where its bytes are in memory."""
+    """One future extent: it begins `gap` bytes after the previous one.
+
+    `place` gives the position of its bytes in memory: "next" is behind the previous piece, as in the file; "congruent"
+    is congruent to the file offset; "odd" is anywhere.
+    """
 
     nbytes: int
     gap: int
-    place: str  # "next": behind the piece before, as in the file; "congruent": to its offset; "odd": anywhere
+    place: str
     eager: bool
 
 
 @dataclass(frozen=True)
 class Extents:
-    """Columns over one arena; the arena must outlive every address."""
+    """Extents as columns over one arena, which must outlive every address."""
 
     memory: np.ndarray
     offsets: np.ndarray
-    positions: np.ndarray  # into the arena
+    positions: np.ndarray  # in the arena
     nbytes: np.ndarray
     eager: np.ndarray
     data_end: int
@@ -92,7 +96,7 @@ class Extents:
         return [self.bytes_of(i) for i in range(len(self.offsets))]
 
     def image(self) -> bytes:
-        """[ALIGN, data_end) as the file must have it, gaps as zeros."""
+        """Return the bytes that the range [ALIGN, data_end) of the file must have, with zeros in gaps."""
         image = bytearray(self.data_end - ALIGN)
         for offset, content in zip(self.offsets.tolist(), self.contents(), strict=True):
             image[offset - ALIGN : offset - ALIGN + len(content)] = content
@@ -158,7 +162,7 @@ def check_file(path: Path, data: Extents, *, header: bytes = HEADER, trailer: by
 
 
 def same_bytes(got: bytes, want: bytes) -> None:
-    """Fail unless both are equal, naming the first difference without printing megabytes."""
+    """Assert that both are equal; the message gives the first difference without printing megabytes."""
     assert len(got) == len(want)
     if got != want:
         apart = np.flatnonzero(np.frombuffer(got, np.uint8) != np.frombuffer(want, np.uint8))

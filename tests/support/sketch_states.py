@@ -1,4 +1,4 @@
-"""States of a small training whose updates are what sketches find hard: one dominant column, one dominant row, few rows."""
+"""States of a small training whose updates are hard for sketches: a dominant column, a dominant row, few rows."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -13,14 +13,14 @@ TOKENS, WIDTH, UNITS = 2_000, 32, 64
 
 @dataclass(frozen=True)
 class State:
-    """One tensor, flattened float32, at the steps 0, 20 and 40 of the training."""
+    """One tensor, flattened as float32, at the steps 0, 20 and 40 of the training."""
 
     name: str
     steps: tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class Model(nn.Module):
-    """One input is far larger than the others, one output counts far more: their column and row take all of the update."""
+    """A model with one dominant input and output, whose column and row receive nearly all of the update."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Model(nn.Module):
 
 @cache
 def trained() -> dict[str, State]:
-    """Weights and momenta by name, after 40 steps of SGD with momentum."""
+    """Return weights and momenta by name, from 40 steps of SGD with momentum."""
     torch.manual_seed(0)
     model = Model()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
@@ -62,5 +62,5 @@ def take(model: nn.Module, optimizer: torch.optim.Optimizer, taken: dict[str, li
 
 
 def share(update: np.ndarray, part: np.ndarray) -> float:
-    """Of the squared norm of the update."""
+    """Return the share of `part` in the squared norm of the update."""
     return float(np.square(part, dtype=np.float64).sum() / np.square(update, dtype=np.float64).sum())

@@ -1,4 +1,4 @@
-"""What statistics and sketches must be: float64 references by numpy, and the specification's own text as code."""
+"""References for statistics and sketches: float64 results from numpy, and the code of the specification."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -34,7 +34,7 @@ SPECIFICATION = (ROOT / "docs" / "sketches.md").read_text(encoding="utf-8")
 
 
 def specified() -> dict[str, Callable[..., Any]]:
-    """The functions of the specification's code block."""
+    """Return the functions of the specification's code block."""
     block = re.search(r"```python\n(.*?)```", SPECIFICATION, re.DOTALL)
     assert block is not None
     names: dict[str, Any] = {}
@@ -47,13 +47,16 @@ def memory_of(tensor: torch.Tensor) -> np.ndarray:
 
 
 def numbers_of(tensor: torch.Tensor) -> np.ndarray:
-    """Every element as float64, by torch's own conversion (numpy's for what torch can't convert)."""
+    """Return every element as float64, converted by torch (by numpy for uint64, which torch can't convert)."""
     flat = tensor.flatten()
     return flat.numpy().astype(np.float64) if flat.dtype == torch.uint64 else flat.to(torch.float64).numpy()
 
 
 def random_tensor(dtype: str, count: int, *, seed: int = 0) -> torch.Tensor:
-    """Random bits, so every exponent whose squares float64 can add, denormals, zeros, and NaN and Inf where there are any."""
+    """Return random bits as a tensor.
+
+    It has every exponent whose squares float64 can add, denormals, zeros, and NaN and Inf where the dtype has them.
+    """
     generator = torch.Generator().manual_seed(seed)
     size = torch.empty(0, dtype=DTYPES[dtype]).element_size()
     bits = torch.randint(0, 256, (count * size,), dtype=torch.uint8, generator=generator)
@@ -66,7 +69,7 @@ def random_tensor(dtype: str, count: int, *, seed: int = 0) -> torch.Tensor:
 
 
 def assert_right(found: native.Statistics, tensor: torch.Tensor, *, what: object = "") -> None:
-    """Counts exactly; sums within the rounding of additions in any order."""
+    """Assert that counts are exact, and sums correct within the rounding of additions in any order."""
     numbers = numbers_of(tensor)
     finite = numbers[np.isfinite(numbers)]
     comparable = numbers[~np.isnan(numbers)]
@@ -83,7 +86,7 @@ def assert_right(found: native.Statistics, tensor: torch.Tensor, *, what: object
 
 
 def close(found: float, addends: np.ndarray, what: object = "") -> None:
-    """Within the rounding of additions in any order."""
+    """Assert that a sum is correct within the rounding of additions in any order."""
     assert abs(found - addends.sum()) <= 1e-15 * max(64, addends.size) ** 0.5 * np.abs(addends).sum(), what
 
 
@@ -93,7 +96,7 @@ def exponents(finite: np.ndarray) -> np.ndarray:
 
 
 def merged(parts: Sequence[native.Statistics]) -> dict[str, Any]:
-    """The rules of the specification's table."""
+    """Merge statistics by the rules of the specification's table."""
     least = [part.min for part in parts if part.min is not None]
     most = [part.max for part in parts if part.max is not None]
     added = ("count", "nan", "inf", "zeros", "sum", "sum_of_squares", "exponents", "sketch")

@@ -1,4 +1,4 @@
-"""Histories with statistics to look into, and what a browser would do to the widget."""
+"""Histories with statistics, and the messages that a browser would send to the widget."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,11 +14,14 @@ from dshistory.explorer import Explorer
 STEPS = (0, 10, 20, 30, 40, 50)
 JUMP = 40
 SILENT = 20
-"""The step without statistics."""
+"""The step that has no statistics."""
 
 
 def layered_history(root: Path, *, silent: Sequence[int] = (SILENT,), names: Sequence[str] = ()) -> Explorer:
-    """Two layers and a head over six checkpoints; at JUMP the weight `h.1.mlp.weight` moves a hundred times more than else."""
+    """Return an explorer of two layers and a head over six checkpoints.
+
+    At JUMP the weight `h.1.mlp.weight` changes a hundred times more than all others.
+    """
     run = Run(root)
     generator = torch.Generator().manual_seed(0)
     weights = {
@@ -45,7 +48,7 @@ def trace(exploration: Any, name: str) -> Any:
 
 
 def cells(exploration: Any) -> dict[tuple[str, int], float | None]:
-    """The values of the heat map by label and step."""
+    """Return the values of the heat map by label and step."""
     heat = trace(exploration, "heat")
     return {
         (y, x): value
@@ -55,14 +58,14 @@ def cells(exploration: Any) -> dict[tuple[str, int], float | None]:
 
 
 def click(exploration: Any, label: str, step: int) -> None:
-    """What the page sends when a cell of the heat map is clicked."""
+    """Send the message of a click on a cell of the heat map."""
     place = [trace.name for trace in exploration.figure.data].index("heat")
     points = {"xs": [step], "ys": [label], "trace_indexes": [place], "point_indexes": [[0, 0]]}
     exploration.figure._js2py_pointsCallback = {"event_type": "plotly_click", "points": points}
 
 
 def piece(exploration: Any, name: str) -> Any:
-    """The widget with the class `dsh-NAME`."""
+    """Return the widget with the class `dsh-NAME`."""
     (found,) = [widget for widget in widgets(exploration) if f"dsh-{name}" in getattr(widget, "_dom_classes", ())]
     return found
 
@@ -76,7 +79,7 @@ def widgets(exploration: Any) -> list[Any]:
 
 
 def when(widget: Any, trait: str, holds: Callable[[], bool]) -> Event:
-    """An event that is set as soon as something holds, looked at whenever the trait changes."""
+    """Return an event that is set once `holds` returns true; it is checked whenever the trait changes."""
     event = Event()
 
     def look(_: Any = None) -> None:
