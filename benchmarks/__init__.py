@@ -1,1 +1,1 @@
-"""DSHistory measured beside the other ways to save a training: `make bench`, or `python -m benchmarks --help`."""
+"""Benchmarks of DSHistory beside other ways to save a training: `make bench`, or `python -m benchmarks --help`."""

@@ -1,4 +1,4 @@
-"""Runs the benchmarks and writes their tables: python -m benchmarks [NAME ...] [--smoke]."""
+"""Run the benchmarks and write their tables: python -m benchmarks [NAME ...] [--smoke]."""
 
 import argparse
 import shutil
@@ -50,21 +50,21 @@ SUITES = {
 def main() -> None:
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("suites", nargs="*", default=list(SUITES), help=f"of {', '.join(SUITES)}; all by default")
-    parser.add_argument("--smoke", action="store_true", help="tiny sizes, to see that everything runs")
+    parser.add_argument("suites", nargs="*", default=list(SUITES), help=f"some of {', '.join(SUITES)}; default: all")
+    parser.add_argument("--smoke", action="store_true", help="use tiny sizes, only to check that everything runs")
     parser.add_argument(
         "--scratch", type=Path, default=Path("benchmarks/scratch"), help="folder on the disk to measure"
     )
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results"), help="folder for the tables")
     args = parser.parse_args()
     if unknown := set(args.suites) - set(SUITES):
-        parser.error(f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(SUITES)}")
+        parser.error(f"unknown benchmark {', '.join(sorted(unknown))}; choose from {', '.join(SUITES)}")
     for name in args.suites:
         measure(name, args.scratch, args.results, (SMOKE if args.smoke else FULL)[name])
 
 
 def measure(name: str, scratch: Path, results: Path, settings: Mapping[str, object]) -> None:
-    """One suite in an empty scratch folder, its tables into `results` and onto the screen."""
+    """Run one suite in an empty scratch folder; write its tables into `results` and print them."""
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
     suite = SUITES[name]

@@ -1,10 +1,10 @@
-"""How bytes get to the disk fastest: alignment x coalescing x buffered or O_DIRECT x layout in files.
+"""Writing bytes to the disk: alignment x coalescing x buffered or O_DIRECT x layout in files.
 
-The experiment of arXiv 2512.24511 at a small machine's size, with nothing of DSHistory in it: equal pieces of memory are
-written by four threads into new files and made durable. *Congruent* memory lies like its place in the file modulo 4096 and
-*by sectors* modulo 512; *shifted* memory lies elsewhere, so O_DIRECT needs a copy first. *Coalesced* writes gather pieces,
-by a vector or, where they are copied anyway, in the buffer, up to 8 MiB; else each piece is a write. The layouts are one
-preallocated file or a file per piece.
+This is the experiment of arXiv 2512.24511 at the size of a small machine, without any part of DSHistory. Four threads
+write equal pieces of memory into new files and make them durable. The address of *congruent* memory equals its file
+offset modulo 4096, and that of memory *by sectors* modulo 512. *Shifted* memory has neither, so O_DIRECT needs a copy
+first. *Coalesced* writes gather pieces of up to 8 MiB, as a vector or, where they are copied anyway, in the buffer;
+otherwise each piece is one write. The layouts are one preallocated file, or one file per piece.
 """
 
 import errno
@@ -45,8 +45,9 @@ class Cell:
 
 
 def cells(pieces: tuple[int, ...]) -> list[Cell]:
-    """All that differ: pieces in files of their own, or as large as a gathered write, can't be coalesced, and the page
-    cache knows no sectors.
+    """Return all combinations that differ.
+
+    Pieces in separate files, or as large as a gathered write, can't be coalesced, and the page cache has no sectors.
     """
     found = []
     for piece, one_file, direct, alignment, coalesced in product(
@@ -59,7 +60,7 @@ def cells(pieces: tuple[int, ...]) -> list[Cell]:
 
 
 def run(scratch: Path, *, total_bytes: int, pieces: tuple[int, ...], times: int) -> tuple[Rows, dict[str, object]]:
-    """Every cell, `times` rotations, interleaved."""
+    """Measure every cell in `times` interleaved rotations."""
     memory = mmap.mmap(-1, total_bytes + 4096)
     np.frombuffer(memory, dtype=np.uint8)[:] = np.random.default_rng(0).integers(0, 256, len(memory), dtype=np.uint8)
     contenders = cells(pieces)
@@ -85,7 +86,7 @@ def run(scratch: Path, *, total_bytes: int, pieces: tuple[int, ...], times: int)
 
 
 def _write(cell: Cell, state: memoryview, folder: Path) -> None:
-    """All of `state`, durable."""
+    """Write all of `state` and make it durable."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | (os.O_DIRECT if cell.direct else 0)
     lanes = _Lanes(cell, state)
     starts = range(0, len(state), GATHERED if cell.coalesced else cell.piece)
@@ -107,7 +108,7 @@ def _write(cell: Cell, state: memoryview, folder: Path) -> None:
 
 
 class _Lanes:
-    """What each thread writes with: the pieces themselves, or a copy where O_DIRECT can't take them."""
+    """The memory that each thread writes: the pieces themselves, or a copy where O_DIRECT can't take them."""
 
     def __init__(self, cell: Cell, state: memoryview) -> None:
         self.cell, self.state = cell, state
@@ -123,7 +124,7 @@ class _Lanes:
             os.close(descriptor)
 
     def write(self, descriptor: int, at: int, offset: int) -> None:
-        """The write that begins with the piece at `at`."""
+        """Execute the write that begins with the piece at `at`."""
         span = self.state[at : at + (GATHERED if self.cell.coalesced else self.cell.piece)]
         if self.copies:
             if not hasattr(self.own, "buffer"):

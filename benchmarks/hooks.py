@@ -1,4 +1,4 @@
-"""The time that capturing takes out of a training loop, measured from outside: around everybody's hooks."""
+"""The time that capturing takes in a training loop, measured around the hooks of every contender."""
 
 import time
 from typing import Any
@@ -9,9 +9,9 @@ from benchmarks.training_state import Training
 
 
 class HookClock:
-    """Seconds between the first and the last hook before an update, after an update, and before a forward.
+    """A clock for the seconds between the first and the last hook before an update, after it, and before a forward.
 
-    What registers its hooks between the construction and `seal` runs between the two, so all of its waiting counts.
+    Hooks that are registered between the construction and `seal` run between these two, so all of their waiting counts.
     """
 
     def __init__(self, training: Training) -> None:
@@ -21,13 +21,13 @@ class HookClock:
         self._register(self._first)
 
     def seal(self) -> None:
-        """Everything registered so far is measured from now on."""
+        """Measure everything that is registered so far from now on."""
         for handle in self._sealed:
             handle.remove()
         self._sealed = self._register(self._last)
 
     def take(self) -> float:
-        """Seconds since this was asked last."""
+        """Return the seconds since the last call."""
         seconds, self.seconds = self.seconds, 0.0
         return seconds
 

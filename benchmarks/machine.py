@@ -1,4 +1,4 @@
-"""What the figures were measured on."""
+"""The machine on which the figures were measured."""
 
 import os
 import platform
@@ -10,7 +10,7 @@ PACKAGES = ("torch", "numpy", "duckdb", "pyarrow", "deepspeed", "safetensors", "
 
 
 def facts(folder: Path) -> dict[str, object]:
-    """Processor, memory, kernel, file system of `folder`, versions and commit; no host name and no path."""
+    """Return processor, memory, kernel, file system of `folder`, versions and commit, without host name and paths."""
     return {
         "processor": _first_field("/proc/cpuinfo", "model name"),
         "cores": os.cpu_count(),
@@ -24,7 +24,7 @@ def facts(folder: Path) -> dict[str, object]:
 
 
 def file_system(folder: Path) -> str:
-    """Type of the file system that holds `folder`: the mount with the longest matching path."""
+    """Return the type of the file system that holds `folder`: that of the mount with the longest matching path."""
     target = folder.resolve()
     best, kind = Path("/"), "unknown"
     for line in Path("/proc/self/mounts").read_text().splitlines():

@@ -1,5 +1,7 @@
-"""A made-up history of any size: real manifests, markers, journals, statistics and index, through the code that writes them in a
-training; the tensors themselves are holes in sparse files, which no query reads.
+"""A synthetic history of any size.
+
+Manifests, markers, journals, statistics and index are real and written by the same code as in a training. The tensors
+are holes in sparse files, which no query reads.
 """
 
 from pathlib import Path
@@ -19,7 +21,7 @@ RUN = "20261121-101502-a1b2c3"
 LAYOUT = "made-up"
 NUMEL = 8_192 * 8_192
 STEPS_BETWEEN = 10
-"""Updates from one checkpoint to the next; the journal has the metrics of each."""
+"""The number of updates between two checkpoints; the journal has the metrics of each."""
 
 OF_A_LAYER = ("attn.q", "attn.k", "attn.v", "attn.out", "mlp.up", "mlp.down")
 _HEADER_BYTES = 4096
@@ -28,13 +30,13 @@ _UPDATE = 1e-3
 
 
 def names(tensors: int) -> list[str]:
-    """As of a transformer: weight and bias of six matrices in each layer."""
+    """Return names as in a transformer: weight and bias of six matrices in each layer."""
     parts = [f"{part}.{what}" for part in OF_A_LAYER for what in ("weight", "bias")]
     return [f"model.layers.{i // len(parts)}.{parts[i % len(parts)]}" for i in range(tensors)]
 
 
 class MadeUp:
-    """The writing end of a made-up run of one rank; `publish` adds the next checkpoint, `STEPS_BETWEEN` steps on."""
+    """The writer of a synthetic run of one rank; `publish` adds the next checkpoint, `STEPS_BETWEEN` steps later."""
 
     def __init__(self, root: Path, *, tensors: int, seed: int = 0) -> None:
         create_history(root)
@@ -44,14 +46,14 @@ class MadeUp:
         self._names = names(tensors)
         self._extents = _extents(self._names)
         self._fixed = _fixed_statistics(self._names)
-        # The sketch of a tensor of NUMEL numbers of deviation 0.02: the sum of squares is kept, on average.
+        # The sketch is that of NUMEL numbers with deviation 0.02: on average it preserves the sum of squares.
         self._sketches = self._draw.normal(0.0, 0.02 * (NUMEL / BUCKETS) ** 0.5, (tensors, BUCKETS))
         self._histogram = np.where((np.arange(64) > 30) & (np.arange(64) < 50), NUMEL // 20, 1000)
         self._sums = self._draw.normal(0.0, 40.0, tensors)
         self.published = 0
 
     def publish(self, *, register: bool = True) -> int:
-        """Publish the next checkpoint with its statistics and metrics; its step."""
+        """Publish the next checkpoint with its statistics and metrics; return its step."""
         step = self.published * STEPS_BETWEEN
         self._metrics(step)
         checksums = self._draw.integers(0, 256, (len(self._names), 16), dtype=np.uint8)
@@ -75,7 +77,10 @@ class MadeUp:
         self._writer.close()
 
     def _metrics(self, step: int) -> None:
-        """Of the updates up to the next checkpoint; a segment for many of them, as from a session that flushes by time."""
+        """Write the metrics of all updates up to the next checkpoint.
+
+        One segment has many updates, as from a session that flushes by time.
+        """
         journal = self._writer.journal
         for at in range(step, step + STEPS_BETWEEN):
             loss = 2.0 + 8.0 / (1.0 + at / 100.0)
@@ -99,7 +104,7 @@ class MadeUp:
         return pa.table(columns, schema=self._extents.schema)
 
     def _statistics(self, checksums: np.ndarray) -> pa.Table:
-        """A walk of independent small updates: what a training at a constant learning rate looks like from afar."""
+        """Return the statistics of independent small updates, which resemble a training at a constant learning rate."""
         tensors = len(self._names)
         deviation = 0.02 * (NUMEL / BUCKETS) ** 0.5 * _UPDATE
         self._sketches += self._draw.normal(0.0, deviation, (tensors, BUCKETS)) * self._draw.uniform(
@@ -122,13 +127,14 @@ class MadeUp:
 def _extents(tensor_names: list[str]) -> pa.Table:
     file = data_file(RUN, 0, 0)
     header = Extent(
-        name="__header__", kind="header", dtype="U8", shape=(_HEADER_BYTES,), start=0, numel=_HEADER_BYTES, file=file, offset=0,
-        nbytes=_HEADER_BYTES, checksum=bytes(16), placement="rank_local", aliases=(),
+        name="__header__", kind="header", dtype="U8", shape=(_HEADER_BYTES,), start=0, numel=_HEADER_BYTES, file=file,
+        offset=0, nbytes=_HEADER_BYTES, checksum=bytes(16), placement="rank_local", aliases=(),
     )  # fmt: skip
     rows = [
         Extent(
             name=name, kind="model", dtype="F32", shape=(8_192, 8_192), start=0, numel=NUMEL, file=file,
-            offset=_HEADER_BYTES + i * NUMEL * 4, nbytes=NUMEL * 4, checksum=bytes(16), placement="replicated", aliases=(),
+            offset=_HEADER_BYTES + i * NUMEL * 4, nbytes=NUMEL * 4, checksum=bytes(16), placement="replicated",
+            aliases=(),
         )
         for i, name in enumerate(tensor_names)
     ]  # fmt: skip

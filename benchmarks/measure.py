@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 @dataclass
 class Series:
-    """One figure over all rotations."""
+    """The values of one figure over all rotations."""
 
     values: list[float] = field(default_factory=list)
 
@@ -30,7 +30,7 @@ class Series:
 
 
 Rows = dict[str, dict[str, Series]]
-"""By contender, then by figure."""
+"""Series by contender, then by figure."""
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Clock:
 
 @contextmanager
 def clock() -> Iterator[Clock]:
-    """Wall time of the block, in `seconds` after it."""
+    """Measure the wall time of the block, which is in `seconds` afterwards."""
     measured, started = Clock(), time.perf_counter()
     try:
         yield measured
@@ -49,14 +49,14 @@ def clock() -> Iterator[Clock]:
 
 
 def rotations(contenders: Sequence[T], *, times: int) -> Iterator[T]:
-    """Every contender once per rotation, each rotation starting one contender further on."""
+    """Yield every contender once per rotation; each rotation starts one contender later."""
     for turn in range(times):
         shift = turn % len(contenders)
         yield from (*contenders[shift:], *contenders[:shift])
 
 
 class PeakMemory:
-    """Peak of this process's resident memory above what it was at `start`, by the kernel's own high-water mark."""
+    """The peak of this process's resident memory above its value at `start`, from the kernel's high-water mark."""
 
     def start(self) -> None:
         Path("/proc/self/clear_refs").write_text("5")
@@ -78,7 +78,7 @@ def _status_bytes(name: str) -> int:
 
 
 def fetched_bytes() -> int:
-    """What this process has had read from disks so far, read-ahead included."""
+    """Return the bytes that disks have read for this process so far, including read-ahead."""
     for line in Path("/proc/self/io").read_text().splitlines():
         if line.startswith("read_bytes:"):
             return int(line.split()[1])
@@ -90,7 +90,7 @@ def files_under(folder: Path) -> list[Path]:
 
 
 def make_durable(folder: Path) -> None:
-    """fsync of every file below, and of every folder: what a checkpoint needs to survive a power cut."""
+    """Call fsync for every file and folder below, which a checkpoint needs to survive a power failure."""
     for path in [*files_under(folder), *(p for p in folder.rglob("*") if p.is_dir()), folder, folder.parent]:
         with _if_there(path) as descriptor:
             if descriptor is not None:
@@ -98,7 +98,7 @@ def make_durable(folder: Path) -> None:
 
 
 def forget(folder: Path) -> None:
-    """Take the files below out of the page cache, so that the next read comes from the disk."""
+    """Drop the files below from the page cache, so that the next read comes from the disk."""
     for path in files_under(folder):
         with _if_there(path) as descriptor:
             if descriptor is not None:
@@ -108,7 +108,9 @@ def forget(folder: Path) -> None:
 
 @contextmanager
 def _if_there(path: Path) -> Iterator[int | None]:
-    """The open file, or None when it has gone: journal and index are still written when a checkpoint is durable."""
+    """Yield the open file, or None if it no longer exists: journal and index still change after a checkpoint is
+    durable.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError:

@@ -1,7 +1,8 @@
-"""Orbax's asynchronous checkpoints, in a Python of their own: `make bench-orbax` makes it. Knows no torch.
+"""Orbax's asynchronous checkpoints, in a separate Python that `make bench-orbax` creates. This program needs no torch.
 
-A line of JSON comes in with the shapes of the state, which is then held as fp32 JAX arrays; then one line for each
-turn, {"folder": ..., "window_s": ...}, which is answered with a line of its figures, taken as `save` takes them.
+The first line of input is JSON with the shapes of the state, which the program then holds as fp32 JAX arrays. Each
+further line, {"folder": ..., "window_s": ...}, asks for one turn and is answered with a line of figures, measured as in
+`save`.
 """
 
 import json
@@ -20,7 +21,7 @@ State = dict[str, jax.Array]
 
 
 def changed(state: State) -> State:
-    """New arrays, as every update of a JAX training makes them."""
+    """Return new arrays, as every update of a JAX training creates them."""
     return jax.block_until_ready({name: value + 1 for name, value in state.items()})
 
 

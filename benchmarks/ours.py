@@ -1,4 +1,4 @@
-"""DSHistory behind the same moments as the peers, through `capture` on plain PyTorch as a user calls it."""
+"""DSHistory with the same four calls as the peers, through `capture` on plain PyTorch as a user calls it."""
 
 from pathlib import Path
 
@@ -7,11 +7,11 @@ import catalog.index.index  # noqa: F401  the code of its libraries is no memory
 from benchmarks.training_state import Training
 
 NEVER = 1_000_000_000
-"""As `every`: no step is due by itself."""
+"""A value for `every` with which no step is captured automatically."""
 
 
 class Ours:
-    """One session for all its saves, as in a training; its barrier is the hook that `enable` puts before the update."""
+    """A saver with one session for all its saves, as in a training; its barrier is the hook that `enable` installs."""
 
     name = "DSHistory"
 
@@ -22,7 +22,7 @@ class Ours:
         self.session: capture.Session | None = None
 
     def ready(self, training: Training) -> None:
-        """A restore closes the session of what it overwrites, so each turn enables anew."""
+        """Enable a new session for each turn, because a restore closes the session of the objects it overwrites."""
         if self.session is None:
             self.session = capture.enable(
                 training.model,
@@ -37,7 +37,7 @@ class Ours:
         assert self.session is not None, "ready comes first"
         self.step = self.session.snapshot()
 
-    def before_update(self) -> None: ...  # its own hook waits
+    def before_update(self) -> None: ...  # the hook of the session waits
 
     def durable(self) -> None:
         if self.session is not None:
@@ -56,6 +56,6 @@ class Ours:
 
 
 class OursEvery(Ours):
-    """Every `every`-th step, by the hooks of `enable` alone."""
+    """A saver that captures every `every`-th step with the hooks of `enable` alone."""
 
     def begin(self, training: Training, folder: Path) -> None: ...

@@ -1,4 +1,4 @@
-"""Orbax among the contenders of `save`: one turn of it is asked of the process that `orbax_peer` runs in."""
+"""Orbax among the contenders of `save`: each turn runs in the process of `orbax_peer`."""
 
 import json
 import subprocess
@@ -12,7 +12,7 @@ PYTHON = ROOT / ".venv-orbax" / "bin" / "python"
 
 
 class Orbax:
-    """Holds a state of the same shapes in its own process; a first turn, not measured, warms it up."""
+    """A contender that holds a state of the same shapes in a separate process; a first turn is not measured."""
 
     name = "Orbax async"
 
@@ -31,7 +31,7 @@ class Orbax:
         self.turn(window_s=0.0)
 
     def turn(self, *, window_s: float) -> dict[str, float]:
-        """The figures of one turn."""
+        """Return the figures of one turn."""
         self._say({"folder": str(self.folder.resolve()), "window_s": window_s})
         assert self.process.stdout is not None
         answer = self.process.stdout.readline()

@@ -1,4 +1,4 @@
-"""The ways to save a training, each behind the same four moments: begin, the next update, durable, load."""
+"""The ways to save a training, each with the same four calls: begin, the next update, durable, load."""
 
 import mmap
 import os
@@ -20,34 +20,34 @@ BLOCK = 8 << 20
 
 
 class UnavailableError(Exception):
-    """This peer can't run here; says why and what to do."""
+    """This peer can't run here; the message says why and what to do."""
 
 
 class Saver(Protocol):
-    """One way to save; `folder` is a new folder for each save."""
+    """One way to save a training; `folder` is a new folder for each save."""
 
     name: str
 
     def ready(self, training: Training) -> None:
-        """What a training does once, before its first save."""
+        """Prepare whatever a training prepares once, before its first save."""
 
     def begin(self, training: Training, folder: Path) -> None:
-        """Start saving the state as it is now; blocks for as long as this way needs."""
+        """Start to save the current state; block for as long as this way needs."""
 
     def before_update(self) -> None:
         """Return once the state may change."""
 
     def durable(self) -> None:
-        """Return once a power cut could not take the checkpoint away."""
+        """Return once the checkpoint would survive a power failure."""
 
     def load(self, training: Training) -> None:
-        """Put the checkpoint saved last back into the live training."""
+        """Load the last saved checkpoint into the live training."""
 
     def close(self) -> None: ...
 
 
 class Blocking:
-    """What every save has that returns only when the bytes are written: nothing is left to wait for but the disk."""
+    """Base of all savers that return only when the bytes are written, and then wait only for the disk."""
 
     folder: Path
 
@@ -99,7 +99,7 @@ class DistributedSave(Blocking):
 
 
 class DistributedAsyncSave:
-    """With the settings that make it correct on a CPU: staging in a thread, waited for before the next update."""
+    """DCP's async_save with the settings that are correct on a CPU: the next update waits for a staging thread."""
 
     name = "DCP async_save"
     checkpointer = AsyncCheckpointerType.THREAD
@@ -115,7 +115,7 @@ class DistributedAsyncSave:
     def ready(self, training: Training) -> None: ...
 
     def begin(self, training: Training, folder: Path) -> None:
-        self.durable()  # one at a time: it keeps one staging copy
+        self.durable()  # one save at a time, because there is one staging copy
         self.folder = folder
         answer = dcp.async_save(
             training.tensors(),
@@ -179,7 +179,9 @@ class TorchSnapshot:
 
 
 class RawDirect(Blocking):
-    """The limit, no checkpoint: as many bytes by O_DIRECT into a new preallocated file, four blocks in flight."""
+    """The limit of the disk, not a checkpoint: as many bytes by O_DIRECT into a new preallocated file, four blocks in
+    flight.
+    """
 
     name = "raw O_DIRECT"
 

@@ -1,4 +1,4 @@
-"""The peers that want a process group even on one rank: DCP with a background process, and DeepSpeed's own checkpoint."""
+"""Peers that need a process group even on one rank: DCP with a background process, and DeepSpeed's own checkpoint."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ TAG = "saved"
 
 
 class DistributedProcessSave(DistributedAsyncSave):
-    """As DCP async_save, the writing done by another process that gets the staged copy as shared memory."""
+    """DCP's async_save, with another process that receives the staged copy as shared memory and writes it."""
 
     name = "DCP async_save, process"
     checkpointer = AsyncCheckpointerType.PROCESS
@@ -24,7 +24,7 @@ class DistributedProcessSave(DistributedAsyncSave):
 
 
 class DeepSpeedSave(Blocking):
-    """`engine.save_checkpoint` of a ZeRO-0 engine around the same model and optimizer."""
+    """DeepSpeed's `save_checkpoint`, of a ZeRO-0 engine around the same model and optimizer."""
 
     name = "DeepSpeed save_checkpoint"
 
@@ -57,7 +57,7 @@ class DeepSpeedSave(Blocking):
 
 
 def group_of_one() -> None:
-    """A process group of this process alone; nothing when there is one."""
+    """Create a process group of this process alone, unless one exists."""
     if not dist.is_initialized():
         os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

@@ -1,4 +1,7 @@
-"""The process that publishes: python -m benchmarks.publishing ROOT CHECKPOINTS TENSORS PAUSE_S; begins and ends on a word from its input."""
+"""The publishing process: python -m benchmarks.publishing ROOT CHECKPOINTS TENSORS PAUSE_S.
+
+It starts to publish at the first line of its input, and stops at the second.
+"""
 
 import json
 import sys

@@ -1,11 +1,13 @@
-"""What a look at a history takes, while another process publishes a checkpoint each second into it.
+"""The time of queries to a history, while another process publishes a checkpoint each second into it.
 
-The histories are made up (their tensors are holes, which nothing here reads), the rest is as a training writes it: manifests, markers,
-journals with 50 metrics for each checkpoint, statistics and sketches of 256 numbers for each tensor, and the index. 10,000 checkpoints
-of 1,000 tensors would take 30 GB here, so growth is shown with 100 tensors too. *open* is `import dshistory` and `dshistory.open` in a
-new process, *first log* the first `h.log()` there. The others are calls in one process that has answered each once: `h.log()`, one
-tensor's `h.trajectory` (`norm`, `update_ratio`), `h.diff` of two checkpoints half the history apart, from sketches,
-`h.trajectory(metric="mean", by="layer")`, `h.anomalies()`. *publish* is the other process's time for a checkpoint, registered.
+The histories are synthetic: their tensors are holes, which no query reads. Everything else is written as in a training:
+manifests, markers, journals with 50 metrics for each checkpoint, statistics and sketches of 256 numbers for each
+tensor, and the index. 10,000 checkpoints of 1,000 tensors would take 30 GB here, so growth is also shown with 100
+tensors. *open* is `import dshistory` and `dshistory.open` in a new process, and *first log* is the first `h.log()`
+there. The others are calls in one process that has answered each of them once: `h.log()`, `h.trajectory` of one tensor
+(`norm`, `update_ratio`), `h.diff` from sketches of two checkpoints that are half the history apart,
+`h.trajectory(metric="mean", by="layer")` and `h.anomalies()`. *publish* is the time of the other process for a
+checkpoint, including its registration.
 """
 
 import json
@@ -43,7 +45,7 @@ print(opened - begun, time.perf_counter() - opened)
 def run(
     scratch: Path, *, sizes: tuple[tuple[int, int], ...], times: int, pause_s: float
 ) -> tuple[Rows, dict[str, object]]:
-    """For each size (checkpoints, tensors), every query once per rotation, in an order that rotates."""
+    """Measure every query once per rotation, for each size (checkpoints, tensors) and in a rotating order."""
     rows: Rows = {label(*size): defaultdict(Series) for size in sizes}
     roots = {size: scratch / f"history-{size[0]}-{size[1]}" for size in sizes}
     writers = {size: Writer(roots[size], *size, pause_s=pause_s) for size in sizes}
@@ -84,24 +86,24 @@ def new_process(root: Path) -> tuple[float, float]:
 
 
 class Writer:
-    """The process that makes a history, and later publishes into it."""
+    """The process that creates a history and later publishes into it."""
 
     def __init__(self, root: Path, checkpoints: int, tensors: int, *, pause_s: float) -> None:
         self._arguments = [str(root), str(checkpoints), str(tensors), str(pause_s)]
 
     def make(self) -> None:
-        """Returns when the history is there."""
+        """Return when the history exists."""
         command = [sys.executable, "-m", "benchmarks.publishing", *self._arguments]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._expect("made")
 
     def begin(self) -> None:
-        """Returns when the first checkpoint of many has been published."""
+        """Return when the first of many checkpoints has been published."""
         self._tell("begin")
         self._expect("publishing")
 
     def end(self) -> list[float]:
-        """Seconds that each checkpoint took, the first left out."""
+        """Return the seconds that each checkpoint took, without the first."""
         said, _ = self._process.communicate("end\n")
         if self._process.returncode:
             raise ChildProcessError(f"the writer ended with {self._process.returncode}")

@@ -1,4 +1,4 @@
-"""The ways to read a saved training back: all of it into the live tensors, or a few tensors of it."""
+"""The ways to read a saved training: all of it into the live tensors, or a few of its tensors."""
 
 import mmap
 import os
@@ -18,18 +18,18 @@ from benchmarks.training_state import Training
 
 
 class Reader(Protocol):
-    """One way to read; `folder` is its own. Names are those of `Training.tensors`."""
+    """One way to read; `folder` belongs to it alone. Names are those of `Training.tensors`."""
 
     name: str
 
     def save(self, training: Training, folder: Path) -> None:
-        """Write what is read afterwards; not measured."""
+        """Write the files that are read afterwards; this is not measured."""
 
     def whole(self, training: Training) -> None:
-        """Everything into the live tensors."""
+        """Read everything into the live tensors."""
 
     def some(self, wanted: dict[str, torch.Tensor]) -> None:
-        """The tensors of these names; the live ones under the names give shapes and may be overwritten."""
+        """Return the tensors with these names; live tensors give the shapes and may be overwritten."""
 
 
 class OursReader:
@@ -57,7 +57,7 @@ class OursReader:
 
 
 class OursVerifiedReader(OursReader):
-    """What `restore` does unless it is told otherwise: all is read once before anything is overwritten."""
+    """The default of `restore`: everything is read and verified once before anything is overwritten."""
 
     name = "DSHistory, verified first"
     verified_first = True
@@ -118,7 +118,7 @@ class DistributedReader:
 
 
 class RawReader:
-    """The limit: as many bytes by O_DIRECT into memory that is there already, nothing looked up, nothing copied."""
+    """The limit of the disk: as many bytes by O_DIRECT into existing memory, without lookups or copies."""
 
     name = RawDirect.name
     piece = 1 << 20

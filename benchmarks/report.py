@@ -1,4 +1,4 @@
-"""Results as Markdown for people and JSON for programs."""
+"""Results as Markdown for people and as JSON for programs."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -18,8 +18,9 @@ def markdown(
     *,
     skipped: Mapping[str, str],
 ) -> str:
-    """One table: a row per contender, "median (min-max)" per column; columns maps a name to its unit. What is `skipped`
-    has a row that says why.
+    """Return one table with a row per contender and "median (min-max)" per column.
+
+    `columns` maps the name of a column to its unit. A contender in `skipped` has a row with the reason.
     """
     lines = [f"# {title}", "", note, "", "| |" + "".join(f" {name} ({unit}) |" for name, unit in columns.items())]
     lines.append("|---|" + "---:|" * len(columns))
@@ -35,7 +36,7 @@ def markdown(
 def write(
     name: str, folder: Path, text: str, rows: Rows, settings: Mapping[str, object], machine: Mapping[str, object]
 ) -> None:
-    """`name`.md and `name`.json in `folder`."""
+    """Write `name`.md and `name`.json into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     figures = {who: {what: series.as_json() for what, series in row.items()} for who, row in rows.items()}
     (folder / f"{name}.md").write_text(text)

@@ -1,9 +1,10 @@
-"""Reading a saved training back from a cold page cache: all of it, one layer of it, one tensor.
+"""Reading a saved training from a cold page cache: all of it, one layer of it, one tensor.
 
-*Whole* ends when every weight and moment lies in the live training's own tensors. *One layer* is all that belongs to
-the middle layer (weights and both moments), *first tensor* one of its weights: both count from the call, so all
-that must be opened, listed and parsed first is in them. *Read* is what the process had fetched from the disk meanwhile, by
-the kernel's count. DSHistory verifies the checksum of everything it reads; no other contender does.
+*Whole* ends when every weight and moment is in the live training's own tensors. *One layer* is everything that belongs
+to the middle layer (weights and both moments), and *first tensor* is one of its weights. Both are measured from the
+call, so they include everything that must be opened, listed and parsed first. *Read* is the number of bytes that the
+kernel read from the disk for the process meanwhile. DSHistory verifies the checksum of everything it reads; no other
+contender does.
 """
 
 from collections import defaultdict
@@ -26,7 +27,7 @@ COLUMNS = {
 
 
 def run(scratch: Path, *, state_bytes: int, times: int) -> tuple[Rows, dict[str, object]]:
-    """Every way to read, `times` rotations, interleaved; each has saved the same state into a folder of its own."""
+    """Measure every way to read in `times` interleaved rotations; each has saved the same state into its own folder."""
     training = filled(gpt(state_bytes))
     readers: list[Reader] = [make() for make in READERS]
     folders = {reader.name: scratch / str(number) for number, reader in enumerate(readers)}
@@ -35,7 +36,7 @@ def run(scratch: Path, *, state_bytes: int, times: int) -> tuple[Rows, dict[str,
         folder.mkdir()
         reader.save(training, folder)
         make_durable(folder)
-        _one(reader, training, folder)  # imports and plans what a later call need not
+        _one(reader, training, folder)  # the first call imports and plans
     rows: Rows = {reader.name: defaultdict(Series) for reader in readers}
     for reader in rotations(readers, times=times):
         for figure, value in _one(reader, training, folders[reader.name]).items():
@@ -64,7 +65,7 @@ def _one(reader: Reader, training: Training, folder: Path) -> dict[str, float]:
 
 
 def _wanted(training: Training) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """One layer and one tensor of it."""
+    """Return the names of one layer and of one tensor in it."""
     names, live = training.parameter_names(), training.tensors()
     middle = f"blocks.{len(training.model.blocks) // 2}."
     layer = {key: live[key] for key, name in names.items() if name.startswith(middle)}

@@ -1,11 +1,12 @@
-"""One save of a gigabyte and more: time the loop is blocked, time until durable, a cold read back, extra memory.
+"""One save of a gigabyte or more: time the loop is blocked, time until durable, a cold read back, extra memory.
 
-Each turn saves twice. First with nothing else going on: durable counts from the save call to the last fsync, folders
-included; then that checkpoint is put back into the live training from a cold page cache, in one pass (checksums on the way: `verify=False`). The second save is followed
-by a wait of `window_s`, as for an accelerator that computes forward and backward, and by an update of every weight:
-blocked is the time inside the save call plus whatever has to wait before that update. Extra memory is the peak during the
-first save plus what its first use left behind, in the training's own process (Orbax: in the process of its own that
-it has here for want of a common environment; its arrays are JAX's).
+Each turn saves twice. The first save runs alone, and *durable* is the time from the save call to the last fsync,
+including folders. That checkpoint is then loaded into the live training from a cold page cache, in one pass that
+verifies checksums on the way (`verify=False`). The second save is followed by a wait of `window_s`, in place of an
+accelerator that computes forward and backward, and by an update of every weight. *Blocked* is the time inside the save
+call plus the time for which this update has to wait. Extra memory is the peak during the first save plus the memory
+that the first use left behind, in the training's own process. Orbax runs in a separate process, because it needs
+another environment, and its arrays are JAX's; its figure is the memory of that process.
 """
 
 import shutil
@@ -45,14 +46,15 @@ PEERS = (
 
 
 def run(scratch: Path, *, state_bytes: int, times: int, window_s: float) -> tuple[Rows, dict[str, object]]:
-    """Every way to save, `times` rotations, interleaved."""
+    """Measure every way to save in `times` interleaved rotations."""
     training = filled(gpt(state_bytes))
     hooks = HookClock(training)
     rows: Rows = {}
     savers: list[Saver | Orbax] = []
     kept: dict[str, float] = {}
     skipped: dict[str, str] = {}
-    for way in (Ours, RawDirect, *PEERS):  # first calls import, allocate and plan: not measured but for what stays
+    # First calls import, allocate and plan. Only the memory that they leave behind is measured.
+    for way in (Ours, RawDirect, *PEERS):
         try:
             saver = Ours(scratch) if way is Ours else way()
         except UnavailableError as error:
@@ -119,7 +121,7 @@ def _one(saver: Saver, training: Training, hooks: HookClock, scratch: Path, *, w
 
 @contextmanager
 def _new_folder(saver: Saver, training: Training, hooks: HookClock, scratch: Path) -> Iterator[Path]:
-    """A changed state, an empty folder for it, and a disk that owes nothing to the turn before."""
+    """Prepare a save: change the state, create an empty folder, and wait until earlier writes are on the disk."""
     saver.ready(training)
     hooks.seal()
     training.renew_gradients()

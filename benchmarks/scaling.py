@@ -1,8 +1,9 @@
-"""What a save costs against the number of bytes, and against the number of ranks that write one checkpoint.
+"""The cost of a save against the number of bytes, and against the number of ranks that write one checkpoint.
 
-Every setting is a training of its own that waits for its turn, one process for each rank; the ranks hold replicas, of
-which the checkpoint takes each tensor once. *Snapshot call* and *durable* are the slowest rank's; durable is the whole
-checkpoint's, all ranks' parts committed. *Written by rank 0* shows how the ranks share the work.
+Every setting is a separate training that waits for its turn, with one process for each rank. The ranks hold replicas,
+and the checkpoint contains each tensor once. *Snapshot call* is the time of the slowest rank. *Durable* is the time
+until the whole checkpoint is committed, with the parts of all ranks. *Written by rank 0* shows how the ranks share the
+work.
 """
 
 import json
@@ -38,7 +39,7 @@ class Group:
         ]
 
     def save(self) -> list[dict[str, float]]:
-        """One snapshot by all ranks; their answers."""
+        """Take one snapshot on all ranks; return their answers."""
         for process in self.processes:
             process.stdin.write("go\n")
             process.stdin.flush()
@@ -61,14 +62,14 @@ def _groups(scratch: Path, settings: list[tuple[int, int]], tensors: int) -> Ite
         for number, (nbytes, ranks) in enumerate(settings):
             groups.append(Group(scratch / str(number), nbytes, ranks, tensors))
             stack.callback(groups[-1].close)
-            groups[-1].save()  # imports and plans
+            groups[-1].save()  # the first snapshot imports and plans
         yield groups
 
 
 def run(
     scratch: Path, *, sizes: tuple[int, ...], ranks: tuple[int, ...], tensors: int, times: int
 ) -> tuple[Rows, dict[str, object]]:
-    """Every size with one rank, and the largest with each number of `ranks`; `times` interleaved snapshots."""
+    """Measure every size with one rank, and the largest one with each number of `ranks`, `times` times each."""
     settings = [(nbytes, 1) for nbytes in sizes] + [(max(sizes), count) for count in ranks if count > 1]
     with _groups(scratch, settings, tensors) as groups:
         rows: Rows = {group.name: defaultdict(Series) for group in groups}

@@ -1,6 +1,6 @@
-"""One rank of a training that does nothing but save: python -m benchmarks.scaling_rank RANK WORLD BYTES TENSORS FOLDER.
+"""One rank of a training that only saves: python -m benchmarks.scaling_rank RANK WORLD BYTES TENSORS FOLDER.
 
-Every line that comes in asks for one snapshot; the answer is a line with this rank's seconds and bytes.
+Every line of input asks for one snapshot. The answer is a line with this rank's seconds and bytes.
 """
 
 import json
@@ -23,7 +23,7 @@ def main() -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=world)
     model = nn.ParameterList(nn.Parameter(torch.rand(nbytes // tensors // 4)) for _ in range(tensors))
     for parameter in model:
-        parameter.grad = torch.rand_like(parameter)  # all of the state changes, so all of it is written
+        parameter.grad = torch.rand_like(parameter)  # The whole state changes, so that all of it is written.
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with capture.enable(model, optimizer=optimizer, every=NEVER, stats_every=0, history=folder / "history") as session:
         session.wait()

@@ -1,4 +1,7 @@
-"""Statistics, sketch (256 buckets) and content hash of normally distributed numbers in one pass on one core, its parts alone, and numpy."""
+"""Statistics, sketch (256 buckets) and content hash of normally distributed numbers in one pass.
+
+All rows run on one core. The parts alone, and numpy, are shown for comparison.
+"""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -26,7 +29,7 @@ Contender = tuple[str, str, np.ndarray, Callable[[np.ndarray], object]]
 
 
 def run(scratch: Path, *, total_bytes: int, times: int) -> tuple[Rows, dict[str, object]]:
-    """Bytes per second, the same bytes for each; numpy's sketch takes a sixteenth of them. Nothing touches a disk."""
+    """Measure bytes per second on the same bytes, of which numpy's sketch takes a sixteenth; nothing is on disk."""
     rows: Rows = defaultdict(lambda: defaultdict(Series))
     contenders = [one for name in DTYPES for one in (*native_ways(name, total_bytes), *numpy_ways(name, total_bytes))]
     for _, _, memory, compute in contenders:
@@ -67,7 +70,7 @@ def numpy_ways(dtype: str, nbytes: int) -> list[Contender]:
 
 
 def numbers(dtype: str, nbytes: int) -> np.ndarray:
-    """Like weights; those of integers fill a good part of 8 bits."""
+    """Return numbers distributed like weights; integers use a good part of 8 bits."""
     element = torch.empty(0, dtype=DTYPES[dtype]).element_size()
     normal = torch.empty(nbytes // element).normal_(generator=torch.Generator().manual_seed(0))
     scale = 0.02 if DTYPES[dtype].is_floating_point else 30.0
@@ -91,7 +94,7 @@ def counts(values: np.ndarray) -> tuple[object, ...]:
 
 
 def sketch(values: np.ndarray) -> np.ndarray:
-    """As docs/sketches.md has it, with key 0."""
+    """Compute the sketch as in docs/sketches.md, with key 0."""
     index = np.arange(values.size, dtype=np.uint64)
     mixed = ((index >> 4) + 1) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(0x4453486973746F72)
     mixed = (mixed ^ mixed >> 30) * np.uint64(0xBF58476D1CE4E5B9)

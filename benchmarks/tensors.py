@@ -1,4 +1,4 @@
-"""The same bytes in few large or many small tensors: what a save costs against their number."""
+"""The cost of a save against the number of tensors, with the same bytes in few large or many small tensors."""
 
 import shutil
 from collections import defaultdict
@@ -14,7 +14,9 @@ COLUMNS = {"snapshot call": "s", "durable": "s", "rate": "GB/s"}
 
 
 def run(scratch: Path, *, total_bytes: int, counts: tuple[int, ...], times: int) -> tuple[Rows, dict[str, object]]:
-    """For each count, `times` interleaved snapshots of that many equal tensors; plain SGD, so the weights are all."""
+    """Measure `times` interleaved snapshots for each count of equal tensors. Plain SGD keeps no state besides the
+    weights.
+    """
     models = {count: _model(count, total_bytes // count) for count in counts}
     rows: Rows = {_label(count, total_bytes // count): defaultdict(Series) for count in counts}
     sessions = {}

@@ -1,14 +1,14 @@
-"""A training with its state saved at every k-th step: time of a step, and how much of it the loop stood still.
+"""A training whose state is saved at every k-th step: the time of a step, and the time for which the loop stands still.
 
-The experiment of the DataStates-LLM papers at a small machine's size: a GPT in fp32 on the CPU, whose forward,
-backward and update compete with the writer for the same cores and memory bandwidth. Every turn makes one save and one
-step that don't count, then trains a window of steps out of the middle of a long training: the save before the window
-may still be written when it begins, and the last one when it ends. *Step* is the window divided by its steps, saving
-included; *against none* compares it with the training without capture of the same rotation. *Stall* is all the time
-inside the calls and hooks of the one who saves, waits for an earlier save included, per save, and as a part of the
-forward, backward and update of a step. *Write left* is what is still to be written after the window, until durable;
-`torch.save` is not forced to the disk before. With *statistics* every checkpoint is read back and analysed beside the training as well, at
-the lowest priority, as far as there is time.
+This is the experiment of the DataStates-LLM papers at the size of a small machine: a GPT in fp32 on the CPU, whose
+forward, backward and update compete with the writer for the same cores and memory bandwidth. Every turn makes one save
+and one step that don't count, then trains a window of steps as out of the middle of a long training: the save before
+the window may still be in progress when it begins, and the last save when it ends. *Step* is the window divided by its
+steps, including saves. *Against none* compares it with the training without capture of the same rotation. *Stall* is
+all the time inside the calls and hooks of the contender, including waits for an earlier save, per save and as a share
+of the forward, backward and update of a step. *Write left* is the time from the end of the window until everything is
+durable; before that `torch.save` is not forced to the disk. With *statistics* every checkpoint is also read back and
+analysed during the training, at the lowest priority, as far as there is time.
 """
 
 import shutil
@@ -38,7 +38,7 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class Contender:
-    """`steps` of a window: a multiple of `every`, so that each window holds as many saves as a long training."""
+    """A contender. `steps` of a window is a multiple of `every`, so windows have as many saves as a long training."""
 
     name: str
     every: int
@@ -60,7 +60,7 @@ CONTENDERS = [
 
 
 def run(scratch: Path, *, state_bytes: int, times: int, batch: int) -> tuple[Rows, dict[str, object]]:
-    """Every contender, `times` rotations, on one model that trains on throughout."""
+    """Measure every contender in `times` rotations on one model that keeps training."""
     training = filled(gpt(state_bytes))
     clock = HookClock(training)
     rows: Rows = {contender.name: defaultdict(Series) for contender in CONTENDERS}
@@ -75,7 +75,7 @@ def run(scratch: Path, *, state_bytes: int, times: int, batch: int) -> tuple[Row
 
 
 class _Turn:
-    """One contender's window on the shared model."""
+    """The window of one contender on the shared model."""
 
     def __init__(self, training: Training, hooks: HookClock, contender: Contender, root: Path, batch: int) -> None:
         self.training, self.hooks, self.contender, self.root, self.batch = training, hooks, contender, root, batch

@@ -1,4 +1,4 @@
-"""The training whose state is saved: a GPT and AdamW, with enough parameters to fill the asked number of bytes."""
+"""The training whose state is saved: a GPT and AdamW, with enough parameters for the requested number of bytes."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +11,7 @@ from examples.gpt.model import GPT, GPTConfig
 
 @dataclass
 class Training:
-    """fp32 weights and Adam's two moments: three times the parameters' bytes."""
+    """A training with fp32 weights and Adam's two moments: three times the bytes of the parameters."""
 
     model: nn.Module
     optimizer: torch.optim.AdamW
@@ -21,11 +21,13 @@ class Training:
         return sum(t.numel() * t.element_size() for t in [*self.model.parameters(), *moments])
 
     def update(self) -> None:
-        """One optimizer step with the gradients that lie there: every weight and every moment changes."""
+        """Take one optimizer step with the existing gradients, which changes every weight and every moment."""
         self.optimizer.step()
 
     def renew_gradients(self) -> None:
-        """Others than before: with the same ones the first moments come to rest, and a restore clears them."""
+        """Set new gradients: with equal gradients the first moments would stop changing, and a restore clears
+        gradients.
+        """
         for parameter in self.model.parameters():
             if parameter.grad is None:
                 parameter.grad = torch.randn_like(parameter) * 1e-3
@@ -36,14 +38,14 @@ class Training:
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The same state as one flat table of live tensors; the tied head once."""
+        """Return the state as one flat table of live tensors, with the tied head once."""
         flat = {f"model/{name}": parameter.data for name, parameter in self.model.named_parameters()}
         for index, state in enumerate(self.optimizer.state.values()):
             flat |= {f"optimizer/{index}/{key}": value for key, value in state.items()}
         return flat
 
     def parameter_names(self) -> dict[str, str]:
-        """To each key of `tensors` the name of the parameter that it belongs to."""
+        """Return the name of the parameter to which each key of `tensors` belongs."""
         names = [name for name, _ in self.model.named_parameters()]
         of_moments = {
             f"optimizer/{index}/{key}": name
@@ -54,8 +56,9 @@ class Training:
 
 
 def gpt(state_bytes: int, *, context: int = 128) -> GPT:
-    """A GPT of width 1024 with as many layers as make weights and moments at least `state_bytes`; a narrow one when
-    that is less than a single such layer.
+    """Return a GPT of width 1024 with enough layers for `state_bytes` of weights and moments.
+
+    A size below a single such layer gives a narrower model.
     """
     width = 1024 if state_bytes >= _layer_bytes(1024) else 128
     layers = max(1, -(-state_bytes // _layer_bytes(width)))
@@ -67,7 +70,7 @@ def _layer_bytes(width: int) -> int:
 
 
 def filled(model: nn.Module) -> Training:
-    """Training after its first update, with gradients in place for further ones."""
+    """Return a training after its first update, with gradients for further ones."""
     torch.manual_seed(0)
     for parameter in model.parameters():
         parameter.grad = torch.randn_like(parameter) * 1e-3
