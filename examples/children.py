@@ -1,4 +1,4 @@
-"""Programs started by the demo: ended with it, whatever ends it."""
+"""Child programs of the demo, which end when the demo ends for any reason."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ GRACE_S = 10
 
 
 def run(command: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Run a program with its own process group and wait for it; on Ctrl-C, or any other error here, end the whole group."""
+    """Run a program in its own process group and wait for it; an error here, such as Ctrl-C, ends the whole group."""
     child = subprocess.Popen(command, env={**os.environ, **environment}, start_new_session=True)
     try:
         status = child.wait()
@@ -22,7 +22,8 @@ def run(command: Sequence[str], environment: Mapping[str, str]) -> None:
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    # SIGINT first: Python then frees the lock of an extension it is compiling, for which later starts would wait for ever.
+    # SIGINT comes first, so that Python frees the lock of an extension that it is compiling. Later starts would wait
+    # for that lock forever.
     for request in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(child.pid, request)

@@ -1,4 +1,4 @@
-"""The whole way: train with history, look at it, go back into it, and prove that nothing was lost.
+"""The complete demo: train with a history, look at it, go back to a step, and verify that nothing was lost.
 
 python examples/demo.py            # what `make demo` runs; about three minutes on two cores
 python examples/demo.py --steps 20 --every 5
@@ -24,15 +24,13 @@ RANKS = 2
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=120, help="length of the training")
-    parser.add_argument("--every", type=int, default=10, help="capture every so many steps")
+    parser.add_argument("--every", type=int, default=10, help="capture every N-th step")
     parser.add_argument("--stage", type=int, default=2, choices=(0, 1, 2, 3), help="ZeRO stage")
-    parser.add_argument(
-        "--output", type=Path, default=HERE.parent / "demo-output", help="folder for all that it writes"
-    )
+    parser.add_argument("--output", type=Path, default=HERE.parent / "demo-output", help="folder for all output")
     args = parser.parse_args()
     history = args.output / "history"
     if (history / "history.json").exists():
-        shutil.rmtree(history)  # of the demo before
+        shutil.rmtree(history)  # from the previous demo
     args.output.mkdir(parents=True, exist_ok=True)
     middle = args.steps // 2 // args.every * args.every
     started = time.perf_counter()
@@ -54,7 +52,7 @@ def main() -> None:
     explorer = dshistory.open(history)
     original = explorer.history.current_run()
     print(explorer.log())
-    print(f"\nWhat changed from step {middle} to step {args.steps}, the most moved first:\n")
+    print(f"\nWhat changed from step {middle} to step {args.steps}, the largest changes first:\n")
     print(short(explorer.diff(middle, args.steps, quiet=True).top(10)))
 
     heading(f"3. Go back to step {middle} in new processes and train on from there")
@@ -75,7 +73,7 @@ def heading(text: str) -> None:
 
 
 def train(arguments: list[str]) -> None:
-    """examples/gpt/train.py on two ranks: GPUs where there are enough of them, else gloo on the CPU."""
+    """Run examples/gpt/train.py on two ranks: on GPUs if there are enough, otherwise with gloo on the CPU."""
     environment = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // RANKS)), "TORCH_CPP_LOG_LEVEL": "ERROR"}
     environment["PYTHONWARNINGS"] = "ignore::FutureWarning:torch.distributed.c10d_logger"
     if torch.cuda.device_count() < RANKS:
@@ -94,7 +92,7 @@ def train(arguments: list[str]) -> None:
 
 
 def compare(explorer: dshistory.Explorer, original: str, continued: str, *, start: int, end: int) -> None:
-    """Losses of every step and all tensors of the last, bit for bit; ends the demo with an error where they differ."""
+    """Compare the losses of every step and all tensors of the last one bit for bit; exit if they differ."""
     query = "SELECT step, value FROM metrics WHERE run = $run AND name = 'loss' AND step > $start ORDER BY step"
     before, after = (explorer.sql(query, run=run, start=start).to_arrow() for run in (original, continued))
     same_losses = before.num_rows == end - start and before.equals(after)
@@ -108,13 +106,13 @@ def compare(explorer: dshistory.Explorer, original: str, continued: str, *, star
 
 
 def short(changes: dshistory.Table) -> dshistory.Table:
-    """The columns that fit a terminal."""
+    """Return the columns that fit a terminal."""
     columns = ["name", "shape", "relative_update", "update_norm", "cosine", "changed_share"]
     return dshistory.Table(changes.to_arrow().select(columns), formats=changes.formats)
 
 
 def shown(path: Path) -> str:
-    """Relative to the working directory where that is shorter."""
+    """Return the path relative to the working directory if that is shorter."""
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative
 

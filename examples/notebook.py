@@ -1,4 +1,4 @@
-"""Run a notebook on a history and keep it, also as one HTML file that needs neither a kernel nor a network."""
+"""Run a notebook on a history and save it, also as one HTML file that needs neither a kernel nor a network."""
 
 import os
 import sys
@@ -14,7 +14,7 @@ PLOTLY = "application/vnd.plotly.v1+json"
 
 
 def execute(source: Path, *, history: Path, output: Path) -> tuple[Path, Path]:
-    """Run `source` with $DSHISTORY set to `history`; returns the executed notebook and its HTML, both in `output`."""
+    """Run `source` with $DSHISTORY set to `history`; return the executed notebook and its HTML, both in `output`."""
     notebook = nbformat.read(source, as_version=4)
     environment = {**os.environ, "DSHISTORY": str(history.absolute()), "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
     client = NotebookClient(
@@ -23,7 +23,7 @@ def execute(source: Path, *, history: Path, output: Path) -> tuple[Path, Path]:
         kernel_name="python3",
         resources={"metadata": {"path": str(output)}},
         extra_arguments=["--log-level=ERROR"],
-        store_widget_state=False,  # megabytes, in place of which the page shows what a widget is without a kernel
+        store_widget_state=False,  # takes megabytes; the page shows the widgets' static view
     )
     client.execute(env=environment)
     executed = output / source.name
@@ -34,7 +34,7 @@ def execute(source: Path, *, history: Path, output: Path) -> tuple[Path, Path]:
 
 
 def as_html(notebook: NotebookNode) -> str:
-    """The executed notebook as a page; figures are drawn by one copy of plotly.js inside it."""
+    """Return the executed notebook as a page that contains one copy of plotly.js, which draws the figures."""
     library: bool | str = "inline"
     for cell in notebook.cells:
         for output in cell.get("outputs", []):
@@ -44,7 +44,8 @@ def as_html(notebook: NotebookNode) -> str:
                     dict(figure), include_plotlyjs=library == "inline", full_html=False, validate=False
                 )
                 library = False
-    # Without the address of require.js the page asks nobody for it, and plotly.js finds no module loader to hide in.
+    # Without the address of require.js the page makes no request for it, and plotly.js becomes a global object, because
+    # it finds no module loader.
     page, _ = HTMLExporter(require_js_url="", mathjax_url="").from_notebook_node(notebook)
     return page
 

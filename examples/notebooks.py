@@ -1,4 +1,4 @@
-"""Make the histories that the notebooks look at, and run each notebook on its own.
+"""Create the histories that the notebooks use, and run each notebook on its own history.
 
 python examples/notebooks.py                # all of them; what `make notebooks` runs
 python examples/notebooks.py loss_jumped
@@ -18,27 +18,25 @@ TRAININGS = {
     "comparing_runs": ["--learning-rate 1e-3", "--learning-rate 3e-3"],
     "sql_cookbook": ["--steps 60 --freeze blocks.0."],
 }
-"""Notebook -> the runs of its history, as options of examples/gpt/plain.py."""
+"""The runs of the history of each notebook, as options of examples/gpt/plain.py."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"default: all, {', '.join(TRAININGS)}")
-    parser.add_argument(
-        "--output", type=Path, default=HERE.parent / "demo-output", help="folder for all that it writes"
-    )
+    parser.add_argument("--output", type=Path, default=HERE.parent / "demo-output", help="folder for all output")
     args = parser.parse_args()
     if unknown := set(args.names) - TRAININGS.keys():
-        parser.error(f"no notebook {', '.join(sorted(unknown))}; there are {', '.join(TRAININGS)}")
+        parser.error(f"unknown notebook {', '.join(sorted(unknown))}; choose from {', '.join(TRAININGS)}")
     for name in args.names or TRAININGS:
         make(name, args.output)
 
 
 def make(name: str, output: Path) -> None:
-    """The history anew, and the notebook executed on it, as itself and as HTML."""
+    """Create the history again and execute the notebook on it; save it as a notebook and as HTML."""
     history = output / "histories" / name
     if (history / "history.json").exists():
-        shutil.rmtree(history)  # of the time before
+        shutil.rmtree(history)  # from the previous run
     history.parent.mkdir(parents=True, exist_ok=True)
     print(f"{name}: train", flush=True)
     for options in TRAININGS[name]:

@@ -1,4 +1,4 @@
-"""The README's picture: the cells of an executed notebook that are tagged "picture", drawn by a headless Chromium.
+"""Draw the README's picture with a headless Chromium: the cells of an executed notebook that are tagged "picture".
 
 `make picture` calls it as: python examples/picture.py demo-output/quickstart.ipynb docs/images/quickstart.png
 """
@@ -17,10 +17,10 @@ STYLE = "<style>.modebar { display: none }</style>"
 
 
 def draw(executed: Path, picture: Path) -> None:
-    """Write `picture` as PNG. Exits with a message where no Chromium is installed."""
+    """Write `picture` as PNG, or exit with a message if no Chromium is installed."""
     browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if browser is None:
-        sys.exit("no chromium here; install it with: sudo apt-get install chromium fonts-dejavu")
+        sys.exit("no chromium found; install it with: sudo apt-get install chromium fonts-dejavu")
     document = nbformat.read(executed, as_version=4)
     document.cells = [cell for cell in document.cells if "picture" in cell.metadata.get("tags", [])]
     picture.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Real text that is on every machine: the Python standard library's own source, one token a byte."""
+"""Text that exists on every machine: the source of Python's standard library, one token per byte."""
 
 import sysconfig
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ import torch
 
 
 def standard_library(limit_bytes: int = 8 << 20) -> np.ndarray:
-    """The first `limit_bytes` of the library's modules, in order of their path."""
+    """Return the first `limit_bytes` of the library's modules, in order of their path."""
     root = Path(sysconfig.get_paths()["stdlib"])
     text = bytearray()
     for path in sorted(
@@ -23,9 +23,10 @@ def standard_library(limit_bytes: int = 8 << 20) -> np.ndarray:
 
 
 class TextLoader:
-    """Endless batches in an order that depends on the seed alone; its position is two numbers, so it can be put back.
+    """Endless batches in an order that depends on the seed alone.
 
-    Every rank takes its own share of each global batch. `state_dict` speaks of the batch that comes next.
+    The position is two numbers, so it can be restored. Every rank takes its own share of each global batch.
+    `state_dict` describes the batch that comes next.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class TextLoader:
         while True:
             if self.position >= self.batches:
                 self.epoch, self.position = self.epoch + 1, 0
-            if shuffled != self.epoch:  # also after load_state_dict in the middle of an epoch
+            if shuffled != self.epoch:  # also true after load_state_dict in the middle of an epoch
                 shuffled = self.epoch
                 order = np.random.default_rng((self.seed, self.epoch)).permutation(self.pieces)
             start = (self.position * self.world_size + self.rank) * self.batch

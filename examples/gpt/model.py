@@ -46,7 +46,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Called with tokens and targets it returns the mean cross-entropy, with tokens alone the logits."""
+    """A GPT that returns the mean cross-entropy for tokens and targets, and the logits for tokens alone."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()

@@ -1,11 +1,10 @@
-"""Train a tiny GPT in plain PyTorch with every N-th step captured: the trainings that the notebooks look at.
+"""Train a tiny GPT in plain PyTorch with every N-th step captured, as for the histories of the notebooks.
 
     python examples/gpt/plain.py --history ./history --learning-rate 3e-3
     python examples/gpt/plain.py --history ./history --spike 83
     python examples/gpt/plain.py --history ./history --freeze blocks.0.
 
-The second line plants a fault: at step 83 the learning rate is 1 in place of 0.001. In the third one a block is left
-as it was.
+The second command plants a fault: at step 83 the learning rate is 1 instead of 0.001. The third one freezes a block.
 """
 
 import argparse
@@ -25,8 +24,9 @@ Training = tuple[GPT, torch.optim.AdamW, torch.optim.lr_scheduler.LambdaLR, Text
 
 
 def schedule(spike: int | None) -> Callable[[int], float]:
-    """The share of the learning rate that an update gets, by the number of updates before it: ten steps of warm-up, then
-    all of it.
+    """Return the factor of the learning rate by the number of earlier updates.
+
+    It rises to 1 in ten steps of warm-up, and is `SPIKE` for the update with number `spike`.
     """
     return lambda before: SPIKE if before + 1 == spike else min(1.0, (before + 1) / 10)
 
@@ -34,8 +34,8 @@ def schedule(spike: int | None) -> Callable[[int], float]:
 def training(
     *, learning_rate: float = 1e-3, seed: int = 0, spike: int | None = None, freeze: str | None = None
 ) -> Training:
-    """Model, optimizer, scheduler and loader at their beginning; the same for the same arguments."""
-    torch.set_num_threads(1)  # enough for so small a model, and the same bits on any number of cores
+    """Return a new model, optimizer, scheduler and loader, which are equal for equal arguments."""
+    torch.set_num_threads(1)  # fast enough here, and bit-identical on any number of cores
     torch.manual_seed(seed)
     model = GPT(CONFIG)
     for name, parameter in model.named_parameters():
@@ -57,7 +57,7 @@ def train(
     *,
     steps: int,
 ) -> None:
-    """The plain loop, for so many steps more."""
+    """Train for `steps` more steps in a plain loop."""
     for _, (tokens, targets) in zip(range(steps), loader, strict=False):
         optimizer.zero_grad()
         loss = model(tokens, targets)
@@ -72,11 +72,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--history", type=Path, required=True, help="folder of the history")
     parser.add_argument("--steps", type=int, default=120, help="length of the training")
-    parser.add_argument("--every", type=int, default=5, help="capture every so many steps")
+    parser.add_argument("--every", type=int, default=5, help="capture every N-th step")
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--spike", type=int, help="plant a fault: at this step the learning rate is far too high")
-    parser.add_argument("--freeze", help="leave the tensors as they are whose names begin so")
+    parser.add_argument("--freeze", help="freeze the tensors whose names begin with this")
     args = parser.parse_args()
     model, optimizer, scheduler, loader = training(
         learning_rate=args.learning_rate, seed=args.seed, spike=args.spike, freeze=args.freeze

@@ -1,9 +1,9 @@
-"""Train the small GPT under DeepSpeed with every N-th step captured; start it with torchrun, or by examples/demo.py.
+"""Train the small GPT under DeepSpeed with every N-th step captured, started by torchrun or examples/demo.py.
 
     torchrun --nproc-per-node 2 examples/gpt/train.py --history ./history
     torchrun --nproc-per-node 2 examples/gpt/train.py --history ./history --restore 60
 
-The second line puts step 60 back and trains on from there: bit for bit what the first did.
+The second command restores step 60 and trains on from there, bit for bit like the first.
 """
 
 import argparse
@@ -26,10 +26,10 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--history", type=Path, required=True, help="folder of the history")
     parser.add_argument("--steps", type=int, default=120, help="train until this step")
-    parser.add_argument("--every", type=int, default=10, help="capture every so many steps")
+    parser.add_argument("--every", type=int, default=10, help="capture every N-th step")
     parser.add_argument("--stage", type=int, default=2, choices=(0, 1, 2, 3), help="ZeRO stage")
     parser.add_argument("--batch", type=int, default=8, help="sequences for each rank and step")
-    parser.add_argument("--restore", type=int, help="go on from this step of the history")
+    parser.add_argument("--restore", type=int, help="continue from this step of the history")
     return parser.parse_args()
 
 
@@ -46,7 +46,7 @@ def deepspeed_config(stage: int, batch: int) -> dict[str, Any]:
 
 
 def warmup_then_cosine(step: int, *, warmup: int = 10, horizon: int = 200) -> float:
-    """A share of the learning rate that depends on the step alone, so a resumed training follows the same curve."""
+    """Return a factor of the learning rate that depends on the step alone, so that a resumed training has the same."""
     if step < warmup:
         return (step + 1) / warmup
     return 0.1 + 0.45 * (1 + math.cos(math.pi * min(1.0, (step - warmup) / (horizon - warmup))))
@@ -79,8 +79,8 @@ def main() -> None:
         session.snapshot()
         session.wait()
         report(session, steps=engine.global_steps - first, elapsed_s=elapsed, rank=rank)
-    # Gloo's threads let go of a collective's tensors only after it has returned, and abort the process when the
-    # interpreter has ended by then. A barrier has no tensors, and gives them the time.
+    # Gloo's threads release the tensors of a collective only after it has returned, and abort the process if the
+    # interpreter has ended by then. A barrier has no tensors and gives the threads the time.
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 
@@ -102,7 +102,7 @@ def train(
 
 
 def report(session: capture.Session, *, steps: int, elapsed_s: float, rank: int) -> None:
-    """What was captured on all ranks, and what it cost the slowest of them."""
+    """Print what was captured on all ranks, and its cost on the slowest rank."""
     ranks: list[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(ranks, session.stats)
     if rank:
@@ -111,7 +111,8 @@ def report(session: capture.Session, *, steps: int, elapsed_s: float, rank: int)
     stalled = max(stats.stall_s for stats in ranks)
     rate = sum(stats.bytes_per_s for stats in ranks)
     print(
-        f"  captured {captured} checkpoints of run {session.run}: {written / 1e6:,.0f} MB, written at {rate / 1e6:,.0f} MB/s"
+        f"  captured {captured} checkpoints of run {session.run}:"
+        f" {written / 1e6:,.0f} MB, written at {rate / 1e6:,.0f} MB/s"
     )
     print(
         f"  stall {1000 * stalled / steps:.2f} ms a step, {100 * stalled / elapsed_s:.2f} % of {elapsed_s:.1f} s",
