@@ -1,4 +1,4 @@
-"""The project's own tree, as the tests of its rules look at it."""
+"""The project's own tree, for the tests of its rules."""
 
 import ast
 import os
@@ -49,13 +49,13 @@ def _runtime_nodes(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def tracked_files() -> list[Path]:
-    """What git would hand to a stranger."""
+    """Return the files that git tracks."""
     listing = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
     return [ROOT / name for name in listing.stdout.split("\0") if name and (ROOT / name).is_file()]
 
 
 def run_python(*arguments: str, cwd: Path, python: str = sys.executable, **environment: str) -> str:
-    """What the child prints; raises with both of its streams when it fails."""
+    """Run Python and return its output; raise an error with both of its streams when it fails."""
     return run([python, *arguments], cwd=cwd, **environment)
 
 
