@@ -33,7 +33,7 @@ def sources() -> list[Path]:
 OF_OTHERS = {
     # Files of other programs, as data alone, unless the user allows more by name.
     "capture/deepspeed_checkpoints/torch_files.py": {"pickle", "load"},
-    "dshistory/importing/dcp.py": {"pickle", "load"},
+    "dshistory/conversion/importing/dcp.py": {"pickle", "load"},
     "dshistory/conversion/importing/safe_unpickle.py": {"pickle", "load"},
     # DeepSpeed's own dictionaries: pickles only where the user asks for them, here and where they are loaded.
     "capture/deepspeed_checkpoints/tree.py": {"pickle"},
