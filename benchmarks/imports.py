@@ -1,4 +1,4 @@
-"""What a new process costs: importing each package, and listing a small history from the command line.
+"""The cost of a new process: importing each package, and listing a small history from the command line.
 
 Every figure is of a whole process, from its start to its end, so the interpreter's own start and end are in each: the
 row `python -c pass` shows them alone. `import torch` is the row to compare `import capture` and `import dshistory`

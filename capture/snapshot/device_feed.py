@@ -139,14 +139,14 @@ class _Feeder:
                     with self._failing(job, feed):
                         flying.append((feed, take.copy(feed)))
                 elif flying:
-                    self._land(job, *flying.popleft())
+                    self._finish_oldest(job, *flying.popleft())
                 else:
                     return
         finally:
             while flying:
-                self._land(job, *flying.popleft())
+                self._finish_oldest(job, *flying.popleft())
 
-    def _land(self, job: native.WriteJob, feed: native.Feed, transfer: Transfer) -> None:
+    def _finish_oldest(self, job: native.WriteJob, feed: native.Feed, transfer: Transfer) -> None:
         with self._failing(job, feed):
             transfer.wait()
         if feed.offset + feed.nbytes == self._end:

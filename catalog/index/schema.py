@@ -151,7 +151,8 @@ VIEWS: Mapping[str, tuple[tuple[str, ...], str]] = MappingProxyType(
             # holds both to equal figures on the same data.
             """
             SELECT *, numel - nan - inf AS finite, sqrt(sum_of_squares) AS norm,
-                   sqrt(sum_of_squares / nullif(numel - nan - inf, 0)) AS rms, sum / nullif(numel - nan - inf, 0) AS mean,
+                   sqrt(sum_of_squares / nullif(numel - nan - inf, 0)) AS rms,
+                   sum / nullif(numel - nan - inf, 0) AS mean,
                    CASE WHEN norm_before > 0 THEN update_norm / norm_before WHEN update_norm > 0 THEN 'inf'::DOUBLE
                         ELSE update_norm END AS relative_update
             FROM all_statistics

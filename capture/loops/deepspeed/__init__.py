@@ -1,4 +1,4 @@
-"""A DeepSpeed engine as a training loop, and the State Providers of what DeepSpeed holds: flat partitions, param groups, counters.
+"""A DeepSpeed engine as a training loop, and State Providers for its flat partitions, param groups and counters.
 
 Only `loop` imports deepspeed; everything else reads the attributes of a live engine.
 """
