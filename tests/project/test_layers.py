@@ -24,6 +24,17 @@ DOORS = {*LAYERS, "dshistory.__main__"}
 """They offer names of the rooms, so they stand above all of them."""
 
 
+SMALL = {
+    "dshistory.__main__": "Python asks for this file",
+    "dshistory.conversion.exporting.torchfile": "one file for each format",
+    "dshistory.tensors.state_dict": "a type of its own; the explorer holds only verbs",
+    "dshistory.widgets.resize": "the only use of anywidget's own base class",
+    "capture.deepspeed_checkpoints.classes": "one of the three files that import deepspeed",
+    "capture.state.providers.counters": "one file for each provider",
+}
+"""Files of fewer than 40 lines with one user, and the reason why each stands alone."""
+
+
 def imported_modules(name: str) -> Iterator[str]:
     """The modules of ours that the module imports anywhere, each by the longest name that is a module."""
     for target, _ in imports(MODULES[name], names=True):
@@ -77,6 +88,19 @@ def test_no_files_import_each_other_in_a_circle():
 
     for name in graph:
         visit(name, ())
+
+
+def test_a_small_file_with_one_user_has_a_reason():
+    users: dict[str, set[str]] = {name: set() for name in MODULES}
+    for name in MODULES:
+        for other in imported_modules(name):
+            users[other].add(name)
+    small = {
+        name
+        for name, path in MODULES.items()
+        if path.name != "__init__.py" and len(path.read_text().splitlines()) < 40 and len(users[name]) <= 1
+    }
+    assert small == SMALL.keys()
 
 
 def test_a_folder_says_what_is_in_it():
