@@ -21,7 +21,7 @@ from capture.restore import all_providers, restore_live
 from capture.session.session import Session, close_at_exit
 from capture.snapshot.change_detector import Check
 from capture.snapshot.state_listing import StateListing
-from capture.snapshot.writer import ChosenWriter, agree_on_writer
+from capture.snapshot.writer_choice import ChosenWriter, agree_on_writer
 from capture.state.interface import StateProvider, read_at
 from catalog.errors import NotFoundError, SetupError
 from catalog.gc import collect_garbage

@@ -97,7 +97,7 @@ def minimum(least: Sums) -> Floats:
 
 
 def maximum(most: Sums) -> Floats:
-    """Return the largest element that is not NaN; NaN where there is none, see `minimum`."""
+    """Return the largest element that is not NaN; it is NaN where there is none."""
     return np.where(np.equal(most, -math.inf), np.nan, most)
 
 

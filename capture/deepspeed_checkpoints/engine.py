@@ -39,7 +39,7 @@ from capture.exit_handler import call_at_exit
 from capture.loops.deepspeed.hooks import attach_barrier, wrap
 from capture.snapshot.device_copies import CUDA
 from capture.snapshot.failures import Failures
-from capture.snapshot.writer import ChosenWriter, agree_on_writer
+from capture.snapshot.writer_choice import ChosenWriter, agree_on_writer
 from catalog.errors import SetupError, SnapshotError, UnsupportedError
 
 __all__ = ["NativeCheckpointEngine", "install"]

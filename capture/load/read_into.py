@@ -8,7 +8,7 @@ import torch
 
 from capture.load.assignments import Assignment
 from capture.state.dtypes import torch_dtype
-from catalog.read.batched_read import read_unverified, read_verified
+from catalog.read.stored_bytes import read_unverified, read_verified
 from catalog.records import Extent
 
 __all__ = ["read_extents", "read_into", "read_part"]

@@ -1,4 +1,4 @@
-"""The interface between a session and a training loop. Each kind of loop implements `Loop`; sessions, `LoopEvents`."""
+"""The interface between a session and a training loop. A kind of loop implements `Loop`; a session, `LoopEvents`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol

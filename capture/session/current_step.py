@@ -69,8 +69,8 @@ class CurrentStep:
         self._phase = _Phase.UPDATING
 
     def update_ended(self) -> None:
-        """The state is that of a new step."""
-        # No-op after `update_begins`; a loop that has not called it must not leave a snapshot waiting for ever.
+        """Note that the update is over and that the state is now that of a new step."""
+        # After `update_begins` this does nothing; a loop that has not called it must leave no snapshot waiting.
         self.finalize_objects()
         self._phase = _Phase.ENDED
         self._kept = None
@@ -112,7 +112,7 @@ class CurrentStep:
         return step == self._last_captured
 
     def capture(self, snapshot: Snapshot) -> None:
-        """`snapshot`, which has just begun to read the state, is that of the current step."""
+        """Register `snapshot`, which has just begun to read the state, as the snapshot of the current step."""
         self._last_captured, self._kept = snapshot.step, None
         with self._releasing:
             self._unreleased = snapshot
@@ -124,7 +124,7 @@ class CurrentStep:
             snapshot.finalize_objects(())
 
     def keep(self, step: int) -> None:
-        """Keep of `step`, which has just ended and is not captured, what a late capture could not read any more."""
+        """Keep the part of the state of `step` that a late capture could no longer read."""
         try:
             self._kept = self._listing.keep(step)
         except Exception:  # noqa: BLE001 - a provider's failure: a late capture asks it again, and reports the error

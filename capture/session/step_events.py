@@ -1,4 +1,4 @@
-"""The events of a training loop, and the decision which steps become snapshots. Belongs to one session."""
+"""The events of one training loop: decides which steps become snapshots, and measures how long the training waits."""
 
 import threading
 import time

@@ -24,8 +24,8 @@ import torch
 import native
 from capture.snapshot.device_copies import CUDA, GATHERED_BYTES, DeviceCopier, Mirror
 from capture.snapshot.device_feed import DevicePart
-from capture.snapshot.manifest_rows import PlannedRows
 from capture.snapshot.parts import Part, can_be_referenced, entry_shape, widest_entry
+from capture.snapshot.planned_rows import PlannedRows
 from capture.state.dtypes import dtype_name
 from capture.state.interface import TensorItem
 from catalog.errors import UnsupportedError

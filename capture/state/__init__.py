@@ -1,4 +1,4 @@
-"""The state to save: the State Provider interface, the providers of PyTorch's own objects, and objects as data.
+"""The state to save: State Providers (PyTorch's own, and `Stateful` for any other object), and objects as data.
 
 A provider lists the state, says where it lies in memory, and puts it back. Nothing here moves the bytes of a tensor to
 or from a disk.

@@ -133,7 +133,11 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (*(f"DROP TABLE idx.{table}" for table in _STATISTICS_TABLES),)
     + tuple(create_statement(table) for table in _STATISTICS_TABLES),
 )
-"""Entry n holds the statements that migrate an index from version n to n + 1. Released entries never change."""
+"""Entry n holds the statements that migrate an index from version n to n + 1.
+
+When the columns of a table change, a new entry drops the table and creates it from `TABLES`: its rows come from the files
+again, so a migrated index and a new one are equal.
+"""
 
 VERSION = len(MIGRATIONS)
 

@@ -10,7 +10,7 @@ import numpy as np
 from catalog.errors import FormatError
 from catalog.format.header import Entry, read_header
 from catalog.format.manifest import Manifest
-from catalog.read.batched_read import Buffer, batches, mismatches, read_pieces
+from catalog.read.stored_bytes import Buffer, batches, mismatches, read_pieces
 from catalog.records import Extent
 
 __all__ = ["DamagedExtent", "check_data_file", "check_extents", "check_header"]

@@ -20,8 +20,8 @@ from catalog.format.manifest import NOT_STATE
 from catalog.format.marker import read_marker
 from catalog.format.statistics_file import SCHEMA, StatisticsFile, publish_statistics, read_statistics
 from catalog.paths import HistoryPaths, parse_data_file
-from catalog.read.batched_read import Buffer, Piece, batches, read_pieces
 from catalog.read.checkpoint import read_part
+from catalog.read.stored_bytes import Buffer, Piece, batches, read_pieces
 from catalog.records import CHECKSUM_BYTES, CheckpointRef, Extent
 
 __all__ = ["BUCKETS", "SKETCHED_KINDS", "analyze_part", "buckets_of", "missing_parts", "sketch_key"]

@@ -77,13 +77,13 @@ def _sketches(history: History, ref: CheckpointRef) -> dict[Key, tuple[_Sketch, 
 
 
 def _figures(
-    sketch_before: _Sketch, squares_before: float, sketch_after: _Sketch, squares_after: float
+    sketch_before: _Sketch, before_squares: float, sketch_after: _Sketch, after_squares: float
 ) -> Mapping[str, Any] | None:
-    if len(sketch_before) != len(sketch_after) or not math.isfinite(squares_before + squares_after):
+    if len(sketch_before) != len(sketch_after) or not math.isfinite(before_squares + after_squares):
         return None
-    norm_before, norm_after = float(metrics.norm(squares_before)), float(metrics.norm(squares_after))
-    squares_update = float(np.square(sketch_after - sketch_before).sum())
-    update_norm = float(metrics.norm(squares_update))
+    norm_before, norm_after = float(metrics.norm(before_squares)), float(metrics.norm(after_squares))
+    update_squares = float(np.square(sketch_after - sketch_before).sum())
+    update_norm = float(metrics.norm(update_squares))
     # Each bucket is rounded to float32 when it is stored: near that rounding the difference of two sketches says
     # nothing.
     if update_norm <= 10 * _ROUNDING * (norm_before + norm_after):
@@ -96,7 +96,7 @@ def _figures(
         float(np.square(sketch_after).sum()),
     )
     return {
-        "relative_update": float(metrics.relative_update(squares_update, squares_before)),
+        "relative_update": float(metrics.relative_update(update_squares, before_squares)),
         "update_norm": update_norm,
         "cosine": metrics.known(cosine),
         "norm_before": norm_before,

@@ -35,9 +35,9 @@ class Comparison:
     nonfinite_before: int = 0
     nonfinite_after: int = 0
     max_change: float = 0.0
-    squares_before: float = 0.0
-    squares_after: float = 0.0
-    squares_update: float = 0.0
+    before_squares: float = 0.0
+    after_squares: float = 0.0
+    update_squares: float = 0.0
     dot: float = 0.0
 
     def add(self, before: torch.Tensor, after: torch.Tensor) -> None:
@@ -48,23 +48,23 @@ class Comparison:
 
     @property
     def norm_before(self) -> float:
-        return float(metrics.norm(self.squares_before))
+        return float(metrics.norm(self.before_squares))
 
     @property
     def norm_after(self) -> float:
-        return float(metrics.norm(self.squares_after))
+        return float(metrics.norm(self.after_squares))
 
     @property
     def update_norm(self) -> float:
-        return float(metrics.norm(self.squares_update))
+        return float(metrics.norm(self.update_squares))
 
     @property
     def relative_update(self) -> float:
-        return float(metrics.relative_update(self.squares_update, self.squares_before))
+        return float(metrics.relative_update(self.update_squares, self.before_squares))
 
     @property
     def cosine(self) -> float | None:
-        return metrics.known(metrics.cosine(self.dot, self.squares_before, self.squares_after))
+        return metrics.known(metrics.cosine(self.dot, self.before_squares, self.after_squares))
 
     @property
     def changed_share(self) -> float:
@@ -81,13 +81,13 @@ class Comparison:
     def _add_chunk(self, stored_before: torch.Tensor, stored_after: torch.Tensor) -> None:
         before, after = stored_before.double(), stored_after.double()
         self.numel += before.numel()
-        squares_before, squares_after = float(before.square().sum()), float(after.square().sum())
-        if not math.isfinite(squares_before + squares_after):
+        before_squares, after_squares = float(before.square().sum()), float(after.square().sum())
+        if not math.isfinite(before_squares + after_squares):
             before, after = self._finite_part(before, after)
-            squares_before, squares_after = float(before.square().sum()), float(after.square().sum())
+            before_squares, after_squares = float(before.square().sum()), float(after.square().sum())
         self.finite += before.numel()
-        self.squares_before += squares_before
-        self.squares_after += squares_after
+        self.before_squares += before_squares
+        self.after_squares += after_squares
         if stored_before.dtype == stored_after.dtype == torch.int64:
             update = _int64_update(stored_before, stored_after)
         else:
@@ -96,7 +96,7 @@ class Comparison:
         if update.numel():
             lowest, highest = update.aminmax()
             self.max_change = max(self.max_change, -float(lowest), float(highest))
-        self.squares_update += float(update.square_().sum())
+        self.update_squares += float(update.square_().sum())
         products = before * after
         self.dot += float(products.sum())
         self.sign_flips += int((products < 0).count_nonzero())

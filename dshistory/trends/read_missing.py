@@ -20,13 +20,13 @@ from dshistory.trends.statistics_matrix import Key
 __all__ = ["READABLE", "read_steps", "read_updates"]
 
 _STEP_PARTS: Final[Mapping[str, Callable[[Comparison], float]]] = {
-    "squares": lambda compared: compared.squares_after,
+    "squares": lambda compared: compared.after_squares,
     "nonfinite": lambda compared: compared.nonfinite_after,
 }
 _UPDATE_PARTS: Final[Mapping[str, Callable[[Comparison], float]]] = {
-    "update_squares": lambda compared: compared.squares_update,
-    "before_squares": lambda compared: compared.squares_before,
-    "squares": lambda compared: compared.squares_after,
+    "update_squares": lambda compared: compared.update_squares,
+    "before_squares": lambda compared: compared.before_squares,
+    "squares": lambda compared: compared.after_squares,
     "dot": lambda compared: compared.dot,
     "max_change": lambda compared: compared.max_change,
     "changed": lambda compared: compared.changed,

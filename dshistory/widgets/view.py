@@ -18,7 +18,7 @@ from dshistory.trends.layers import LayersTable
 from dshistory.widgets import drawing
 from dshistory.widgets.controls import PAGE_ROWS, Controls, pattern_text
 from dshistory.widgets.gesture import Gesture
-from dshistory.widgets.timeline import Timeline, anomalies_by_step, metric_query, read_timeline
+from dshistory.widgets.timeline_data import Timeline, anomalies_by_step, metric_query, read_timeline
 
 if TYPE_CHECKING:
     from dshistory.explorer import Explorer

@@ -13,7 +13,7 @@ from ranks import covers
 
 import capture
 from capture.loops.deepspeed.loop import DeepSpeedLoop
-from capture.loops.deepspeed.zero_provider import ZeroState
+from capture.loops.deepspeed.optimizer_provider import ZeroState
 
 STAGES: list[dict[str, Any]] = [
     {"stage": 0},

@@ -12,7 +12,7 @@ from deepspeed_helpers import TinyGPT, batches, make_engine, train
 from ranks import covers
 
 from capture.loops.deepspeed.loop import DeepSpeedLoop
-from capture.loops.deepspeed.zero_provider import ZeroState
+from capture.loops.deepspeed.optimizer_provider import ZeroState
 from capture.state.providers import RandomState
 from catalog.errors import MismatchError
 

@@ -79,7 +79,7 @@ def test_reading_tensors_loads_nothing_of_the_runtime(question, root, tmp_path):
 
 def test_only_one_module_reads_data_files_through_the_native_reader():
     users = {relative(path) for path in all_modules() if "native.read(" in path.read_text()}
-    assert users == {"catalog/read/batched_read.py"}
+    assert users == {"catalog/read/stored_bytes.py"}
 
 
 def test_capture_can_be_had_from_the_facade(tmp_path):

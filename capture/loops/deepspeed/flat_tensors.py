@@ -1,4 +1,4 @@
-"""The flat tensors of a DeepSpeed optimizer, and the fragments of logical tensors that they hold.
+"""How each ZeRO stage cuts parameters into the flat tensors of an optimizer, and which fragments these hold.
 
 This is address arithmetic only: it is duck-typed, imports no deepspeed and moves no bytes. A *flat* is one tensor that
 the inner optimizer updates and keys its state by: a ZeRO partition, a flattened group, or the fp32 copy of one

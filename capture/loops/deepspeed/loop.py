@@ -16,9 +16,9 @@ from deepspeed.utils import groups
 
 from capture.loops.deepspeed.engine_provider import EngineState
 from capture.loops.deepspeed.hooks import attach
+from capture.loops.deepspeed.optimizer_provider import ZeroState
 from capture.loops.deepspeed.param_groups import class_name
 from capture.loops.deepspeed.topology import Topology
-from capture.loops.deepspeed.zero_provider import ZeroState
 from capture.loops.interface import LoopEvents
 from capture.state.interface import StateProvider
 from capture.state.providers import Buffers, ExtraState, ModuleParameters, Stateful, TorchOptimizer

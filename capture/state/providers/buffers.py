@@ -7,7 +7,7 @@ import torch
 
 from capture.state.dtensor import local_part, local_tensor
 from capture.state.interface import Available, ReadAt, TensorItem
-from capture.state.providers.tree import ModuleTree, tensor_marks
+from capture.state.module_tree import ModuleTree, tensor_marks
 from capture.state.unwrap import logical_name
 from catalog.records import Placement
 

@@ -14,8 +14,8 @@ import torch
 from capture.state.dtensor import local_part
 from capture.state.dtypes import torch_dtype
 from capture.state.interface import Available, ReadAt, TensorItem
+from capture.state.module_tree import ModuleTree, tensor_marks
 from capture.state.optimizer_match import require_same_rule
-from capture.state.providers.tree import ModuleTree, tensor_marks
 from catalog.errors import MismatchError, UnsupportedError
 from catalog.format.manifest import NOT_STATE
 from catalog.records import Placement

@@ -8,7 +8,7 @@ from torch.nn.parameter import is_lazy
 
 from capture.state.dtensor import drop_gathered, local_part, local_tensor, refuse_flat_parameters
 from capture.state.interface import Available, ReadAt, TensorItem
-from capture.state.providers.tree import ModuleTree, tensor_marks
+from capture.state.module_tree import ModuleTree, tensor_marks
 from catalog.errors import UnsupportedError
 from catalog.records import Placement
 

@@ -17,7 +17,7 @@ from catalog.read.fragments import StoredTensor
 from dshistory.conversion.deepspeed_classes import DeepSpeedPickle, StandIn, loss_scaler
 from dshistory.conversion.exporting.options import Options
 from dshistory.conversion.exporting.partitions import Flat, groups_cut, parameters_cut, sub_groups
-from dshistory.conversion.exporting.training import Training, training_of
+from dshistory.conversion.exporting.training_state import Training, training_of
 from dshistory.tensors.checkpoint_tensors import CheckpointTensors
 
 __all__ = ["loss_scaler_of", "model_states", "module_state", "save", "write_deepspeed"]

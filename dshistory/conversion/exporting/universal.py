@@ -12,7 +12,7 @@ import torch
 from catalog.errors import UnsupportedError
 from dshistory.conversion.exporting.deepspeed import loss_scaler_of, model_states, module_state, save
 from dshistory.conversion.exporting.options import Options
-from dshistory.conversion.exporting.training import Training, training_of
+from dshistory.conversion.exporting.training_state import Training, training_of
 from dshistory.tensors.checkpoint_tensors import CheckpointTensors
 
 __all__ = ["write_universal"]

@@ -10,8 +10,7 @@
 //      `release` must wait for submitted writes to complete, not only to be submitted: the device reads the memory at
 //      any time until it answers, and the caller overwrites that memory next. Fed blocks have no live memory.
 //   4. A failed job prepares nothing more, and its staged writes are dropped; what is in flight is still waited for.
-//   5. No deadlock, with one slot as with a hundred: composing a block needs nothing but memory, feeding one nothing
-//   but
+//   5. No deadlock, with one slot as with a hundred: composing a block needs only memory, feeding one needs only
 //      copies that always end, and staged writes go out before any new block is prepared. As long as the devices
 //      answer, every slot comes back, and a job that waits for one waits only for copies and writes, its own or another
 //      job's. No holder of a slot ever waits for a second one.
@@ -38,7 +37,7 @@
 
 namespace dsh {
 
-// As a writer's users see one job's stats; `direct` is 1 for O_DIRECT, 0 for buffered.
+// The stats of one job, as the users of a writer see them; `direct` is 1 for O_DIRECT, 0 for buffered.
 struct WriteStats {
     double bytes_direct, bytes_copied, write_s, stall_s, eager_s, direct;
 };

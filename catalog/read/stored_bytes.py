@@ -1,4 +1,4 @@
-"""The one way to the bytes of data files: many pieces in one call, compared with their checksums.
+"""The bytes of data files: many ranges are read in one call and compared with their checksums.
 
 `native.read` is called here alone. Whole extents are verified; a piece of an extent has no checksum of its own, so only
 `verify` vouches for those.
@@ -15,7 +15,7 @@ import native
 from catalog.errors import CorruptError
 from catalog.records import Extent
 
-__all__ = ["Buffer", "Piece", "batches", "mismatches", "read_at", "read_pieces", "read_unverified", "read_verified"]
+__all__ = ["Buffer", "Piece", "batches", "mismatches", "read_pieces", "read_to", "read_unverified", "read_verified"]
 
 _MOST_EXTENTS = 4096
 _CHECKSUM_BYTES = 16
@@ -23,7 +23,7 @@ _CHECKSUM_BYTES = 16
 Buffer: TypeAlias = npt.NDArray[np.uint8]
 
 Piece: TypeAlias = tuple[str, int, int]
-"""File, relative to the history; offset; nbytes."""
+"""A range of bytes: the path of its file relative to the history, the offset, and the length in bytes."""
 
 
 def batches(extents: Iterable[Extent], *, most_bytes: int) -> Iterator[list[Extent]]:
@@ -40,7 +40,7 @@ def batches(extents: Iterable[Extent], *, most_bytes: int) -> Iterator[list[Exte
         yield batch
 
 
-def read_at(root: Path, pieces: Sequence[Piece], addresses: Sequence[int] | npt.NDArray[np.uint64]) -> bytes:
+def read_to(root: Path, pieces: Sequence[Piece], addresses: Sequence[int] | npt.NDArray[np.uint64]) -> bytes:
     """Read every piece to its address, in parallel, and return the XXH3-128 of each, 16 bytes each, in order.
 
     The memory at an address must hold the piece until this returns. OSError names the path and offset that can't be
@@ -58,10 +58,10 @@ def read_at(root: Path, pieces: Sequence[Piece], addresses: Sequence[int] | npt.
 
 
 def read_pieces(root: Path, pieces: Sequence[Piece], buffer: Buffer) -> bytes:
-    """Read pieces one behind the other into the buffer; checksums and errors are those of `read_at`."""
+    """Read pieces one behind the other into the buffer; checksums and errors are those of `read_to`."""
     nbytes = np.array([size for _, _, size in pieces], np.uint64)
     starts = np.concatenate([np.zeros(1, np.uint64), np.cumsum(nbytes)[:-1]]).astype(np.uint64)
-    return read_at(root, pieces, starts + np.uint64(buffer.ctypes.data))
+    return read_to(root, pieces, starts + np.uint64(buffer.ctypes.data))
 
 
 def read_verified(root: Path, reads: Sequence[tuple[Extent, int]]) -> None:
@@ -72,7 +72,7 @@ def read_verified(root: Path, reads: Sequence[tuple[Extent, int]]) -> None:
     """
     extents = [extent for extent, _ in reads]
     try:
-        checksums = read_at(root, [_piece(extent) for extent in extents], [address for _, address in reads])
+        checksums = read_to(root, [_piece(extent) for extent in extents], [address for _, address in reads])
     except OSError as error:
         raise _unreadable(root, *(_first_unreadable(root, reads) or (extents[0], error))) from error
     for extent, actual in mismatches(extents, checksums):
@@ -88,7 +88,7 @@ def read_unverified(root: Path, extent: Extent, address: int, *, skip_bytes: int
     CorruptError names file, tensor and offset when it can't be read.
     """
     try:
-        read_at(root, [(extent.file, extent.offset + skip_bytes, nbytes)], [address])
+        read_to(root, [(extent.file, extent.offset + skip_bytes, nbytes)], [address])
     except OSError as error:
         raise _unreadable(root, extent, error) from error
 
@@ -117,7 +117,7 @@ def _first_unreadable(root: Path, reads: Sequence[tuple[Extent, int]]) -> tuple[
     """Return the first extent that can't be read by itself: the error of a whole batch does not say which it was."""
     for extent, address in reads:
         try:
-            read_at(root, [_piece(extent)], [address])
+            read_to(root, [_piece(extent)], [address])
         except OSError as error:
             return extent, error
     return None

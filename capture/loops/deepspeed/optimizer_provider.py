@@ -6,8 +6,8 @@ coalesce a whole partition into one run of memory. Values that every element of 
 once per param group in the object `optimizer`.
 
 Under ZeRO 3 `param.data` is never used. It is the gathered weight while a module runs, and an empty tensor otherwise;
-for persistent parameters it stays gathered across steps and is stale after a restore. Stable are `param.ds_tensor`,
-which is this rank's partition and changes only with an update, and `param.ds_shape`, the shape of the whole. A snapshot
+for persistent parameters it stays gathered across steps and is stale after a restore. `param.ds_tensor`,
+this rank's partition, changes only with an update, and `param.ds_shape`, the shape of the whole, never. A snapshot
 therefore gathers nothing, needs no collective, and may read the weights until the next update.
 """
 
@@ -30,8 +30,8 @@ from capture.loops.deepspeed.param_groups import (
 from capture.loops.deepspeed.topology import Topology, merge_groups
 from capture.state.dtypes import torch_dtype
 from capture.state.interface import Available, ReadAt, TensorItem
+from capture.state.module_tree import ModuleTree, tensor_marks
 from capture.state.optimizer_match import require_same_rule
-from capture.state.providers.tree import ModuleTree, tensor_marks
 from catalog.errors import MismatchError, RestoreError, SetupError, UnsupportedError
 from catalog.records import Placement
 

@@ -8,7 +8,7 @@ import pytest
 
 import native
 from catalog.errors import CorruptError
-from catalog.read.batched_read import read_at, read_pieces, read_unverified, read_verified
+from catalog.read.stored_bytes import read_pieces, read_to, read_unverified, read_verified
 from catalog.records import Extent
 
 CONTENT = bytes(range(64))
@@ -30,7 +30,7 @@ def extent(file: str, offset: int, nbytes: int, name: str = "w") -> Extent:
 
 def test_pieces_of_several_files_go_where_they_are_wanted(root):
     memory = np.zeros(12, np.uint8)
-    checksums = read_at(root, [("b", 4, 4), ("a", 60, 4)], [memory.ctypes.data + 8, memory.ctypes.data])
+    checksums = read_to(root, [("b", 4, 4), ("a", 60, 4)], [memory.ctypes.data + 8, memory.ctypes.data])
     assert memory.tobytes() == CONTENT[60:] + bytes(4) + CONTENT[::-1][4:8]
     assert checksums == native.checksum(CONTENT[::-1][4:8]) + native.checksum(CONTENT[60:])
 
