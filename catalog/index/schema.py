@@ -135,8 +135,8 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
 )
 """Entry n holds the statements that migrate an index from version n to n + 1.
 
-When the columns of a table change, a new entry drops the table and creates it from `TABLES`: its rows come from the files
-again, so a migrated index and a new one are equal.
+When the columns of a table change, a new entry drops the table and creates it from `TABLES`: its rows come from the
+files again, so a migrated index and a new one are equal.
 """
 
 VERSION = len(MIGRATIONS)
