@@ -1,4 +1,4 @@
-"""What does not belong together: another model, another dtype, a step that is not there, two trainings in one history."""
+"""Mismatches are refused by name: another model, another dtype, a missing step; two trainings get separate runs."""
 
 import pytest
 import torch

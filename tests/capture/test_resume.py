@@ -1,4 +1,4 @@
-"""A training restored in a new process goes on as if it had never stopped: every loss, batch, weight, moment and draw."""
+"""A training restored in a new process continues exactly: losses, batches, weights, moments and random draws."""
 
 import json
 import subprocess
@@ -32,7 +32,7 @@ def assert_same_end(resumed: dict, original: dict) -> None:
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory) -> tuple[Path, dict]:
-    """60 steps, nine to an epoch, captured at every tenth."""
+    """The run has 60 steps, nine to an epoch, and captures every tenth."""
     folder = tmp_path_factory.mktemp("original")
     return folder / "history", run(folder / "history", folder / "out.pt")
 
@@ -53,7 +53,7 @@ def test_the_child_run_knows_its_parent(original, tmp_path):
 
 
 def test_with_a_schedule_by_epochs(tmp_path):
-    """Step 27 is the last of an epoch: the scheduler moves after it, outside the loop over batches."""
+    """Step 27 is the last of an epoch: the scheduler steps after it, outside the loop over batches."""
     options = ("--epochs", "--every", "9", "--steps", "40")
     original = run(tmp_path / "history", tmp_path / "a.pt", *options)
     for step in (9, 27):
@@ -62,7 +62,7 @@ def test_with_a_schedule_by_epochs(tmp_path):
 
 
 def test_resume_auto(tmp_path):
-    """Starts fresh; goes on from the newest checkpoint; passes over one that is damaged, and says so."""
+    """The run starts fresh, resumes from the newest checkpoint, and skips and reports a damaged one."""
     history = tmp_path / "history"
     whole = run(tmp_path / "other", tmp_path / "whole.pt", "--steps", "30")
     first = run(history, tmp_path / "a.pt", "--auto", "--steps", "23")

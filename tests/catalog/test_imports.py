@@ -1,4 +1,4 @@
-"""The base of the catalog is cheap: paths, records and errors load neither pyarrow nor DuckDB, and reading no DuckDB."""
+"""The catalog's base is cheap: paths, records and errors load no pyarrow and no DuckDB, and reading no DuckDB."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""What a person writes finds the checkpoint meant, in the tree of runs, and the error names the nearest."""
+"""A written reference finds its checkpoint in the tree of runs, and the error names the nearest."""
 
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ def _run(
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> History:
-    """a: 0 10 20 30;  b from a:20: 20 25;  c from b:25: 25 40;  r, a replay of c:40, is newest."""
+    """The tree is a: 0 10 20 30; b from a:20: 20 25; c from b:25: 25 40; and the newest run r is a replay of c:40."""
     root = tmp_path_factory.mktemp("resolve") / "history"
     _run(root, "a", [0, 10, 20, 30], day=1)
     _run(root, "b", [20, 25], day=2, parent=("a", 20))
@@ -62,7 +62,7 @@ def test_the_lineage_goes_through_the_parents_before_each_fork(tree: History) ->
     ],
     ids=str,
 )
-def test_references(tree: History, ref: int | str, found: str) -> None:
+def test_references_find_their_checkpoints(tree: History, ref: int | str, found: str) -> None:
     assert str(tree.resolve(ref)) == found
 
 
@@ -91,12 +91,12 @@ def test_a_replay_never_becomes_current(tree: History) -> None:
     ],
     ids=str,
 )
-def test_what_is_not_there_is_told_with_the_nearest(tree: History, ref: int | str, match: str) -> None:
+def test_a_missing_checkpoint_is_reported_with_the_nearest(tree: History, ref: int | str, match: str) -> None:
     with pytest.raises(NotFoundError, match=match):
         tree.resolve(ref)
 
 
-def test_a_reference_can_not_leave_the_history(tree: History) -> None:
+def test_a_reference_cannot_leave_the_history(tree: History) -> None:
     with pytest.raises(FormatError, match="run id"):
         tree.resolve("../../etc:1")
 
@@ -152,7 +152,7 @@ def test_parents_in_a_circle_end(history: Path) -> None:
 
 
 @pytest.mark.parametrize("ref", [1.5, None, True, b"1", [1]])
-def test_what_is_no_reference_is_refused(tree: History, ref: Any) -> None:
+def test_an_invalid_reference_is_refused(tree: History, ref: Any) -> None:
     with pytest.raises(SetupError, match="a checkpoint is named by a step"):
         tree.resolve(ref)
 

@@ -1,4 +1,4 @@
-"""The writing end: what is durable before what, and who may write where."""
+"""The run writer makes everything durable before anything names it, and excludes a second writer."""
 
 import os
 import subprocess
@@ -21,7 +21,7 @@ PIECES = pieces_of({"w": b"1234"})
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """Every call that makes something durable or gives it a name, as it is made."""
+    """Record every call that makes something durable or gives it a name."""
     made: list[tuple[str, str]] = []
 
     def watch(name: str, subject: Any) -> None:
@@ -42,7 +42,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
 
 
 def _plain(path: str) -> str:
-    """The last part of a path; a temporary name without what is random in it."""
+    """Return the last part of a path, without the random part of a temporary name."""
     name = path.rpartition("/")[2]
     return ".".join(name.split(".")[:-2]) + ".tmp" if name.endswith(".tmp") else name
 
@@ -68,7 +68,9 @@ def test_each_thing_is_durable_before_the_next_one_names_it(history: Path, calls
     ]
     remaining = iter(calls)
     assert all(call in remaining for call in expected), calls
-    assert [call for call in calls if call[0] in ("rename", "link")] == [call for call in expected if call[0] in ("rename", "link")]  # fmt: skip
+    assert [call for call in calls if call[0] in ("rename", "link")] == [
+        call for call in expected if call[0] in ("rename", "link")
+    ]
 
 
 def test_a_history_and_a_run_are_durable_once_made(tmp_path: Path, calls: list[tuple[str, str]]) -> None:
@@ -95,7 +97,7 @@ def test_a_history_made_twice_is_the_same(history: Path) -> None:
     assert create_history(history) == create_history(history) == History.open(history).uuid
 
 
-def test_a_folder_with_other_things_in_it_is_no_place_for_a_history(tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_refused_for_a_history(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(SetupError, match="thesis"):
         create_history(tmp_path)
@@ -118,7 +120,7 @@ def test_two_processes_never_write_one_rank(history: Path) -> None:
     assert "another live process writes this rank" in second.stderr
 
 
-def test_a_closed_writer_lets_go_of_its_lock(history: Path) -> None:
+def test_a_closed_writer_releases_its_lock(history: Path) -> None:
     with Run(history) as run:
         opened = History.open(history)
         assert opened.held("run-a")
@@ -134,7 +136,7 @@ def test_a_step_is_captured_once(history: Path) -> None:
             run.writers[0].begin(0)
 
 
-def test_a_failed_snapshot_leaves_nothing_and_says_so(history: Path) -> None:
+def test_a_failed_snapshot_leaves_nothing_and_is_reported(history: Path) -> None:
     with Run(history) as run:
         run.checkpoint(0, PIECES)
         writer = run.writers[0]
@@ -163,8 +165,8 @@ def test_extents_that_do_not_cover_the_file_publish_nothing(history: Path) -> No
         assert list(HistoryPaths(history).step_dir("run-a", 0).glob("rank-*")) == []
 
 
-def test_the_journal_goes_out_before_the_checkpoint_it_tells_of(history: Path) -> None:
-    """Who sees a checkpoint sees its loss."""
+def test_the_journal_is_flushed_before_the_checkpoint_it_describes(history: Path) -> None:
+    """A reader that sees a checkpoint also sees its loss."""
     with Run(history) as run:
         run.writers[0].journal.metric(0, "loss", 1.5)
         run.part(0, 0, PIECES)
@@ -175,10 +177,13 @@ def test_the_journal_goes_out_before_the_checkpoint_it_tells_of(history: Path) -
         ]
 
 
-def test_register_is_never_held_up_by_a_busy_index(history: Path) -> None:
+def test_a_busy_index_never_delays_register(history: Path) -> None:
     with Run(history) as run:
         run.checkpoint(0, PIECES)
-        program = "import sys, duckdb\ncon = duckdb.connect(sys.argv[1])\nprint('holding', flush=True)\nsys.stdin.readline()\n"
+        program = (
+            "import sys, duckdb\ncon = duckdb.connect(sys.argv[1])\n"
+            "print('holding', flush=True)\nsys.stdin.readline()\n"
+        )
         stranger = subprocess.Popen(
             [sys.executable, "-c", program, str(history / "catalog.duckdb")],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,

@@ -1,4 +1,4 @@
-"""A training killed at any moment leaves a history that opens, whose committed checkpoints verify, and nothing half visible."""
+"""A training killed at any point leaves a history that opens and verifies, with nothing half visible."""
 
 import random
 import subprocess
@@ -20,7 +20,7 @@ TENSORS = 4
 
 
 def killed_training(root, run, *, lines_heard):
-    """Start a training, listen to it until it has said so many lines, and kill it; what it said it had committed."""
+    """Start a training, kill it after it has printed so many lines, and return what it reported as committed."""
     process = subprocess.Popen(
         [sys.executable, PROGRAM, "train-until-killed", str(root), run], stdout=subprocess.PIPE, text=True
     )
@@ -29,14 +29,14 @@ def killed_training(root, run, *, lines_heard):
         lines.append(line)
         if len(lines) > lines_heard:
             break
-    # So that the kill does not always meet the same instruction: a moment of work, not of time.
+    # A little work, and no waiting time, varies the instruction that the kill meets.
     sum(range(random.Random(run).randrange(3_000_000)))
     process.kill()
     rest = process.communicate()[0]
     return [int(line) for line in "".join([*lines[1:], rest]).split("\n")[:-1] if line.strip().isdigit()]
 
 
-def test_a_training_killed_at_any_moment(tmp_path):
+def test_a_training_killed_at_any_point(tmp_path):
     root = tmp_path / "h"
     chance = random.Random(7)
     for kill in range(KILLS):
@@ -64,7 +64,7 @@ def test_a_training_killed_at_any_moment(tmp_path):
 
 
 def test_a_training_killed_before_each_of_its_calls_to_the_file_system(tmp_path):
-    """Two ranks, two steps, killed before the first call, the second, ... until nothing is left to interrupt."""
+    """Two ranks train two steps and are killed before the first call, the second, and so on to the last."""
     root = tmp_path / "h"
     command = [sys.executable, PROGRAM, "train-killed-everywhere", str(root)]
     kills = int(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=300).stdout)
@@ -87,7 +87,7 @@ def test_a_training_killed_before_each_of_its_calls_to_the_file_system(tmp_path)
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_collecting_takes_what_is_dead_and_leaves_what_lives(tmp_path, world_size):
+def test_gc_removes_leftovers_of_dead_runs_and_keeps_live_runs(tmp_path, world_size):
     live = Run(tmp_path / "h", "live", world_size=world_size)
     dead = Run(tmp_path / "h", "dead", world_size=world_size)
     ranks = [pieces_of({f"w{rank}": b"a"}) for rank in range(world_size)]

@@ -14,7 +14,7 @@ from catalog.verify import Problem, verify
 
 
 def _history(root: Path) -> Path:
-    """Two ranks, two checkpoints, a child run; every kind of file."""
+    """Make a history with every kind of file: two ranks, two checkpoints and a child run."""
     with Run(root, world_size=2) as run:
         for step in (0, 10):
             halves = [
@@ -35,7 +35,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _published(root: Path) -> list[Path]:
-    """Every file that is part of the history: not the index, not the locks."""
+    """Return every file that belongs to the history, without the index and the locks."""
     return sorted(
         path for path in root.rglob("*") if path.is_file() and path.suffix in (".json", ".parquet", ".safetensors")
     )
@@ -86,8 +86,13 @@ def test_a_flipped_bit_in_history_json_is_found(root: Path) -> None:
 
 @pytest.mark.parametrize(
     ("offset", "field"),
-    [(8, "header"), (ALIGN, "checksum of model/w"), (ALIGN + 2, "checksum of object/rng"), (-1, "checksum of pad/__pad__.tail")],
-)  # fmt: skip
+    [
+        (8, "header"),
+        (ALIGN, "checksum of model/w"),
+        (ALIGN + 2, "checksum of object/rng"),
+        (-1, "checksum of pad/__pad__.tail"),
+    ],
+)
 def test_the_damaged_extent_is_named(root: Path, offset: int, field: str) -> None:
     path = root / "runs/run-a/steps/000000000010/rank-00001.safetensors"
     flip_bit(path, offset=offset)
@@ -144,7 +149,7 @@ def test_fragments_that_leave_a_gap_are_named(tmp_path: Path) -> None:
     assert "2 of 4" in problem.message
 
 
-def test_what_is_not_committed_is_no_problem(tmp_path: Path) -> None:
+def test_an_uncommitted_step_is_not_a_problem(tmp_path: Path) -> None:
     with Run(tmp_path / "history", world_size=2) as run:
         run.part(0, 0, pieces_of({"w": b"1234"}))
         assert not run.writers[0].try_commit(0)

@@ -1,4 +1,4 @@
-"""Every verb in every odd situation: a clear message or a clear gap, never a traceback from the depths or a wrong number."""
+"""Every verb in every odd situation gives a clear message or missing value, never a traceback or a wrong number."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -131,7 +131,8 @@ VERB_CASES: Final[dict[str, tuple[Call, dict[str, str]]]] = {
             **FIRST_STEP,
             "one": NONE_YET,
             "no statistics": NONE_YET,
-            "some statistics": "unknown at 3 checkpoints: the first, those that are not finite, and those without statistics",
+            "some statistics": "unknown at 3 checkpoints: "
+            "the first, those that are not finite, and those without statistics",
             "two models": "2 layers over 2 checkpoints, estimated from the sketches of tensors",
         },
     ),
@@ -177,7 +178,7 @@ VERB_CASES: Final[dict[str, tuple[Call, dict[str, str]]]] = {
 
 
 def outcome(call: Call, explorer: Any) -> str:
-    """What a person sees: the text of the result, or `!` and the one line of the error."""
+    """Return what a person sees: the text of the result, or `!` and the one line of the error."""
     try:
         result = call(explorer)
     except HistoryError as error:
@@ -197,7 +198,7 @@ def test_a_verb_in_a_situation(situations: dict[str, Explorer], verb: str, situa
     assert re.search(expected.removeprefix("!"), shown), shown
 
 
-def test_analyze_fills_the_gaps(tmp_path: Path) -> None:
+def test_analyze_adds_the_missing_statistics(tmp_path: Path) -> None:
     run = Run(tmp_path / "history")
     explorer = Explorer.open(run.root)
     assert explorer.analyze(quiet=True) == 0
@@ -209,7 +210,7 @@ def test_analyze_fills_the_gaps(tmp_path: Path) -> None:
     assert explorer.log()["health"].to_pylist() == ["ok", "ok", "ok"]
 
 
-def test_statistics_that_can_not_be_written_are_refused_by_name(tmp_path: Path) -> None:
+def test_statistics_that_cannot_be_written_are_refused_by_name(tmp_path: Path) -> None:
     run = Run(tmp_path / "history")
     three(run)
     run.close()
@@ -226,7 +227,7 @@ def test_no_verb_is_left_out() -> None:
 
 
 ELSEWHERE: Final = frozenset({"analyze", "explore", "watch"})
-"""Verbs whose own tests have their odd situations."""
+"""The tests of these verbs cover their odd situations."""
 
 MISTAKES: Final[dict[str, tuple[Call, str]]] = {
     "show": (lambda h: h.show(11), "step 11 was not captured in .*: the nearest are 10 and 20"),
@@ -270,7 +271,7 @@ MISTAKES: Final[dict[str, tuple[Call, str]]] = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_told_with_the_nearest(situations: dict[str, Explorer], mistake: str) -> None:
+def test_a_mistake_is_reported_with_the_nearest(situations: dict[str, Explorer], mistake: str) -> None:
     call, expected = MISTAKES[mistake]
     with pytest.raises((NotFoundError, SetupError)) as caught:
         call(situations["some statistics"])

@@ -1,4 +1,4 @@
-"""The package as a whole: what it exports, what importing it costs, and which history its functions act on."""
+"""The package as a whole: its exports, the cost of importing it, and the history that its functions act on."""
 
 import inspect
 import subprocess
@@ -37,7 +37,7 @@ def nothing_opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_everything_in_all_is_there_and_open_is_not() -> None:
+def test_everything_in_all_exists_and_open_is_not_in_it() -> None:
     names: dict[str, object] = {}
     exec("from dshistory import *", names)
     assert set(dshistory.__all__) <= set(names)
@@ -58,7 +58,7 @@ def test_importing_is_cheap_and_nothing_heavy() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
-def test_capture_comes_along() -> None:
+def test_capture_is_exported_too() -> None:
     subprocess.run([sys.executable, "-c", "from dshistory import capture; capture.enable"], check=True, timeout=120)
 
 
@@ -85,7 +85,9 @@ def test_the_history_opened_last_counts(root: Path, tmp_path: Path) -> None:
     assert len(dshistory.log()) == 0
 
 
-def test_else_the_environment_else_the_folder_here(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_otherwise_the_environment_counts_and_then_this_folder(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(NotFoundError, match=r"no history was opened.*history \(\./history\); open one"):
         dshistory.log()
     (tmp_path / "history").symlink_to(root)
@@ -98,7 +100,7 @@ def test_else_the_environment_else_the_folder_here(root: Path, tmp_path: Path, m
     assert dshistory.show(10)["step"] == 10
 
 
-def test_columns_of_one_name_are_told_apart(root: Path) -> None:
+def test_columns_of_one_name_get_distinct_names(root: Path) -> None:
     rows = Explorer.open(root).sql("SELECT 1 AS a, 2 AS a, 3 AS a_1, 4 AS a, 5 AS b")
     assert rows.columns == ("a", "a_2", "a_1", "a_3", "b")
     assert rows[0] == {"a": 1, "a_2": 2, "a_1": 3, "a_3": 4, "b": 5}
@@ -144,7 +146,7 @@ def test_every_verb_is_a_function_of_the_module_too() -> None:
         assert list(inspect.signature(function).parameters.values()) == named, verb.name
 
 
-def test_what_is_on_is_switched_off_by_name() -> None:
+def test_an_option_that_is_on_is_switched_off_by_name() -> None:
     verbs = {verb.name: verb for verb in all_verbs()}
     assert dict(parse(verbs["restore"], ["3", "--no-verify"], prog="restore", forms=False).options) == {"verify": False}
     assert dict(parse(verbs["restore"], ["3"], prog="restore", forms=False).options) == {}

@@ -1,4 +1,4 @@
-"""Every metric of a trajectory against numpy over the tensors themselves, alone and put together; and gaps where nothing is known."""
+"""Trajectory metrics equal numpy over the tensors, single or grouped, and are missing where nothing is known."""
 
 import math
 from itertools import pairwise
@@ -75,7 +75,7 @@ def root(states, tmp_path_factory):
 
 
 def trajectory_of(root, metric, **options):
-    """Name -> the values over the steps."""
+    """Return the values over the steps by name."""
     table = Explorer.open(root).trajectory(metric=metric, quiet=True, **options)
     found = {}
     for row in table:
@@ -103,7 +103,7 @@ def test_metrics_of_a_step(metric, root, states):
 
 
 @pytest.mark.parametrize("metric", BRUTE)
-def test_a_layer_is_one_long_vector(metric, root, states):
+def test_a_layer_counts_as_one_long_vector(metric, root, states):
     found = trajectory_of(root, metric, by="layer")
     assert found.keys() == LAYERS.keys()
     for layer, names in LAYERS.items():
@@ -113,7 +113,7 @@ def test_a_layer_is_one_long_vector(metric, root, states):
 
 
 @pytest.mark.parametrize("metric", UPDATE_METRICS)
-def test_moves_of_layers(metric, root, states):
+def test_updates_of_layers(metric, root, states):
     found = trajectory_of(root, metric, by="layer", names=["h.0.*", "head.*"])
     for layer in ("h.0", "head"):
         pairs = [(vector(a, LAYERS[layer]), vector(b, LAYERS[layer])) for a, b in pairwise(states)]
@@ -121,7 +121,7 @@ def test_moves_of_layers(metric, root, states):
 
 
 @pytest.mark.parametrize("metric", ["relative_update", "update_norm", "cosine"])
-def test_moves_from_sketches_are_near_and_read_nothing_but_what_they_can_not_tell(metric, root, states, monkeypatch):
+def test_updates_from_sketches_are_near_and_read_only_what_sketches_miss(metric, root, states, monkeypatch):
     exact = trajectory_of(root, metric, by="layer")
     monkeypatch.setattr(trajectory, "AT_ONCE_BYTES", 0)
     read = []
@@ -145,7 +145,7 @@ def test_moves_from_sketches_are_near_and_read_nothing_but_what_they_can_not_tel
     ]
 
 
-def test_the_fields_name_for_it(root):
+def test_the_fields_name_for_relative_update_is_accepted(root):
     explorer = Explorer.open(root)
     ratio = explorer.trajectory(metric="update_ratio", quiet=True)
     assert ratio.to_pandas().equals(explorer.trajectory(metric="relative_update", quiet=True).to_pandas())
@@ -156,7 +156,7 @@ def test_the_fields_name_for_it(root):
 
 @pytest.mark.parametrize("metric", [metric for metric in BRUTE if metric not in ("norm", "nonfinite")])
 @pytest.mark.parametrize("by", ["tensor", "layer"])
-def test_without_statistics_there_is_a_gap_and_no_zero(metric, by, states, tmp_path):
+def test_without_statistics_the_value_is_missing_and_not_zero(metric, by, states, tmp_path):
     run = Run(tmp_path / "h")
     for step, state in zip(STEPS, states, strict=True):
         run.checkpoint(step, whole(state))
@@ -174,7 +174,7 @@ def test_without_statistics_there_is_a_gap_and_no_zero(metric, by, states, tmp_p
 
 
 @pytest.mark.parametrize("metric", ["norm", "relative_update"])
-def test_what_has_no_statistics_is_read(metric, states, tmp_path, monkeypatch):
+def test_tensors_without_statistics_are_read(metric, states, tmp_path, monkeypatch):
     run = Run(tmp_path / "h")
     for step, state in zip(STEPS[:2], states, strict=False):
         run.checkpoint(step, whole(state))
@@ -185,8 +185,8 @@ def test_what_has_no_statistics_is_read(metric, states, tmp_path, monkeypatch):
     assert value == pytest.approx(BRUTE["norm"](pair[1]) if metric == "norm" else MOVED[metric](*pair), rel=1e-9)
 
 
-def test_a_move_over_a_gap_is_not_taken_for_one_step(states, tmp_path, monkeypatch):
-    """The catalog counts from the analyzed checkpoint before, which is not always the checkpoint before."""
+def test_an_update_over_several_checkpoints_is_not_mistaken_for_one(states, tmp_path, monkeypatch):
+    """The catalog counts from the last analyzed checkpoint, which is not always the checkpoint before."""
     run = Run(tmp_path / "h")
     for step, state in zip(STEPS, states, strict=True):
         run.checkpoint(step, whole(state))
@@ -205,7 +205,7 @@ def test_a_move_over_a_gap_is_not_taken_for_one_step(states, tmp_path, monkeypat
 
 
 def test_a_fork_is_compared_with_its_parent(states, tmp_path, monkeypatch):
-    """The catalog counts within a run; the first checkpoint of a child goes back to the parent's all the same."""
+    """The catalog counts within a run, yet the first checkpoint of a child is compared with the parent's."""
     parent = Run(tmp_path / "h", "run-a")
     for step, state in zip(STEPS[:3], states, strict=False):
         parent.checkpoint(step, whole(state))
@@ -223,7 +223,7 @@ def test_a_fork_is_compared_with_its_parent(states, tmp_path, monkeypatch):
     same(found, [None, *expected], rel=0.3)
 
 
-def test_a_layer_is_of_the_tensors_that_are_there(tmp_path):
+def test_a_layer_counts_the_tensors_that_exist(tmp_path):
     run = Run(tmp_path / "h")
     run.checkpoint(0, whole({"h.0.a": torch.full((16,), 3.0)}))
     run.checkpoint(10, whole({"h.0.a": torch.full((16,), 4.0), "h.0.b": torch.full((48,), 8.0)}))
@@ -233,6 +233,6 @@ def test_a_layer_is_of_the_tensors_that_are_there(tmp_path):
     assert trajectory_of(run.root, "update_norm", by="layer")["h.0"] == [None, 4.0]
 
 
-def test_a_grouping_that_is_none(root):
+def test_an_unknown_grouping_is_refused(root):
     with pytest.raises(NotFoundError, match="no grouping 'block'; there are tensor, layer, kind"):
         Explorer.open(root).trajectory(by="block")

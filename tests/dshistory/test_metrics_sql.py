@@ -1,4 +1,4 @@
-"""Figures that SQL and the catalog compute again are equal to those of `dshistory.metrics`, on the same data."""
+"""Values that SQL and the catalog compute equal those of `dshistory.metrics` on the same data."""
 
 import math
 from itertools import pairwise
@@ -23,7 +23,7 @@ STEPS = (0, 10, 20)
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """Ordinary, tiny, zero, empty and scalar tensors, some with NaN or infinities, over three analyzed checkpoints."""
+    """Three analyzed checkpoints hold ordinary, tiny, zero, empty and scalar tensors, some with NaN or infinities."""
     draw = torch.Generator().manual_seed(0)
 
     def drawn(*shape):
@@ -60,7 +60,7 @@ def root(tmp_path_factory):
 
 @pytest.fixture
 def rows(root):
-    """The view `statistics`, column by column, null as NaN."""
+    """Return the view `statistics` column by column, with null as NaN."""
     table = History.open(root).query("SELECT * FROM statistics ORDER BY step, name")
     names = ("numel", "finite", "zeros", "sum", "sum_of_squares", "norm", "rms", "mean")
     names += ("norm_before", "update_norm", "cosine", "relative_update")
@@ -79,8 +79,10 @@ def test_the_view_of_statistics(rows):
 
 
 def merged_statistics(sketches, **columns):
-    """Merged statistics of one checkpoint as the catalog holds them, of tensors that are finite unless `columns` say
-    otherwise."""
+    """Return merged statistics of one checkpoint as the catalog holds them.
+
+    The tensors are finite unless `columns` say otherwise.
+    """
     names = list(sketches)
     table = {
         "kind": ["model"] * len(names),
@@ -94,7 +96,7 @@ def merged_statistics(sketches, **columns):
 
 
 def test_updates_at_registration():
-    """The columns that the catalog adds, against the same sums over buckets."""
+    """The columns that the catalog adds equal the same sums over buckets."""
     draw = np.random.default_rng(0)
     plain, tiny, zero = draw.normal(size=64), 1e-90 * draw.normal(size=16), np.zeros(16)
     before = {"plain": plain, "tiny": tiny, "zero": zero, "out": zero, "turned": plain, "into": zero + 1, "nan": plain}
@@ -119,7 +121,7 @@ def test_updates_at_registration():
 
 
 def test_the_parts_that_matrices_are_made_of(root, rows):
-    """Each metric from the parts that SQL selects is the figure of the view, or that of the parts themselves."""
+    """Each metric from the parts that SQL selects equals the view's value, or that of the parts themselves."""
     history = History.open(root)
     refs = [CheckpointRef("run-a", step) for step in STEPS]
     with StatisticsMatrix.chosen(history, refs, kinds="*", names="*") as matrix:
@@ -140,8 +142,8 @@ def test_the_parts_that_matrices_are_made_of(root, rows):
     np.testing.assert_allclose(cosine, rows["cosine"], rtol=1e-14)
 
 
-def test_estimates_of_a_diff_are_those_of_the_catalog(root):
-    """The two ways to an estimate: sketches of two checkpoints, and the columns of the view."""
+def test_estimates_of_a_diff_equal_those_of_the_catalog(root):
+    """Estimates come from the sketches of two checkpoints and from the columns of the view, and both agree."""
     history = History.open(root)
     for before, after in pairwise(STEPS):
         found = estimated(history, CheckpointRef("run-a", before), CheckpointRef("run-a", after))
@@ -154,8 +156,8 @@ def test_estimates_of_a_diff_are_those_of_the_catalog(root):
                 assert figures[figure] == (expected if expected is None else pytest.approx(expected, rel=1e-5)), name
 
 
-def test_a_group_of_one_row_has_the_figures_of_the_row(root):
-    """The grouped figures follow from norms by `dot_of_squares`; the row's own cosine comes from the elements."""
+def test_a_group_of_one_row_has_the_values_of_the_row(root):
+    """Grouped values follow from norms by `dot_of_squares`; the row's own cosine comes from the elements."""
     for row in Explorer.open(root).diff(0, 10, quiet=True):
         if row["status"] != "changed" or row["update_norm"] is None or math.isinf(row["update_norm"]):
             continue

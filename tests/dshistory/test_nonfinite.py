@@ -1,4 +1,4 @@
-"""A tensor without one finite element has no norm and no update: unknown everywhere, never zero."""
+"""A tensor without one finite element has no norm and no update: both are unknown everywhere, never zero."""
 
 import math
 
@@ -13,7 +13,7 @@ NUMBERS = ("relative_update", "update_norm", "cosine", "max_change", "sign_flips
 
 @pytest.fixture(scope="module")
 def explorer(tmp_path_factory: pytest.TempPathFactory) -> Explorer:
-    """`layer.0.a` is not finite at step 20, `layer.0.b` one row of it."""
+    """All of `layer.0.a` and one row of `layer.0.b` are not finite at step 20."""
     run = Run(tmp_path_factory.mktemp("nonfinite") / "history")
     weights = {"layer.0.a": torch.ones(4, 8), "layer.0.b": torch.ones(4, 8)}
     for step in (0, 10, 20):
@@ -32,7 +32,7 @@ def analyzed(explorer: Explorer) -> Explorer:
     return explorer
 
 
-def test_a_diff_knows_only_what_is_counted(explorer: Explorer) -> None:
+def test_a_diff_knows_only_the_counts(explorer: Explorer) -> None:
     row = explorer.diff(10, 20, names="layer.0.a", quiet=True)[0]
     assert {row[name] for name in NUMBERS} == {None}
     assert (row["nonfinite_before"], row["nonfinite_after"], row["changed_share"]) == (0, 32, 1.0)
@@ -54,12 +54,12 @@ def test_a_row_of_it_is_unknown_and_on_top(explorer: Explorer) -> None:
 
 
 @pytest.mark.parametrize("metric", ["norm", "relative_update", "max_change", "cosine"])
-def test_a_trajectory_has_a_gap(explorer: Explorer, metric: str) -> None:
+def test_a_trajectory_has_a_missing_value(explorer: Explorer, metric: str) -> None:
     assert explorer.trajectory("layer.0.a", metric=metric, quiet=True)["value"].to_pylist()[-1] is None
 
 
 @pytest.mark.parametrize("metric", ["norm", "relative_update"])
-def test_a_trajectory_from_statistics_has_a_gap(analyzed: Explorer, metric: str) -> None:
+def test_a_trajectory_from_statistics_has_a_missing_value(analyzed: Explorer, metric: str) -> None:
     assert analyzed.trajectory("layer.0.a", metric=metric, quiet=True)["value"].to_pylist()[-1] is None
 
 
@@ -69,5 +69,5 @@ def test_distances_leave_it_out_and_say_so(analyzed: Explorer) -> None:
     assert "left out: 1 checkpoint where some of them are not finite" in table.note
 
 
-def test_the_log_says_how_much_is_not_finite(analyzed: Explorer) -> None:
+def test_the_log_counts_values_that_are_not_finite(analyzed: Explorer) -> None:
     assert analyzed.log()["health"].to_pylist() == ["ok", "ok", "32 NaN, 8 Inf in 2 tensors"]

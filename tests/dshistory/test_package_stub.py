@@ -32,7 +32,7 @@ EXTENSION = (
 
 
 def generated() -> str:
-    """The stub as it should be: imports, `__all__`, and the signature of every verb as a function of the package."""
+    """Return the stub as it must be: imports, `__all__`, and each verb's signature as a function of the package."""
     definitions = sorted((definition(verb) for verb in all_verbs()), key=lambda node: node.name)
     imports = dict(IMPORTS)
     for verb in all_verbs():
@@ -49,7 +49,7 @@ def test_the_checked_in_stub_is_up_to_date() -> None:
 
 
 def definition(verb: Verb) -> ast.FunctionDef:
-    """The definition of the verb as a function on the current history, without decorators, docstring and body."""
+    """Return the verb as a function on the current history, without decorators, docstring and body."""
     source = inspect.getsource(verb.function)
     method = source.startswith(" ")
     node = ast.parse(f"class _:\n{source}" if method else source).body[0]
@@ -73,12 +73,12 @@ def unquoted(annotation: ast.expr | None) -> ast.expr:
 
 
 def names_in(function: ast.FunctionDef) -> Iterator[str]:
-    """Every name in the annotations."""
+    """Return every name in the annotations."""
     return (node.id for node in ast.walk(function) if isinstance(node, ast.Name))
 
 
 def imports_of(module: str) -> dict[str, str]:
-    """Name -> the import that binds it in a module, those for type checkers included."""
+    """Return, for each name, the import that binds it in a module, including imports for type checkers."""
     tree = ast.parse(Path(str(sys.modules[module].__file__)).read_text(encoding="utf-8"))
     found: dict[str, str] = {}
     for node in ast.walk(tree):

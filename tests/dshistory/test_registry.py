@@ -22,7 +22,7 @@ from dshistory.registry import verb
 
 @pytest.fixture
 def oldest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A verb of a subclass, registered as any other is."""
+    """This verb of a subclass is registered as any other is."""
     monkeypatch.setattr(registry, "_verbs", dict(registry._verbs))
 
     class Curious(Explorer):

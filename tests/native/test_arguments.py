@@ -21,7 +21,7 @@ import native
 
 
 def plan_of(**changes: object) -> native.WritePlan:
-    """A plan of two extents of 100 bytes, with some columns changed."""
+    """Return a plan of two extents of 100 bytes, with some columns changed."""
     memory = arena(ALIGN)
     columns: dict[str, object] = {
         "offsets": np.array([ALIGN, ALIGN + 100], dtype=np.uint64),
@@ -74,7 +74,7 @@ def test_a_wrong_plan_is_refused_by_value(changes: dict[str, object], message: s
         ({"budget_bytes": 0}, "0 bytes is too small"),
     ],
 )
-def test_a_wrong_engine_is_refused_by_value(backend, changes: dict[str, object], message: str) -> None:
+def test_a_wrong_writer_is_refused_by_value(backend, changes: dict[str, object], message: str) -> None:
     right = {"backend": backend, "budget_bytes": LEAST_BUDGET, "block_bytes": BLOCK, "depth": 2}
     native.Writer(**right).close()
     with pytest.raises(ValueError, match=message):

@@ -1,4 +1,4 @@
-"""A write that fails: the error says what, where and why, nothing is left behind, and nobody hangs."""
+"""When a write fails, the error says what, where and why, nothing is left behind, and no call hangs."""
 
 import errno
 import mmap
@@ -29,7 +29,7 @@ import native
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
 @pytest.mark.parametrize("place", ["congruent", "odd"])
 @pytest.mark.parametrize("fail_after", [0, 7])
-def test_a_failed_write_is_told_by_wait_with_its_place(tmp_path: Path, backend, code, place, fail_after) -> None:
+def test_wait_reports_a_failed_write_with_its_place(tmp_path: Path, backend, code, place, fail_after) -> None:
     data = lazy_run(4 * MIB, place=place)
     path = tmp_path / "f"
     writer = new_writer(backend, fail_after=fail_after, errno=code, depth=1)
@@ -54,7 +54,7 @@ def test_a_failed_write_is_told_by_wait_with_its_place(tmp_path: Path, backend, 
 
 
 @each_backend
-def test_a_failure_while_eager_bytes_wait_for_room_does_not_hang_start(tmp_path: Path, backend) -> None:
+def test_a_failure_while_eager_bytes_wait_for_slots_does_not_hang_start(tmp_path: Path, backend) -> None:
     data = extents([Piece(4 * MIB, 0, "odd", True)])
     job = new_writer(backend, fail_after=3).start(data.plan(), str(tmp_path / "f"))
     with pytest.raises(OSError, match="write of") as failure:
@@ -91,7 +91,7 @@ def test_abort_in_the_middle_frees_the_budget_and_removes_the_file(tmp_path: Pat
 
 
 @each_backend
-def test_abort_wakes_a_release_that_waits_for_room(tmp_path: Path, backend) -> None:
+def test_abort_wakes_a_release_that_waits_for_slots(tmp_path: Path, backend) -> None:
     data = extents([Piece(32 * MIB, 0, "odd", False)])
     job = new_writer(backend, delay_us=1000, depth=1).start(data.plan(), str(tmp_path / "f"))
     release = threading.Thread(target=job.release)

@@ -1,4 +1,4 @@
-"""Fed extents: each block is lent with a slot, filled by its feeder, and written like every other."""
+"""Each block of a fed extent is lent with a slot, filled by its feeder, and written like every other."""
 
 import ctypes
 import errno
@@ -36,7 +36,7 @@ numbers = itertools.count()
 
 
 def with_fed(layout: list[Piece], fed: list[Piece], *, seed: int = 0) -> tuple[Extents, native.WritePlan]:
-    """A file of `layout`, then `fed` from the next page on; and its plan, in which fed extents have no address."""
+    """Make a file of `layout`, then `fed` from the next page on, and its plan, in which fed extents have no address."""
     end = ALIGN + sum(piece.gap + piece.nbytes for piece in layout)
     if fed:
         fed = [Piece(fed[0].nbytes, fed[0].gap + -end % ALIGN, "next", False), *fed[1:]]
@@ -71,7 +71,7 @@ def pour(feed: native.Feed, data: Extents) -> None:
 
 
 def feed_all(job: native.WriteJob, data: Extents, *, most: int = 3) -> int:
-    """Feed with up to `most` slots out at once; returns how many it had at most."""
+    """Feed with up to `most` slots out at once, and return the largest number that was out."""
     out: deque[native.Feed] = deque()
     seen = 0
     while True:
@@ -115,7 +115,7 @@ def in_threads(*works: Callable[[], object]) -> None:
     reorder=st.booleans(),
 )
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_what_is_fed_lands_with_its_checksums(
+def test_fed_bytes_are_written_with_their_checksums(
     tmp_path: Path, backend, layout, fed, budget_bytes, block_bytes, depth, most, reorder
 ) -> None:
     fed = [Piece(piece.nbytes, piece.gap, "next", False) for piece in fed]
@@ -136,7 +136,7 @@ def test_what_is_fed_lands_with_its_checksums(
 
 @each_backend
 def test_several_jobs_share_the_least_budget(tmp_path: Path, backend) -> None:
-    """Feeders that want more slots than there are, jobs that release meanwhile, and eager bytes that want in."""
+    """Feeders want more slots than exist, jobs release meanwhile, and eager bytes want slots too."""
     writer = new_writer(backend, depth=2, reorder=True)
     free = writer.budget_free_bytes()
 
@@ -156,7 +156,7 @@ def test_several_jobs_share_the_least_budget(tmp_path: Path, backend) -> None:
 
 
 @each_backend
-def test_the_barrier_does_not_wait_for_what_is_fed(tmp_path: Path, backend) -> None:
+def test_the_barrier_does_not_wait_for_fed_extents(tmp_path: Path, backend) -> None:
     data, plan = with_fed([Piece(MIB, 0, "odd", True), Piece(MIB, 0, "odd", False)], [Piece(MIB, 0, "next", False)])
     writer = new_writer(backend)
     job = writer.start(plan, str(tmp_path / "f"))
@@ -171,7 +171,7 @@ def test_the_barrier_does_not_wait_for_what_is_fed(tmp_path: Path, backend) -> N
     assert job.checksums() == b"".join(native.checksum(content) for content in copy.contents())
 
 
-def test_who_holds_a_slot_never_waits_for_another(tmp_path: Path) -> None:
+def test_a_feeder_with_a_slot_never_waits_for_another(tmp_path: Path) -> None:
     data, plan = with_fed([], [Piece(8 * BLOCK, 0, "next", False)])
     writer = new_writer("posix")
     jobs = [writer.start(plan, str(tmp_path / name)) for name in "ab"]
@@ -212,7 +212,7 @@ def test_feeding_goes_in_order_and_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["abort", "close", "drop", "disk"])
-def test_a_failure_wakes_the_feeder_and_leaves_it_its_slot(tmp_path: Path, how) -> None:
+def test_a_failure_wakes_the_feeder_and_keeps_its_slot(tmp_path: Path, how) -> None:
     _, plan = with_fed([Piece(BLOCK, 0, "odd", True)], [Piece(64 * BLOCK, 0, "next", False)])
     faults = {"fail_after": 0, "errno": errno.ENOSPC} if how == "disk" else {"fail_after": -1}
     writer = new_writer("posix", **faults)
@@ -246,7 +246,7 @@ def test_a_failure_wakes_the_feeder_and_leaves_it_its_slot(tmp_path: Path, how) 
 
 @pytest.mark.parametrize("how", ["abort", "close"])
 def test_a_feeder_that_waits_for_a_slot_is_woken(tmp_path: Path, how) -> None:
-    """All slots are out with the job before: nobody else wakes it."""
+    """All slots belong to the job before, so nothing else wakes the feeder."""
     _, plan = with_fed([], [Piece(16 * BLOCK, 0, "next", False)])
     writer = new_writer("posix")
     greedy, waiting = (writer.start(plan, str(tmp_path / name)) for name in "ab")
@@ -279,7 +279,7 @@ def test_the_staging_memory_holds_every_slot(tmp_path: Path) -> None:
     slot_of(held[0])[:] = 1  # still mapped
 
 
-def test_who_pins_the_staging_memory_is_told_before_it_is_unmapped() -> None:
+def test_finalizers_run_before_the_staging_memory_is_unmapped() -> None:
     writer = new_writer("posix")
     address, _ = writer.staging
     told: list[int] = []

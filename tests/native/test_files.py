@@ -1,4 +1,4 @@
-"""Files that can't be made and real limits: full disks, size limits, file systems without O_DIRECT or fallocate."""
+"""The writer meets files that cannot be made and real limits: full disks, size limits, missing O_DIRECT."""
 
 import errno
 import os
@@ -43,7 +43,7 @@ def test_a_missing_folder_is_named(tmp_path: Path, backend) -> None:
 
 @pytest.fixture
 def mounted(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 4 MiB without O_DIRECT and fallocate: ramfs has no limit, so ext2 in a loop, else skip."""
+    """Mount ext2 of 4 MiB in a loop, without O_DIRECT and fallocate (ramfs has no size limit), or skip the test."""
     image, folder = tmp_path / "image", tmp_path / "mounted"
     folder.mkdir()
     with image.open("wb") as file:
@@ -77,7 +77,7 @@ def test_a_full_disk_is_found_by_start_where_space_can_be_reserved(tiny_tmpfs: P
 
 
 @each_backend
-def test_a_disk_that_is_full_for_the_tail_fails_finish(tiny_tmpfs: Path, backend) -> None:
+def test_a_disk_that_is_full_for_the_trailer_fails_finish(tiny_tmpfs: Path, backend) -> None:
     data = lazy_run(MIB)
     path = tiny_tmpfs / "f"
     job = new_writer(backend).start(data.plan(), str(path))
@@ -132,7 +132,7 @@ def test_a_file_system_without_o_direct_is_written_buffered(tmp_path: Path, back
 
 @each_backend
 def test_a_file_size_limit_is_an_error(tmp_path: Path, backend) -> None:
-    """Python ignores SIGXFSZ; the soft limit is put back after."""
+    """Python ignores SIGXFSZ; the test restores the soft limit afterwards."""
     data = lazy_run(MIB)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     writer = new_writer(backend)

@@ -88,7 +88,7 @@ def test_the_last_reference_may_fall_in_any_order(tmp_path: Path, backend) -> No
 
 @each_backend
 def test_threads_of_the_core_leave_signals_to_the_others(tmp_path: Path, backend) -> None:
-    """Else a Ctrl-C may go to one of them and not wake the main thread."""
+    """Otherwise a Ctrl-C may go to one of them and not wake the main thread."""
     before = threads()
     writer = new_writer(backend, depth=3)
     while len(ours := threads().items() - before.items()) < (3 if backend == "posix" else 1):
@@ -101,9 +101,10 @@ def test_threads_of_the_core_leave_signals_to_the_others(tmp_path: Path, backend
 
 
 def threads() -> dict[str, int]:
-    """The signals that each of this process's threads blocks.
+    """Return the signals that each of this process's threads blocks.
 
-    Without those that block all there are: the kernel's own workers of a ring, and threads that libc is still starting.
+    Threads that block all signals are left out: the kernel's own workers of a ring, and threads that libc is still
+    starting.
     """
     everything = ~(1 << (signal.SIGKILL - 1) | 1 << (signal.SIGSTOP - 1)) & (1 << 64) - 1
     blocked = {}
@@ -133,7 +134,7 @@ def test_threads_that_cannot_be_started_are_an_error(tmp_path: Path) -> None:
 
 
 @each_backend
-def test_a_forked_child_is_told_and_leaves_the_parents_file(tmp_path: Path, backend) -> None:
+def test_a_forked_child_gets_errors_and_leaves_the_parents_file(tmp_path: Path, backend) -> None:
     data = lazy_run(4 * MIB)
     writer = new_writer(backend, delay_us=300)
     job = writer.start(data.plan(), str(tmp_path / "f"))
@@ -180,7 +181,7 @@ def test_a_forked_child_is_told_and_leaves_the_parents_file(tmp_path: Path, back
 @each_backend
 @pytest.mark.parametrize("written", ["written", "writing"])
 def test_a_forked_child_exits_without_hang(tmp_path: Path, backend, written) -> None:
-    """Through the interpreter's own exit, with the writer and a job still alive."""
+    """The child goes through the interpreter's own exit, with the writer and a job still alive."""
     script = """
         import os, sys
         import native, native_helpers as h
@@ -211,7 +212,7 @@ def test_a_forked_child_exits_without_hang(tmp_path: Path, backend, written) -> 
 
 @each_backend
 def test_closing_gives_the_budget_back_to_the_host(backend: str) -> None:
-    """Also while the closed writer is still referred to."""
+    """This holds also while the closed writer is still referred to."""
     budget = 256 << 20
     before = resident_bytes()
     writer = native.Writer(backend=backend, budget_bytes=budget)

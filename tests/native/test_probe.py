@@ -1,4 +1,4 @@
-"""The probes of the host: its file systems, its io_uring, and the check that our packages are the ones imported."""
+"""The probes find the host's file systems and io_uring, and check that our packages are the ones imported."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,7 @@ import native
 from native._siblings import check_siblings
 
 
-def test_a_file_system_tells_what_it_takes(tmp_path: Path) -> None:
+def test_the_probe_finds_what_a_file_system_supports(tmp_path: Path) -> None:
     facts = native.probe_file_system(str(tmp_path))
     assert set(facts) == {
         *("type", "direct", "memory_align", "offset_align", "block_bytes", "place_align", "reason"),
@@ -22,7 +22,7 @@ def test_a_file_system_tells_what_it_takes(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_takes_no_file_is_named(tmp_path: Path) -> None:
+def test_a_folder_that_accepts_no_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as failure:
         native.probe_file_system(str(tmp_path / "none"))
     assert failure.value.filename == str(tmp_path / "none")
@@ -38,7 +38,7 @@ def test_io_uring_is_probed_truly() -> None:
         native.Writer(backend="io_uring", budget_bytes=8 << 20, block_bytes=1 << 20).close()
 
 
-def test_somebody_elses_module_of_our_name_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_foreign_module_with_our_name_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     decoy = tmp_path / "shadowed_sibling.py"
     decoy.write_text("", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)

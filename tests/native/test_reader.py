@@ -1,4 +1,4 @@
-"""The reader puts extents of files where they are asked for, with their checksums, or an error names the file."""
+"""The reader puts extents of files where they are wanted, with their checksums, or an error names the file."""
 
 import errno
 import itertools
@@ -18,7 +18,7 @@ numbers = itertools.count()
 
 @dataclass(frozen=True)
 class Stored:
-    """A file's content, and the extents to read from it into an arena."""
+    """This holds a file's content, and the extents to read from it into an arena."""
 
     path: Path
     content: bytes
@@ -74,7 +74,7 @@ def one_extent(folder: Path, nbytes: int = 3 * MIB, place: str = "congruent") ->
     trim=st.booleans(),
 )
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_what_is_read_equals_the_file(tmp_path: Path, layouts, block_bytes, depth, shuffle, trim) -> None:
+def test_read_bytes_equal_the_file(tmp_path: Path, layouts, block_bytes, depth, shuffle, trim) -> None:
     files = [stored(tmp_path, layout, seed=seed, trim=trim) for seed, layout in enumerate(layouts)]
     order = list(range(sum(map(len, layouts))))
     shuffle.shuffle(order)
@@ -94,7 +94,7 @@ def test_what_is_read_equals_the_file(tmp_path: Path, layouts, block_bytes, dept
     assert digests == b"".join(wants[i] for i in order)
 
 
-def test_nothing_to_read_is_nothing(tmp_path: Path) -> None:
+def test_an_empty_list_of_extents_reads_nothing(tmp_path: Path) -> None:
     assert read(stored(tmp_path, [], seed=0)) == b""
     empty = stored(tmp_path, [Piece(0, 0, "odd", False)] * 3, seed=0)
     empty.path.unlink()
@@ -224,7 +224,7 @@ def test_wrong_columns_are_refused_by_value(tmp_path: Path) -> None:
     ],
 )
 def test_checksums_are_xxh3_128_in_canonical_form(nbytes: int, checksum: str) -> None:
-    """Made with libxxhash itself; one length for each way the hash takes."""
+    """The expected values come from libxxhash itself, one length for each way the hash takes."""
     data = (bytes(range(251)) * (nbytes // 251 + 1))[:nbytes]
     assert native.checksum(data).hex() == checksum
 

@@ -18,7 +18,7 @@ BELOW = {
     "blocks": {"base"},
     "base": set(),
 }
-"""The rooms that each room may include, besides itself."""
+"""This names the rooms that each room may include, besides itself."""
 
 INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 

@@ -17,7 +17,7 @@ each_state = pytest.mark.parametrize(
 
 
 def sketches(values: np.ndarray, buckets: int) -> np.ndarray:
-    """One per key: float64 [keys, buckets]."""
+    """Return one sketch per key, as float64 [keys, buckets]."""
     memory = values.astype(np.float64)
     return np.stack([native.statistics(memory, "F64", key=key, buckets=buckets).sketch for key in KEYS])
 
@@ -62,7 +62,7 @@ def test_no_buckets_no_sketch() -> None:
     assert found.sum == 100
 
 
-def test_halves_added_are_the_sketch_of_half_the_size() -> None:
+def test_halves_added_equal_the_sketch_of_half_the_size() -> None:
     values = np.random.default_rng(1).standard_normal(5_000)
     wide, narrow = (native.statistics(values, "F64", key=5, buckets=buckets).sketch for buckets in (256, 128))
     assert np.allclose(wide[:128] + wide[128:], narrow, rtol=0, atol=1e-12)
@@ -91,7 +91,7 @@ def test_signs_buckets_and_keys_are_spread_evenly() -> None:
             assert abs((signs[:, a] * signs[:, b]).mean()) < 5 / len(keys) ** 0.5, (index[a], index[b])
 
 
-def test_the_training_has_the_updates_it_is_there_for() -> None:
+def test_the_training_has_the_intended_updates() -> None:
     tokens, column, row, spread = (updates(f"{name}.weight")[0] for name in ("tokens", "column", "row", "spread"))
     assert (tokens.reshape(TOKENS, WIDTH) != 0).any(axis=1).sum() <= 40
     assert share(column, column.reshape(UNITS, WIDTH)[:, COLUMN]) > 0.9
@@ -142,7 +142,7 @@ def assert_cosine_keeps_its_bound(found: tuple[np.ndarray, np.ndarray], exact: t
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_few_elements_have_the_variance_that_is_stated(count: int) -> None:
-    """Not normal at all: nearly always exact, rarely far off; so the squares are summed over many keys."""
+    """The estimate is not normal: nearly always exact and rarely far off, so the squares are summed over many keys."""
     exact = np.zeros(4_000)
     exact[np.arange(count) * 1_024 + 7] = 1.0
     found = sketches(exact, 64)
@@ -151,7 +151,7 @@ def test_few_elements_have_the_variance_that_is_stated(count: int) -> None:
     assert (np.abs(ratios - 1) <= 2.5 * np.sqrt(2 / 64)).mean() >= 0.95
 
 
-def test_sums_over_tensors_are_sketches_of_the_whole() -> None:
+def test_sums_over_tensors_equal_sketches_of_the_whole() -> None:
     tensors = [updates(name)[0] for name in ("column.weight", "row.weight", "spread.weight")]
     sums = np.zeros((len(KEYS), 256))
     for number, tensor in enumerate(tensors):

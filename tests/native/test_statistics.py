@@ -146,7 +146,7 @@ def test_more_elements_than_the_pairs_are_emptied_after() -> None:
 
 @each_dtype
 @pytest.mark.parametrize("kernel", [kernel for kernel in KERNELS if kernel != "portable"])
-def test_a_fast_kernel_finds_what_the_portable_one_finds(dtype: str, kernel: str) -> None:
+def test_a_fast_kernel_equals_the_portable_one(dtype: str, kernel: str) -> None:
     tensor = random_tensor(dtype, 20_011, seed=1)
     fast, portable = (
         native.statistics(memory_of(tensor), dtype, start=1_000_003, key=9, kernel=one) for one in (kernel, "portable")
@@ -197,7 +197,7 @@ def test_bytes_at_any_address(dtype: str, kernel: str) -> None:
         assert_right(found, tensor, what=shift)
 
 
-def test_nothing_beside_the_bytes_counts() -> None:
+def test_bytes_outside_the_tensor_do_not_count() -> None:
     for count in range(40):
         arena = np.full(120, np.nan, np.float32)
         arena[40 : 40 + count] = 1.0
@@ -268,7 +268,7 @@ def test_wrong_arguments_are_named(change: dict[str, object], message: str) -> N
 
 
 @pytest.mark.parametrize("data", ["text", 5, np.zeros((4, 4))[:, ::2]])
-def test_what_is_no_contiguous_buffer_is_refused(data: object) -> None:
+def test_a_buffer_that_is_not_contiguous_is_refused(data: object) -> None:
     with pytest.raises((TypeError, ValueError, BufferError)):
         native.statistics(data, "U8")
 

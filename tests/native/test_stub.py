@@ -58,7 +58,7 @@ def checked_in() -> str:
     return (Path(native.__file__).parent / "_core.pyi").read_text(encoding="utf-8")
 
 
-def test_the_stub_is_what_nanobind_reads_off_the_module() -> None:
+def test_the_stub_equals_what_nanobind_reads_off_the_module() -> None:
     assert signatures(checked_in()) == signatures(made())
 
 

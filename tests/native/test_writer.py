@@ -67,7 +67,7 @@ def finish(job: native.WriteJob, path: Path, data: Extents, *, trailer: bytes = 
     trailer=b"",
 )
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_what_lands_equals_an_eager_copy(
+def test_written_bytes_equal_an_eager_copy(
     tmp_path: Path, backend, layout, budget_bytes, block_bytes, depth, faults, release, trailer
 ) -> None:
     data = extents(layout)
@@ -225,7 +225,7 @@ def test_large_congruent_runs_go_straight_from_memory_and_pieces_of_a_run_do_not
     data = extents([Piece(MIB // 4, 0, "next", False) for _ in range(8)])
     assert data.plan().direct_bytes == 2 * MIB
     with_empty = extents([Piece(n, 0, "next", False) for n in (0, MIB, 0, MIB, 0)])
-    with_empty.positions[2] = 1  # an empty tensor may lie anywhere
+    with_empty.positions[2] = 1  # an empty tensor may be at any address
     assert with_empty.plan().direct_bytes == 2 * MIB
     assert lazy_run(2 * MIB, place="odd").plan().direct_bytes == 0
     assert extents([Piece(2 * MIB, 0, "congruent", True)]).plan().direct_bytes == 0
@@ -242,7 +242,7 @@ def test_the_writer_states_what_it_is(backend) -> None:
 
 @each_backend
 def test_addresses_are_not_touched_after_release(tmp_path: Path, backend) -> None:
-    """The memory is unmapped: any late read of it would kill the process, any late write from it would be EFAULT."""
+    """The memory is unmapped: a late read of it would kill the process, and a late write from it would be EFAULT."""
     data = lazy_run(8 * MIB)
     plan, want = data.plan(), data.image()
     job = new_writer(backend, depth=8, delay_us=50).start(plan, str(tmp_path / "f"))

@@ -1,7 +1,7 @@
-"""The rooms of every package and the direction of imports between them, as one dictionary.
+"""The rooms of every package and the direction of imports between them stand here as one dictionary.
 
-`test_layers` checks the code against it, and CONTRIBUTING.md shows the tree that `tree` makes of it. Started as a script,
-this file writes that tree anew.
+`test_layers` checks the code against it, and CONTRIBUTING.md shows the tree that `tree` makes of it. Run as a script,
+this file rewrites that tree.
 """
 
 import ast
@@ -16,7 +16,7 @@ PAGE = ROOT / "CONTRIBUTING.md"
 BEGIN, END = "<!-- rooms -->", "<!-- end of rooms -->"
 
 LAYERS = ("dshistory", "capture", "catalog", "native")
-"""The packages from the top down: each imports itself and those to its right."""
+"""The packages stand from the top down: each imports itself and those to its right."""
 
 ROOMS: dict[str, tuple[str, ...]] = {
     "dshistory": (
@@ -47,24 +47,27 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "native": ("_siblings",),
 }
-"""The rooms of every package from the top down: folders, and files at the package's top. A room imports itself and the rooms
-of the lines below it. Folders of one line do not know each other; a file may import the files to its right. The rooms of
-the C++ core are guarded by `tests/native/test_rooms.py`.
+"""The rooms of every package stand from the top down: folders, and files at the package's top. A room imports itself
+and the rooms of the lines below it. Folders of one line do not know each other; a file may import the files to its
+right. The rooms of the C++ core are guarded by `tests/native/test_rooms.py`.
 """
 
 
 def modules_of(package: str) -> dict[str, Path]:
-    """Every module of a package by its dotted name."""
+    """Return every module of a package by its dotted name."""
     return {_dotted(path): path for path in sorted((ROOT / package).rglob("*.py"))}
 
 
 def room_of(module: str) -> str:
-    """The room of a module: the folder, or the file, directly below its package."""
+    """Return the room of a module: the folder, or the file, directly below its package."""
     return module.split(".")[1] if "." in module else "__init__"
 
 
 def may_import(room: str, other: str, *, package: str) -> bool:
-    """Whether `ROOMS` lets one room of a package import another. KeyError, with what to do, for a room it does not have."""
+    """Return whether `ROOMS` lets one room of a package import another.
+
+    It raises KeyError, with what to do, for a room that has no place in `ROOMS`.
+    """
     (line, place), (other_line, other_place) = _place(package, room), _place(package, other)
     files = not any((ROOT / package / name).is_dir() for name in (room, other))
     return other_line > line or (other_line == line and files and other_place > place)
@@ -80,7 +83,7 @@ def _place(package: str, room: str) -> tuple[int, int]:
 
 
 def tree() -> str:
-    """The packages and their rooms from the top down, each with the first sentence of its own docstring."""
+    """Return the packages and their rooms from the top down, each with the first sentence of its docstring."""
     lines = []
     for package in LAYERS:
         lines.append(f"{package + '/':26}{_first_sentence(ROOT / package / '__init__.py')}")
@@ -97,7 +100,7 @@ def tree() -> str:
 
 
 def page_with_tree(page: str) -> str:
-    """The page with the tree between its two marks as `tree` makes it now."""
+    """Return the page with the tree between its two marks as `tree` makes it now."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n\n{tree()}\n{END}{after}"

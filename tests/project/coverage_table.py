@@ -1,4 +1,4 @@
-"""The page docs/coverage.md, made from the sources of the cases; as a script this module writes the page."""
+"""This module makes the page docs/coverage.md from the sources of the cases, and as a script writes it."""
 
 import ast
 from collections.abc import Iterator

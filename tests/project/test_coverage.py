@@ -1,9 +1,9 @@
-"""docs/coverage.md says what the tests show, no more and no less."""
+"""docs/coverage.md states exactly what the tests show."""
 
 from coverage_table import PAGE, coverage_page
 
 
-def test_the_page_is_what_the_tests_say():
+def test_the_page_equals_what_the_tests_say():
     assert PAGE.read_text() == coverage_page(), "docs/coverage.md is stale: run `make coverage-table`"
 
 

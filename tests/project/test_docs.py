@@ -1,4 +1,4 @@
-"""What the project says of itself is there: links, pictures, targets; and nothing of the machine it was made on."""
+"""Links, pictures and targets that the project names exist, and no file names the machine it was made on."""
 
 import re
 
@@ -42,7 +42,7 @@ def test_the_constraints_pin_every_tool_and_name_no_place():
     assert "torch==2.13.0" in lines
 
 
-def test_the_makefile_has_what_the_readme_and_ci_ask_for():
+def test_the_makefile_has_the_targets_that_the_readme_and_ci_name():
     makefile = (ROOT / "Makefile").read_text()
     targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
     asked = {match for p in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / ".ci" / "run")

@@ -1,4 +1,4 @@
-"""The figures in the README are those of the committed benchmark, not anybody's memory of it."""
+"""The figures in the README are those of the committed benchmark."""
 
 import json
 import re

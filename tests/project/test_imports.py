@@ -1,4 +1,4 @@
-"""Importing a package is cheap: nothing heavy comes along before it is used."""
+"""Importing a package is cheap: heavy libraries load only when they are used."""
 
 import json
 from collections.abc import Iterator
@@ -22,10 +22,10 @@ HEAVY = (
     "pyarrow",
 )
 RUNTIME = ("capture.enable", "capture.restore", "capture.session", "capture.snapshot", "capture.loops")
-"""The part of `capture` that a training needs and nobody who looks at a history does."""
+"""Only a training needs this part of `capture`; a reader of a history does not."""
 
 DOORS = ("enable", "restore", "checkpoint_engine")
-"""Functions of `capture` that stand in a module of the same name."""
+"""These functions of `capture` stand in modules of the same name."""
 
 
 @pytest.fixture(scope="module")
@@ -50,11 +50,11 @@ def test_the_doors_of_capture_bring_neither_duckdb_nor_deepspeed(tmp_path):
     assert not loaded(statement, ("duckdb", "deepspeed", "transformers", "pandas", "plotly", "IPython"), tmp_path)
 
 
-def test_what_is_loaded_is_seen(tmp_path):
+def test_a_loaded_module_is_seen(tmp_path):
     assert loaded("import sqlite3", ("sqlite3", "torch"), tmp_path) == {"sqlite3"}
 
 
-def test_a_look_at_the_records_needs_no_torch(root, tmp_path):
+def test_reading_the_records_needs_no_torch(root, tmp_path):
     statement = f"import dshistory\nh = dshistory.open({str(root)!r})\nrepr([h.log(), h.show(), h.tags()])"
     assert not loaded(statement, ("torch", "capture", "deepspeed", "transformers", "plotly"), tmp_path)
 
@@ -82,7 +82,7 @@ def test_only_one_module_reads_data_files_through_the_native_reader():
     assert users == {"catalog/read/stored_bytes.py"}
 
 
-def test_capture_can_be_had_from_the_facade(tmp_path):
+def test_capture_is_available_from_the_facade(tmp_path):
     assert "True" in run_python(
         "-c", "from dshistory import capture as a; import capture as b; print(a is b)", cwd=tmp_path
     )

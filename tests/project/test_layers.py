@@ -1,4 +1,4 @@
-"""Imports run downwards only, between packages and between their rooms; each heavy package is imported in its own place."""
+"""Imports run downwards only, between packages and between rooms, and heavy packages each have one place."""
 
 from collections.abc import Iterator
 
@@ -21,7 +21,7 @@ ONE_PLACE = {
 }
 MODULES = {name: path for package in LAYERS for name, path in modules_of(package).items()}
 DOORS = {*LAYERS, "dshistory.__main__"}
-"""They offer names of the rooms, so they stand above all of them."""
+"""These modules offer names of the rooms, so they stand above all of them."""
 
 
 SMALL = {
@@ -36,7 +36,7 @@ SMALL = {
 
 
 def imported_modules(name: str) -> Iterator[str]:
-    """The modules of ours that the module imports anywhere, each by the longest name that is a module."""
+    """Yield the modules of ours that the module imports anywhere, each by the longest name that is a module."""
     for target, _ in imports(MODULES[name], names=True):
         parts = target.split(".")
         found = next((".".join(parts[:n]) for n in range(len(parts), 0, -1) if ".".join(parts[:n]) in MODULES), None)

@@ -1,4 +1,4 @@
-"""`__all__` says what a module offers: everything in it exists, and nothing public is left out of it."""
+"""`__all__` states what a module offers: every name in it exists, and no public name is left out."""
 
 import ast
 import importlib
@@ -36,7 +36,7 @@ def test_a_module_states_its_public_names(path):
 
 
 @pytest.mark.parametrize("package", LAYERS)
-def test_every_name_of_a_package_can_be_had(package):
+def test_every_name_of_a_package_is_available(package):
     module = importlib.import_module(package)
     missing = [name for name in module.__all__ if not hasattr(module, name)]
     assert not missing

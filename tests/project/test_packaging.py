@@ -1,4 +1,4 @@
-"""`pip install .` into an empty environment, used outside the tree, as a stranger would."""
+"""After `pip install .` into an empty environment the packages work outside the tree, as a stranger uses them."""
 
 import subprocess
 import sys
@@ -38,7 +38,7 @@ print(capture.__file__)
 
 @pytest.fixture(scope="module")
 def stranger(tmp_path_factory):
-    """The interpreter of an environment that has the wheel, built from this tree, and what it depends on."""
+    """Return the interpreter of an environment that has the wheel, built from this tree, and what it depends on."""
     folder = tmp_path_factory.mktemp("stranger")
     wheels = folder / "wheels"
     build = (
@@ -96,7 +96,7 @@ def test_a_module_in_the_way_is_named(stranger, tmp_path, package, decoy):
 
 
 def test_this_interpreter_runs_the_tree_itself():
-    """Tests that passed on an installed copy would say nothing of the sources."""
+    """Tests that pass on an installed copy say nothing about the sources."""
     import capture
 
     assert Path(capture.__file__).is_relative_to(ROOT), f"{sys.executable} imports {capture.__file__}"

@@ -1,4 +1,4 @@
-"""What the README shows is run here, in the order in which it stands there."""
+"""The README's code and command lines run here, in the order in which they stand there."""
 
 import re
 import sys
@@ -10,7 +10,7 @@ from project_helpers import run, run_python
 
 README = (ROOT / "README.md").read_text()
 
-# What the README's reader has: an engine or a model with its optimizer, and a loader that can say where it is.
+# The README's reader has an engine or a model with its optimizer, and a loader that reports its position.
 PREAMBLE = f"""
 import itertools, sys
 sys.path.insert(0, {str(ROOT)!r})
@@ -38,7 +38,9 @@ scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 gpt2 = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=16, n_positions=8, vocab_size=29))
 dataset = [{{"input_ids": torch.arange(8), "labels": torch.arange(8)}}] * 20
-arguments = TrainingArguments("trainer-out", max_steps=10, per_device_train_batch_size=2, use_cpu=True, save_strategy="no", report_to=[])
+arguments = TrainingArguments(
+    "trainer-out", max_steps=10, per_device_train_batch_size=2, use_cpu=True, save_strategy="no", report_to=[]
+)
 """
 
 
@@ -48,7 +50,7 @@ def blocks(language):
 
 @pytest.fixture(scope="module")
 def followed(tmp_path_factory):
-    """The folder in which every Python block of the README was run."""
+    """Return the folder in which every Python block of the README was run."""
     folder = tmp_path_factory.mktemp("readme")
     (folder / "readme.ipy").write_text("\n".join([PREAMBLE, *blocks("python"), "print('read to its end')"]))
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}

@@ -1,4 +1,4 @@
-"""What a machine must have for `make`: looked for, and named where it can't be installed."""
+"""Setup looks for what `make` needs on a machine, and names what it cannot install."""
 
 import os
 import shutil
@@ -10,12 +10,12 @@ import pytest
 from places import ROOT
 
 USED = ("bash", "c++", "cmake", "env", "find", "id", "pkg-config")
-"""Programs that the script and the build use; apt-get and sudo are not among them."""
+"""The script and the build use these programs; apt-get and sudo are not among them."""
 
 
 @pytest.fixture
 def machine(tmp_path):
-    """A folder with these programs alone, as $PATH."""
+    """Return a folder with these programs alone, as $PATH."""
     for name in USED:
         (tmp_path / name).symlink_to(shutil.which(name))
     return tmp_path

@@ -1,4 +1,4 @@
-"""Nothing of a history is ever executed: no unpickling on any path that reads one."""
+"""Nothing in a history is ever executed: no path that reads one unpickles."""
 
 import ast
 import pickle
@@ -31,16 +31,16 @@ def sources() -> list[Path]:
 
 
 OF_OTHERS = {
-    # Files of other programs, as data alone, unless the user allows more by name.
+    # These read files of other programs, as data alone unless the user allows more by name.
     "capture/deepspeed_checkpoints/torch_files.py": {"pickle", "load"},
     "dshistory/conversion/importing/dcp.py": {"pickle", "load"},
     "dshistory/conversion/importing/safe_unpickle.py": {"pickle", "load"},
-    # DeepSpeed's own dictionaries: pickles only where the user asks for them, here and where they are loaded.
+    # DeepSpeed's own dictionaries become pickles only where the user asks for it, here and where they are loaded.
     "capture/deepspeed_checkpoints/tree.py": {"pickle"},
-    # Writes what DeepSpeed reads.
+    # This writes the pickles that DeepSpeed reads.
     "dshistory/conversion/deepspeed_classes.py": {"pickle"},
 }
-"""What may touch pickles, and no history goes through it."""
+"""These files may use pickles, and no history goes through them."""
 
 
 def test_no_source_file_can_unpickle_or_evaluate():
@@ -64,7 +64,7 @@ def test_no_source_file_can_unpickle_or_evaluate():
     assert found == OF_OTHERS
 
 
-def test_nothing_that_opens_a_history_reaches_those_files(history):
+def test_no_module_that_opens_a_history_imports_those_files(history):
     model, optimizer = make()
     with capture.enable(model, optimizer=optimizer, every=1, history=history):
         one_step(model, optimizer)
@@ -85,7 +85,7 @@ print(*sorted(sys.modules))
 
 
 def _root(path: Path) -> Path:
-    """The folder that holds the package of a source file."""
+    """Return the folder that holds the package of a source file."""
     package = next(p for p in (capture, catalog, dshistory, native) if Path(p.__file__).parent in path.parents)
     return Path(package.__file__).parent.parent
 
@@ -130,7 +130,7 @@ def test_a_flipped_bit_is_named_and_never_restored(history, where):
     assert_same(reference(other, other_optimizer), before)
 
 
-def test_without_a_look_before_damage_is_found_on_the_way(history):
+def test_without_verification_damage_is_found_while_restoring(history):
     model, optimizer = make()
     with capture.enable(model, optimizer=optimizer, every=1, history=history) as session:
         one_step(model, optimizer)

@@ -1,4 +1,4 @@
-"""One checkpoint tree in one file: what comes back, what stays shared, what is refused, and that every damaged byte is found."""
+"""A checkpoint tree in one file: types and sharing come back, no data is lost, and every damaged byte is found."""
 
 import json
 import pickle
@@ -98,11 +98,11 @@ def test_tensors_of_every_kind_come_back(tmp_path, writer):
     assert stored["turned"].stride() == value["turned"].stride()
     assert stored["parameter"].requires_grad
     assert [type(one) for one in stored["arrays"]] == [np.ndarray, np.float64, np.int32, np.ndarray]
-    # An expanded tensor is its one element.
+    # An expanded tensor is stored as its one element.
     assert (tmp_path / "x.pt").stat().st_size < 4 * 3 * BLOCK + (1 << 17)
 
 
-def test_what_shares_memory_is_written_once_and_shares_it_again(tmp_path, writer):
+def test_tensors_that_share_memory_are_written_once_and_share_it_again(tmp_path, writer):
     flat = torch.randn(100_000)
     value = {
         "a": flat[:70_000],
@@ -120,7 +120,7 @@ def test_what_shares_memory_is_written_once_and_shares_it_again(tmp_path, writer
     assert stored["apart"][10] == value["apart"][10]
 
 
-def test_neighbours_of_one_storage_are_entries_of_their_own(tmp_path, writer):
+def test_neighbours_of_one_storage_are_separate_entries(tmp_path, writer):
     flat = torch.randn(10)
     path = write(OrderedDict({"layer.w": flat[:6].view(2, 3), "layer.b": flat[6:]}), tmp_path / "x.pt", writer)
     with safe_open(path, "pt") as file:
@@ -135,7 +135,7 @@ def test_the_metadata_of_a_state_dict_come_along(tmp_path, writer):
     module.load_state_dict(stored)
 
 
-def test_lazy_memory_is_read_until_the_release_and_all_else_is_copied(tmp_path, writer):
+def test_lazy_memory_is_read_until_the_release_and_everything_else_is_copied(tmp_path, writer):
     lazy, moving = torch.randn(20 * BLOCK), torch.randn(1000)
     expected = lazy.clone(), moving.clone()
     slow = native.Writer(
@@ -185,7 +185,7 @@ class Odd:
         ({"a": type("Named", (dict,), {})(x=1)}, "Named"),
     ],
 )
-def test_what_is_no_data_is_refused_by_name(value, match, tmp_path, writer):
+def test_a_value_that_is_not_data_is_refused_by_name(value, match, tmp_path, writer):
     with pytest.raises(UnsupportedError, match=match):
         begin(value, tmp_path / "x.pt", writer)
     assert not list(tmp_path.iterdir())
@@ -211,7 +211,7 @@ def test_every_damaged_byte_that_matters_is_found(tmp_path, writer):
     whole = path.read_bytes()
     damaged = tmp_path / "damaged.pt"
     survived = []
-    # Spaces behind the header's JSON and the padding carry nothing, yet the former are under its checksum too.
+    # Spaces after the header's JSON and the padding carry nothing, yet the header's checksum covers the spaces too.
     for at in range(0, len(whole), 29):
         damaged.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
         try:
@@ -303,7 +303,7 @@ def test_files_of_torch_save_load_without_running_their_code(tmp_path, writer):
         lambda storage, location: None,
     ],
 )
-def test_map_location_is_that_of_torch_load(where):
+def test_map_location_works_as_in_torch_load(where):
     tensor = torch.randn(3)
     assert to_map_location(tensor, where) is tensor
     assert to_map_location(tensor, "meta").is_meta

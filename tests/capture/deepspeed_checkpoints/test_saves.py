@@ -1,4 +1,4 @@
-"""`latest` moves when every rank's files are durable, and only then: two ranks' threads over one folder."""
+"""`latest` changes when every rank's files are durable, and only then; threads play two ranks over one folder."""
 
 import errno
 import json
@@ -39,7 +39,7 @@ def latest(folder):
     return path.read_text() if path.exists() else None
 
 
-def test_the_last_rank_to_finish_moves_latest(tmp_path, ranks, writer):
+def test_the_last_rank_to_finish_updates_latest(tmp_path, ranks, writer):
     for number, last in enumerate((0, 1)):
         save = [Save(str(number), tmp_path, f"tag{number}", moves_latest=True) for _ in ranks]
         for rank in (1 - last, last):
@@ -68,7 +68,7 @@ def test_receipts_of_an_older_save_under_the_same_tag_do_not_count(tmp_path, ran
     assert latest(tmp_path) == "tag"
 
 
-def test_a_rank_that_fails_gives_no_receipt_and_says_why_once(tmp_path, ranks, writer):
+def test_a_rank_that_fails_gives_no_receipt_and_reports_why_once(tmp_path, ranks, writer):
     save = [Save("1", tmp_path, "tag", moves_latest=True) for _ in ranks]
     full = native.Writer(
         backend="posix",
@@ -87,7 +87,7 @@ def test_a_rank_that_fails_gives_no_receipt_and_says_why_once(tmp_path, ranks, w
     assert isinstance(failure.__cause__, OSError)
     assert not ranks[1].take_failures()
     assert [path.name for path in (tmp_path / "tag").iterdir()] == [".dshistory-00000.json"]
-    # What comes after it is not held up.
+    # Later saves are not held up.
     for saves in ranks:
         saves.complete(Save("2", tmp_path, "next", moves_latest=True))
         saves.wait()
@@ -105,7 +105,7 @@ def test_a_file_that_could_not_be_begun_fails_its_save(tmp_path, ranks):
     assert len(ranks[0].take_failures()) == 1
 
 
-def test_a_save_that_latest_shall_not_name_leaves_no_receipts(tmp_path, ranks, writer):
+def test_a_save_that_latest_must_not_name_leaves_no_receipts(tmp_path, ranks, writer):
     for rank, saves in enumerate(ranks):
         save = Save("1", tmp_path, "tag", moves_latest=False)
         saves.add(save, begin(save, f"{rank}.pt", writer))
@@ -115,7 +115,7 @@ def test_a_save_that_latest_shall_not_name_leaves_no_receipts(tmp_path, ranks, w
     assert sorted(path.name for path in (tmp_path / "tag").iterdir()) == ["0.pt", "1.pt"]
 
 
-def test_a_save_that_is_not_complete_is_none(tmp_path, ranks, writer):
+def test_an_incomplete_save_does_not_count(tmp_path, ranks, writer):
     complete, open_ = (Save("1", tmp_path, "tag", moves_latest=True) for _ in ranks)
     ranks[0].complete(complete)
     ranks[1].add(open_, begin(open_, "1.pt", writer))

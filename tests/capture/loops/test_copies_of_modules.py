@@ -1,4 +1,4 @@
-"""Copies of a captured module are modules of their own: they can be made, and nothing that happens to them is captured."""
+"""Copies of a captured module are independent of the session: they can be made, and nothing in them is captured."""
 
 import copy
 import gc
@@ -14,15 +14,15 @@ from catalog.history import History
 
 
 class Losing(Net):
-    """A model whose forward returns the loss."""
+    """The forward pass of this model returns the loss."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x).square().mean()
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, copy.copy])
-def test_what_happens_to_a_copy_is_not_taken_for_the_training(history, copied):
-    """A teacher or an average of weights: it is loaded and trained between the update and the scheduler's move."""
+def test_a_copy_is_not_mistaken_for_the_training(history, copied):
+    """A teacher or weight average is loaded and trained between the update and the scheduler's step."""
     torch.manual_seed(5)
     model = Losing()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -51,7 +51,7 @@ def test_what_happens_to_a_copy_is_not_taken_for_the_training(history, copied):
         assert its_scheduler.get_last_lr() == rates[step]
 
 
-def test_a_copy_holds_on_to_no_session(history):
+def test_a_copy_keeps_no_session_alive(history):
     model, optimizer = make()
     with capture.enable(model, optimizer=optimizer, every=1, history=history):
         twin = copy.deepcopy(model)

@@ -1,4 +1,4 @@
-"""Edits of the state behind the session's back fail that snapshot by name; declared ones, and late ones, do not."""
+"""An edit behind the session's back fails that snapshot by name; a declared edit and a late one do not."""
 
 import pytest
 import torch
@@ -39,8 +39,8 @@ def test_an_edit_while_it_is_read_fails_the_snapshot_by_name(history, edit):
     assert committed_steps(history, session.run) == [0]
 
 
-def test_without_the_witness_the_same_edit_is_torn(history, monkeypatch):
-    """The guard of the test above: what it refuses is not the step."""
+def test_without_the_change_detector_the_same_edit_is_torn(history, monkeypatch):
+    """This guards the test above: the refused snapshot really differs from the step."""
     monkeypatch.setattr(ChangeDetector, "changed", lambda self: [])
     model, optimizer = make(1500)
     session = slow_session(model, optimizer, history)
@@ -56,7 +56,7 @@ def test_without_the_witness_the_same_edit_is_torn(history, monkeypatch):
         assert_same(capture.restore(f"{session.run}:1", history=history), expected)
 
 
-def test_an_edit_after_all_has_been_read_is_nobodys_business(history):
+def test_an_edit_after_everything_has_been_read_is_accepted(history):
     model, optimizer = make()
     with capture.enable(model, optimizer=optimizer, every=1, history=history) as session:
         one_step(model, optimizer)

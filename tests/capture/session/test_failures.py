@@ -1,4 +1,4 @@
-"""A snapshot that fails is reported three times over, in the journal, as a warning and by `wait`, and nothing else is hurt."""
+"""A failed snapshot is reported by the journal, a warning and `wait`, and harms nothing else."""
 
 import errno
 import os
@@ -27,7 +27,7 @@ def events(root: Path, run: str, kind: str) -> list[int]:
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO], ids=errno.errorcode.get)
 @pytest.mark.parametrize("backend", ["posix", *(["io_uring"] if not native.probe_io_uring() else [])])
 def test_a_failing_disk_fails_that_snapshot_only(history, number, backend):
-    """Writes go well for some checkpoints, then never again."""
+    """Writes succeed for some checkpoints and fail ever after."""
     model, optimizer = make(700)
     faults = native.Faults(fail_after=12, errno=number)
     session = faulty_session(model, optimizer, history, faults=faults, backend=backend)
@@ -101,7 +101,7 @@ def test_a_removed_directory_fails_the_snapshot_and_not_the_training(history):
 
 @pytest.fixture
 def tiny_disk(tmp_path):
-    """A file system of 6 MiB."""
+    """This is a file system of 6 MiB."""
     folder = tmp_path / "tiny"
     folder.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", folder], capture_output=True)
@@ -111,7 +111,7 @@ def tiny_disk(tmp_path):
     subprocess.run(["umount", "-l", folder], check=True)
 
 
-def test_a_disk_that_is_really_full(tiny_disk):
+def test_a_real_full_disk_fails_the_snapshot(tiny_disk):
     model, optimizer = make(350)
     root = tiny_disk / "history"
     session = faulty_session(model, optimizer, root, faults=native.Faults(), budget_bytes=16 * MIB)
@@ -130,7 +130,7 @@ def test_a_disk_that_is_really_full(tiny_disk):
         assert_same(capture.restore(f"{session.run}:{step}", history=root), expected[step])
 
 
-def test_a_full_writer_skips_the_step_and_says_so(history):
+def test_a_full_writer_skips_the_step_and_reports_it(history):
     model, optimizer = make(64)
     session = faulty_session(model, optimizer, history, faults=native.Faults(delay_us=150_000), on_full="skip")
     for _ in range(12):
@@ -158,7 +158,7 @@ def test_a_budget_that_is_too_small_is_refused(history):
         capture.enable(model, optimizer=optimizer, history=history, budget_bytes=4096)
 
 
-def test_a_history_that_can_not_be_made_is_refused(tmp_path):
+def test_a_history_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     model, optimizer = make()
     with pytest.raises(SetupError, match="file"):
@@ -166,7 +166,7 @@ def test_a_history_that_can_not_be_made_is_refused(tmp_path):
 
 
 def test_an_update_that_breaks_off_is_not_captured(history):
-    """Half of the parameters are of one step, half of another: no step to keep."""
+    """Half of the parameters belong to one step and half to another, so there is no step to keep."""
     model, optimizer = make()
     session = faulty_session(model, optimizer, history, faults=native.Faults(), every=1000)
     one_step(model, optimizer)

@@ -1,4 +1,4 @@
-"""A session's life: cadence, hooks that come and go, tags, metrics, exit, and what `enable` refuses."""
+"""The session's life: cadence, hooks, tags, metrics, exit, and refusals at `enable`."""
 
 import contextlib
 import os
@@ -87,7 +87,7 @@ def test_enabling_again_closes_the_session_before(history):
 
 
 def test_a_restore_into_a_model_that_is_being_captured(history):
-    """The session ends, its last step safe; what is enabled next is its child."""
+    """The session ends with its last step saved, and the session that is enabled next is its child."""
     model, optimizer = make()
     session = capture.enable(model, optimizer=optimizer, every=1, history=history)
     expected = {0: reference(model, optimizer)}
@@ -150,8 +150,11 @@ one_step(model, optimizer)
 """
 
 
-def test_a_forked_child_that_exits_writes_nothing_into_its_parents_run(history):
-    end = "pid = os.fork()\nif pid == 0:\n    sys.exit(7)\nassert os.waitpid(pid, 0)[1] >> 8 == 7\none_step(model, optimizer)"
+def test_a_forked_child_that_exits_writes_nothing_into_the_run_of_its_parent(history):
+    end = (
+        "pid = os.fork()\nif pid == 0:\n    sys.exit(7)\nassert os.waitpid(pid, 0)[1] >> 8 == 7\n"
+        "one_step(model, optimizer)"
+    )
     script = "import os\n" + EXIT.format(tests=str(SUPPORT), history=str(history), end=end)
     subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, timeout=120)
     assert [ref.step for ref in History.open(history).checkpoints(state=None)] == [0, 2]
@@ -181,7 +184,7 @@ def test_capture_changes_no_bit_of_the_training(history):
     assert_same(weights(True), weights(False))
 
 
-def test_the_backend_in_use_is_in_the_facts(history):
+def test_the_facts_name_the_backend_in_use(history):
     model, optimizer = make()
     with capture.enable(model, optimizer=optimizer, every=1, history=history, backend="posix") as session:
         pass
@@ -209,7 +212,7 @@ class WithCallback:
         raise AssertionError("never stored, never loaded")
 
 
-def test_state_that_is_no_data_is_refused_at_enable_by_name(history):
+def test_state_that_is_not_data_is_refused_at_enable_by_name(history):
     model, optimizer = make()
     with pytest.raises(UnsupportedError) as refused:
         capture.enable(
@@ -231,7 +234,7 @@ def test_state_that_is_no_data_is_refused_at_enable_by_name(history):
         ({"optimizer": None}, "optimizer"),
     ],
 )
-def test_what_enable_refuses(history, options, message):
+def test_enable_refuses_wrong_options(history, options, message):
     model, optimizer = make()
     with pytest.raises(SetupError, match=message):
         capture.enable(model, **{"optimizer": optimizer, "history": history, **options})
@@ -276,7 +279,7 @@ def _exported(model: torch.nn.Module) -> None:
 
 
 @pytest.mark.parametrize("forward", [_of_each_sample, _exported])
-def test_a_forward_that_is_only_traced_is_no_loss(history, forward):
+def test_a_forward_that_is_only_traced_records_no_loss(history, forward):
     class Loss(torch.nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return super().forward(x).square().mean()
@@ -296,7 +299,7 @@ def test_a_forward_that_is_only_traced_is_no_loss(history, forward):
     assert committed_steps(history, session.run) == [0, 1, 2]
 
 
-def test_what_is_not_a_training_is_refused(history):
+def test_an_object_that_is_not_a_model_is_refused(history):
     with pytest.raises(SetupError, match="dict"):
         capture.enable({}, history=history)
 
@@ -312,7 +315,7 @@ def test_names_of_a_wrapped_model_are_the_logical_ones(history):
 
 
 class Shaped(torch.nn.Module):
-    """Transposed, channels-last, 0-dim, empty, frozen and tied parameters."""
+    """The parameters are transposed, channels-last, 0-dim, empty, frozen and tied."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -374,7 +377,7 @@ def test_io_uring_is_chosen_where_it_works(history):
         ({"\ud800": 1.0}, "no valid text"),
     ],
 )
-def test_a_metric_that_is_no_real_number_is_refused_where_it_is_given(history, metrics, message):
+def test_a_metric_that_is_not_a_real_number_is_refused_where_it_is_given(history, metrics, message):
     model, optimizer = make()
     with capture.enable(model, optimizer=optimizer, every=1, history=history) as session:
         one_step(model, optimizer)
@@ -384,14 +387,14 @@ def test_a_metric_that_is_no_real_number_is_refused_where_it_is_given(history, m
 
 
 @pytest.mark.parametrize(("name", "step"), [(7, None), ("\ud800", None), ("x", "1"), ("x", -1), ("x", True), ("", 1)])
-def test_a_tag_that_can_not_be_one_is_refused(history, name, step):
+def test_an_invalid_tag_is_refused(history, name, step):
     model, optimizer = make()
     with capture.enable(model, optimizer=optimizer, history=history) as session, pytest.raises(SetupError, match="tag"):
         session.tag(name, step)
 
 
-def test_a_row_that_can_not_be_written_is_reported_and_the_rest_goes_on(history):
-    """A figure whose conversion fails off the training thread, where nobody could catch it."""
+def test_a_row_that_cannot_be_written_is_reported_and_the_rest_goes_on(history):
+    """The conversion of a metric fails off the training thread, where no caller could catch the error."""
 
     class Unreadable:
         def __float__(self) -> float:
@@ -409,7 +412,7 @@ def test_a_row_that_can_not_be_written_is_reported_and_the_rest_goes_on(history)
 
 
 class Breaking:
-    """State of the user's that can't be asked for from the `limit`-th time on."""
+    """The state of this user object cannot be read from the `limit`-th time on."""
 
     def __init__(self, limit: int) -> None:
         self.left = limit
@@ -437,7 +440,7 @@ def test_a_provider_that_raises_fails_its_snapshots_and_not_the_training(history
 
 
 def test_a_forked_child_may_train_on(history):
-    """What it does with its copy is no business of the parent's run; the parent goes on as if nothing had been."""
+    """The child's training does not touch the parent's run, and the parent goes on unaffected."""
     model, optimizer = make()
     with capture.enable(model, optimizer=optimizer, every=1, history=history) as session:
         one_step(model, optimizer)
@@ -456,8 +459,8 @@ def test_a_forked_child_may_train_on(history):
 
 
 @pytest.mark.filterwarnings("ignore:the snapshot")
-def test_what_was_warned_of_does_not_end_a_script_at_close(history):
-    """A failed snapshot costs that snapshot only; `wait` raises it, `close` only what nobody has heard of yet."""
+def test_a_failure_that_was_warned_about_is_not_raised_by_close(history):
+    """A failed snapshot costs that snapshot only: `wait` raises its error, `close` only errors not yet reported."""
     model, optimizer = make()
     providers = [capture.Stateful("mine", Breaking(2))]
     session = capture.enable(model, optimizer=optimizer, every=2, history=history, providers=providers)
@@ -472,7 +475,7 @@ def test_what_was_warned_of_does_not_end_a_script_at_close(history):
     assert "step 2 " not in "".join([str(failure.value), *getattr(failure.value, "__notes__", ())])
 
 
-def test_a_scheduler_that_is_not_captured_is_said(history):
+def test_a_scheduler_that_is_not_captured_is_reported(history):
     model, optimizer = make()
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
     with pytest.warns(UserWarning, match=r"scheduler that is not captured.*scheduler=scheduler") as said:
@@ -505,7 +508,7 @@ def test_a_parameter_without_a_shape_is_refused_by_name(history):
         capture.enable(model, optimizer=optimizer, history=history)
 
 
-def test_an_embedding_that_forward_renormalises_is_taken_at_the_step(history):
+def test_an_embedding_that_forward_renormalises_is_read_at_the_step(history):
     model = torch.nn.Embedding(1000, 64, max_norm=0.5)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     expected = {}
@@ -535,7 +538,7 @@ def test_a_run_that_is_still_being_written_is_not_resumed(history):
 FOR_USERS = {"run", "history", "stats", "snapshot", "log", "tag", "wait", "modify", "close"}
 
 
-def test_the_public_names_of_a_session_are_those_for_users(history):
+def test_a_session_has_public_names_for_users_only(history):
     model, optimizer = make()
     with capture.enable(model, optimizer=optimizer, history=history) as session:
         assert {name for name in dir(session) if not name.startswith("_")} == FOR_USERS

@@ -1,4 +1,4 @@
-"""SIGKILL of a real training at any moment: the history opens, what is committed verifies bit by bit, and training resumes from it."""
+"""After SIGKILL of a real training the history opens, committed checkpoints verify, and training resumes from it."""
 
 import random
 import select
@@ -29,7 +29,7 @@ while True:
 
 
 def kill_after(history: Path, *, steps: int, bytes_more: int) -> None:
-    """Kill the training at a moment drawn from its own progress: some steps, then a number of bytes written to its files."""
+    """Kill the training at a point drawn from its own progress: after some steps, then some more written bytes."""
     script = SCRIPT.format(tests=str(SUPPORT), history=str(history))
     process = subprocess.Popen([sys.executable, "-W", "ignore", "-c", script], stdout=subprocess.PIPE)
     assert process.stdout is not None
@@ -45,7 +45,7 @@ def kill_after(history: Path, *, steps: int, bytes_more: int) -> None:
 
 
 def written(pid: int) -> int:
-    """Bytes that a process has handed to write calls so far."""
+    """Return the number of bytes that a process has handed to write calls so far."""
     lines = Path(f"/proc/{pid}/io").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("wchar"))
 

@@ -1,4 +1,4 @@
-"""The statistics of what a session commits: right, complete, merged over fragments, and never in a checkpoint's way."""
+"""Statistics of a session's commits are right, complete and merged over fragments, and never delay a checkpoint."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from catalog.verify import verify
 
 
 def train(history, *, steps=4, frozen=False, **options):
-    """References by step; the session is closed."""
+    """Train, close the session and return the reference states by step."""
     model, optimizer = make(256)
     if frozen:
         model.inner.requires_grad_(False)
@@ -34,13 +34,13 @@ def rows_of(history, sql="SELECT * FROM statistics ORDER BY step, kind, name"):
     return History.open(history).query(sql).to_pylist()
 
 
-def alone(row):
-    """What a row says of its own step."""
+def without_updates(row):
+    """Return the columns of a row that depend on its own step only."""
     moves = ("since", "norm_before", "update_norm", "cosine", "relative_update")
     return {name: value for name, value in row.items() if name not in moves}
 
 
-def test_every_figure_is_that_of_the_tensor(history):
+def test_every_statistic_equals_that_of_the_tensor(history):
     expected = train(history)
     dshistory.open(history).analyze(quiet=True)
     rows = {(row["step"], row["kind"], row["name"]): row for row in rows_of(history) if row["step"]}
@@ -61,7 +61,7 @@ def test_every_figure_is_that_of_the_tensor(history):
         assert row["mean"] == pytest.approx(float(exact.mean()), rel=1e-9, abs=1e-12)
 
 
-def test_a_sketch_tells_the_distance_of_two_steps(history):
+def test_sketches_estimate_the_distance_of_two_steps(history):
     expected = train(history)
     dshistory.open(history).analyze(quiet=True)
     sketches = {
@@ -76,7 +76,7 @@ def test_a_sketch_tells_the_distance_of_two_steps(history):
     assert not any(kind in ("buffer", "step") for _, kind, _ in sketches)
 
 
-def test_none_are_computed_where_none_are_wanted_and_analyze_fills_them_in(history):
+def test_no_statistics_are_computed_where_none_are_wanted_and_analyze_adds_them(history):
     train(history, stats_every=0)
     assert rows_of(history) == []
     explorer = dshistory.open(history)
@@ -99,7 +99,7 @@ def test_the_index_can_be_rebuilt_and_is_not_needed(history):
     assert rows_of(history) == indexed
 
 
-def test_what_rests_is_not_read_again(history, monkeypatch):
+def test_unchanged_tensors_are_not_read_again(history, monkeypatch):
     train(history, frozen=True, stats_every=0)
     opened = History.open(history)
     refs = opened.checkpoints()
@@ -128,7 +128,7 @@ def test_a_damaged_file_of_statistics_is_named_and_counts_as_none(history):
     path.write_bytes(data)
     opened.paths.catalog_db.unlink()
     after = rows_of(history)
-    assert list(map(alone, after)) == [alone(row) for row in before if row["step"] != 2]
+    assert list(map(without_updates, after)) == [without_updates(row) for row in before if row["step"] != 2]
     assert {row["since"] for row in after if row["step"] == 3} == {1}, (
         "what moved is counted from the one before that is whole"
     )

@@ -8,7 +8,7 @@ from catalog.errors import SetupError
 
 
 class Average:
-    """A State Provider of the user's, whose value the loop sets after the optimizer and the next batch sets again."""
+    """The loop sets the value of this user provider after the optimizer, and the next batch sets it again."""
 
     def __init__(self, read_at: str | None) -> None:
         self.value = "initial"
@@ -28,7 +28,7 @@ class Average:
 
 
 def train(history, provider, *, every: int) -> str:
-    """Three steps; returns the run."""
+    """Train three steps and return the run."""
     model, optimizer = make()
     with capture.enable(model, optimizer=optimizer, every=every, history=history, providers=[provider]) as session:
         for step in range(1, 4):
@@ -51,7 +51,7 @@ def stored(history, run: str, step: int) -> str:
 @pytest.mark.parametrize(
     ("declared", "expected"), [("step", "in update"), ("next_forward", "after update"), (None, "after update")]
 )
-def test_a_users_provider_says_when_it_is_read(history, declared, expected):
+def test_a_users_provider_declares_when_it_is_read(history, declared, expected):
     run = train(history, Average(declared), every=1)
     assert [stored(history, run, step) for step in (1, 2, 3)] == [f"{expected} {step}" for step in (1, 2, 3)]
 
@@ -82,7 +82,7 @@ def test_an_unknown_declaration_is_refused_by_name(history):
 
 
 def test_the_name_of_an_object_decides_nothing(history):
-    """An object of the user's that has the name of one of the loop's is read when its own provider says."""
+    """A user's object with the name of one of the loop's is read when its own provider declares."""
     model, optimizer = make()
     mine = {"value": 0}
     providers = [capture.Stateful("loss_scaler", mine, read_at="step")]

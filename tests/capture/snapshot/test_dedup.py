@@ -1,6 +1,4 @@
-"""What has not changed is not written again, and what is referred to is what a restore finds: bit for bit, however wrong
-the guess.
-"""
+"""Unchanged tensors are not written again, and a restore finds every bit, however wrong the prediction is."""
 
 import errno
 from pathlib import Path
@@ -19,11 +17,11 @@ from catalog.verify import verify
 
 WIDTH = 256
 FROZEN_BYTES = WIDTH * WIDTH * 4
-"""Of the frozen matrix alone: the vectors are too small to be referred to."""
+"""This counts the frozen matrix alone: the vectors are too small to be deduplicated."""
 
 
 def frozen(root: Path, **options: object) -> tuple[torch.nn.Module, torch.optim.Optimizer, Session]:
-    """A model whose first layer is frozen, captured at every step."""
+    """Return a captured model with a frozen first layer, its optimizer, and a session that captures every step."""
     model, _ = make(WIDTH)
     model.inner.requires_grad_(False)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.01)
@@ -31,7 +29,10 @@ def frozen(root: Path, **options: object) -> tuple[torch.nn.Module, torch.optim.
 
 
 def train(model, optimizer, session, steps: int) -> dict[int, dict[str, dict[str, torch.Tensor]]]:
-    """References by step; every checkpoint is committed before the next, so that what rests is the same in every run."""
+    """Train and return the reference states by step.
+
+    Every checkpoint is committed before the next step, so that every run deduplicates the same tensors.
+    """
     expected = {}
     for _ in range(steps):
         one_step(model, optimizer)
@@ -41,7 +42,7 @@ def train(model, optimizer, session, steps: int) -> dict[int, dict[str, dict[str
 
 
 def owners(root: Path, run: str, name: str) -> dict[int, int]:
-    """By step: the step whose file holds the tensor's bytes."""
+    """Return, for each step, the step whose file holds the tensor's bytes."""
     rows = History.open(root).query(
         "SELECT step, file FROM fragments WHERE run = $run AND name = $name AND kind = 'model'",
         {"run": run, "name": name},
@@ -68,7 +69,7 @@ def test_a_frozen_tensor_is_written_twice_and_then_referred_to(history):
     assert rows[1]["bytes"] == pytest.approx(rows[2]["bytes"], abs=1000)
 
 
-def test_a_write_that_torch_does_not_count_is_found_and_written_and_the_guess_not_made_again(history):
+def test_a_write_that_torch_does_not_count_is_found_and_the_tensor_no_longer_predicted_unchanged(history):
     model, optimizer, session = frozen(history)
     expected = train(model, optimizer, session, 3)
     before = model.inner.weight._version
@@ -85,7 +86,7 @@ def test_a_write_that_torch_does_not_count_is_found_and_written_and_the_guess_no
 
 @pytest.mark.filterwarnings("ignore:the snapshot")
 @pytest.mark.parametrize("edit", ["counted", "freed"])
-def test_an_edit_while_a_resting_tensor_is_looked_at_fails_the_snapshot_by_name(history, edit):
+def test_an_edit_while_an_unchanged_tensor_is_checked_fails_the_snapshot_by_name(history, edit):
     model, optimizer, session = frozen(history)
     train(model, optimizer, session, 3)
     one_step(model, optimizer)
@@ -105,18 +106,18 @@ def test_an_edit_while_a_resting_tensor_is_looked_at_fails_the_snapshot_by_name(
     assert_sound(history, session.run, expected)
 
 
-def test_the_hash_of_memory_that_is_gone_is_an_error():
+def test_hashing_unmapped_memory_is_an_error():
     page = torch.arange(3 << 20, dtype=torch.uint8)
     good = {"addresses": _column(page.data_ptr()), "nbytes": _column(page.nbytes)}
     assert native.checksum_memory(**good) == native.checksum(page.numpy())
-    # The first page of an address space: nobody can have it.
+    # The first page of an address space is never mapped.
     with pytest.raises(OSError, match="no longer mapped") as refused:
         native.checksum_memory(addresses=_column(4096), nbytes=_column(4096))
     assert refused.value.errno == errno.EFAULT
 
 
-def test_only_what_is_committed_is_referred_to(history):
-    """A part whose checkpoint never comes to be, because another rank failed, is learned from by nobody."""
+def test_only_committed_checkpoints_are_referred_to(history):
+    """The deduplicator learns nothing from a part whose checkpoint is never committed because another rank failed."""
     model, optimizer, session = frozen(history)
     train(model, optimizer, session, 1)
     session.close()

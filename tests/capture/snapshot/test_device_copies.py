@@ -29,12 +29,12 @@ HELD = {
 
 
 def train_and_compare(device: LateDevice, root: Path, *, writer: native.Writer) -> None:
-    """With a matrix (640 KB) that is larger than the least budget, and one that is not dense."""
+    """Train and compare all checkpoints. One matrix (640 KB) is larger than the least budget, and one is not dense."""
     model, optimizer = make(400)
     model.inner.weight.data = torch.randn(400, 400).t()
     session = session_on(device, model, optimizer, root, writer=writer)
     expected = {0: reference(model, optimizer)}
-    # No more than may be pending: were the barrier broken, the training would go on, not hang.
+    # The steps stay below the limit of pending ones, so that a broken barrier lets the training go on and not hang.
     for step in range(1, MAX_PENDING):
         one_step(model, optimizer)
         expected[step] = reference(model, optimizer)
@@ -48,7 +48,7 @@ def train_and_compare(device: LateDevice, root: Path, *, writer: native.Writer) 
 
 @pytest.mark.parametrize("held", HELD.values(), ids=HELD.keys())
 @pytest.mark.parametrize("budget", ["least", "large"])
-def test_late_copies_in_any_order_are_those_of_the_step(history, monkeypatch, held, budget):
+def test_late_copies_in_any_order_have_the_bytes_of_the_step(history, monkeypatch, held, budget):
     device = LateDevice(held)
     late_until_the_barrier(device, monkeypatch)
     train_and_compare(
@@ -57,7 +57,7 @@ def test_late_copies_in_any_order_are_those_of_the_step(history, monkeypatch, he
     assert device.most_in_flight > 1 or held is HELD["scalars"] or held is HELD["vectors"]
 
 
-def test_snapshots_pile_up_behind_a_slow_disk_and_stay_apart(history, monkeypatch):
+def test_snapshots_that_queue_behind_a_slow_disk_stay_separate(history, monkeypatch):
     device = LateDevice()
     late_until_the_barrier(device, monkeypatch)
     train_and_compare(device, history, writer=small_writer(budget_bytes=8 * MIB, delay_us=400, reorder=True))
@@ -90,7 +90,7 @@ def test_a_disk_that_fails_midway_fails_the_snapshot_and_not_the_training(histor
 
 
 @pytest.mark.parametrize("when", ["fails_to_begin", "fails_to_end"])
-def test_a_device_that_fails_fails_the_snapshot_by_its_own_words(history, monkeypatch, when):
+def test_a_device_failure_fails_the_snapshot_with_the_devices_message(history, monkeypatch, when):
     device = LateDevice(**{when: (3, RuntimeError("no memory to gather in"))})
     late_until_the_barrier(device, monkeypatch)
     model, optimizer = make(400)
@@ -101,7 +101,7 @@ def test_a_device_that_fails_fails_the_snapshot_by_its_own_words(history, monkey
         for _ in range(3):
             one_step(model, optimizer)
         device.ending = True
-        # The publisher's pace decides which hears of it first: a step, as a warning, or the end, as an error.
+        # The committer's pace decides where the failure shows first: at a step as a warning, or at the end as an error.
         try:
             session.close()
         except SnapshotError as error:
@@ -139,7 +139,7 @@ def take(plan: Plan, writer: native.Writer, device: LateDevice) -> DeviceTake:
 
 @pytest.mark.parametrize("rank", range(3))
 @pytest.mark.parametrize("held", ["all", "some"])
-def test_every_share_of_every_sort_of_tensor_lands(tmp_path, rank, held):
+def test_every_share_of_every_sort_of_tensor_is_written(tmp_path, rank, held):
     items = items_of_all_sorts()
     device = LateDevice(lambda tensor: held == "all" or tensor.numel() % 2 == 0)
     plan = make_plan(items, rank=rank, world_size=3, align=4096, reserve=(), copies=device)
@@ -168,7 +168,7 @@ def test_every_share_of_every_sort_of_tensor_lands(tmp_path, rank, held):
 
 @pytest.mark.parametrize("how", ["abort", "close"])
 def test_the_barrier_ends_when_the_snapshot_does(tmp_path, how):
-    """Copies that are on their way end first: their slots are nobody else's until then."""
+    """Copies in flight end first, because their slots stay reserved until then."""
     device = LateDevice()
     items = [TensorItem("w", "model", (MIB,), torch.zeros(MIB))]
     plan = make_plan(items, rank=0, world_size=1, align=4096, reserve=(), copies=device)
@@ -190,7 +190,7 @@ def test_the_barrier_ends_when_the_snapshot_does(tmp_path, how):
     assert (writer.staging[0] == 0) == (how == "close")
 
 
-def test_many_small_tensors_are_few_copies(tmp_path):
+def test_many_small_tensors_take_few_copies(tmp_path):
     device = LateDevice()
     items = [TensorItem(f"t{i}", "model", (100,), torch.full((100,), float(i))) for i in range(2000)]
     plan = make_plan(items, rank=0, world_size=1, align=4096, reserve=(), copies=device)
@@ -202,7 +202,7 @@ def test_many_small_tensors_are_few_copies(tmp_path):
     assert device.copies == -(-2000 * 400 // (64 << 10))
 
 
-def test_only_neighbours_that_are_small_are_gathered():
+def test_only_small_neighbours_are_gathered():
     small, large = torch.arange(100, dtype=torch.uint8), torch.zeros(64 << 10, dtype=torch.uint8)
     pieces = [Piece(small, 0), Piece(small, 100), Piece(small, 201), Piece(large, 301), Piece(small, 301 + (64 << 10))]
     gathered = coalesced(pieces)
@@ -225,7 +225,7 @@ def test_only_a_ranks_share_of_a_device_tensor_is_fed():
         assert plan.mirrors == ()
 
 
-def test_device_tensors_come_last_on_a_page_of_their_own():
+def test_device_tensors_come_last_on_separate_pages():
     items = items_of_all_sorts()
     device = LateDevice(lambda tensor: tensor.numel() % 2 == 0)
     plan = make_plan(items, rank=0, world_size=1, align=4096, reserve=(), copies=device)
@@ -244,7 +244,7 @@ def test_without_device_tensors_nothing_is_copied_or_fed():
     assert plan.mirrors == plan.device_parts == ()
 
 
-def test_a_device_that_nobody_can_copy_from_is_refused_by_name():
+def test_an_unsupported_device_is_refused_by_name():
     items = [TensorItem("w", "model", (10,), torch.zeros(10, device="meta"))]
     with pytest.raises(UnsupportedError, match="'w'"):
         make_plan(items, rank=0, world_size=1, align=4096, reserve=())

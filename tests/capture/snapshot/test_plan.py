@@ -1,4 +1,4 @@
-"""The layout of a data file: every byte owned once, large runs congruent, shares that meet, and a file any safetensors reader opens."""
+"""In a data file's plan every byte has one owner, shares meet, and any safetensors reader opens the file."""
 
 from math import prod
 from pathlib import Path
@@ -24,7 +24,7 @@ DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.uint8
 
 @st.composite
 def item_lists(draw) -> list[TensorItem]:
-    """Items of every dtype, size, time and placement; some neighbours in one flat tensor, some not contiguous."""
+    """Draw items of every dtype, size, time and placement: some share one flat tensor, and some are not contiguous."""
     items = []
     for i in range(draw(st.integers(1, 6))):
         dtype = draw(st.sampled_from(DTYPES))
@@ -46,7 +46,7 @@ def item_lists(draw) -> list[TensorItem]:
     return items
 
 
-def check_layout(plan: Plan) -> None:
+def check_plan(plan: Plan) -> None:
     spans = [(o, p.nbytes) for o, p in zip(plan.offsets, plan.parts, strict=True)] + list(plan.pads)
     at = plan.data_start
     for offset, nbytes in sorted(spans):
@@ -68,12 +68,12 @@ def check_layout(plan: Plan) -> None:
 @given(item_lists(), st.integers(1, 3))
 def test_every_byte_has_one_owner_on_every_rank(items, world_size):
     for rank in range(world_size):
-        check_layout(make_plan(items, rank=rank, world_size=world_size, align=ALIGN, reserve=()))
+        check_plan(make_plan(items, rank=rank, world_size=world_size, align=ALIGN, reserve=()))
 
 
 @settings(max_examples=60, deadline=None)
 @given(item_lists(), st.integers(1, 5))
-def test_the_shares_of_all_ranks_are_every_replicated_element_once(items, world_size):
+def test_the_shares_of_all_ranks_cover_every_replicated_element_once(items, world_size):
     shares: dict[str, list[tuple[int, int]]] = {item.name: [] for item in items}
     for rank in range(world_size):
         for part in make_plan(items, rank=rank, world_size=world_size, align=ALIGN, reserve=()).parts:
@@ -163,7 +163,7 @@ def test_two_tensors_of_one_name_are_refused():
     [torch.zeros(2, dtype=torch.complex64), torch.zeros(3, 3).to_sparse(), torch.zeros(1).expand(5)],
     ids=["complex", "sparse", "expanded"],
 )
-def test_what_has_no_bytes_of_its_own_is_refused_by_name(tensor):
+def test_a_tensor_without_its_own_bytes_is_refused_by_name(tensor):
     item = TensorItem("odd", "model", tuple(tensor.shape), tensor)
     with pytest.raises(UnsupportedError, match="model 'odd'"):
         make_plan([item], rank=0, world_size=1, align=ALIGN, reserve=())
@@ -183,7 +183,7 @@ def test_the_signature_follows_address_size_and_dtype():
     assert of(square) != of(square.t()), "the same memory in another order is another plan"
 
 
-def test_the_header_has_room_for_the_objects():
+def test_the_header_has_space_for_the_objects():
     objects = [PlacedObject(encode_object("o" * 500, [torch.zeros(1)] * 200), "replicated")]
     plan = make_plan([], rank=0, world_size=1, align=ALIGN, reserve=object_entries(objects))
     tail = make_trailer(objects, plan, file="f")

@@ -1,4 +1,4 @@
-"""A plan is kept while nothing moves, and made anew for every way in which the state can move."""
+"""A plan is kept while the state's tensors stay as they are, and made anew for every way in which they can change."""
 
 import copy
 
@@ -118,7 +118,7 @@ def names_and_places(plan: Plan) -> list[tuple]:
 
 
 @pytest.mark.parametrize("move", MOVES)
-def test_what_moves_gets_a_new_plan(move):
+def test_every_change_gets_a_new_plan(move):
     model, optimizer = make()
     one_step(model, optimizer)
     source = source_of(model, optimizer)
@@ -140,7 +140,7 @@ def test_a_renamed_parameter_gets_a_new_plan():
     assert "model/inner.gain" not in {part.key for part in before.parts}
 
 
-def test_an_unchanged_layout_is_listed_once(monkeypatch):
+def test_an_unchanged_state_is_listed_once(monkeypatch):
     model, optimizer = make()
     one_step(model, optimizer)
     listed = []
@@ -157,7 +157,7 @@ def test_an_unchanged_layout_is_listed_once(monkeypatch):
 
 
 class Listing:
-    """A provider of the user's that has no `layout`."""
+    """This provider of a user has no `layout`."""
 
     def __init__(self) -> None:
         self.tensor = torch.arange(4.0)
@@ -186,7 +186,7 @@ def test_a_provider_without_a_layout_is_asked_every_time(history):
 
 
 class Growing:
-    """State of the user's with one more tensor at every step, far more than a header has room for."""
+    """This user state gains one tensor at every step and outgrows what a header has space for."""
 
     def __init__(self) -> None:
         self.held: list[torch.Tensor] = []
@@ -200,7 +200,7 @@ class Growing:
 
 @pytest.mark.parametrize("grow", ["before the update", "before the next forward"])
 def test_objects_may_outgrow_the_header(history, grow):
-    """Known at the step they get another plan; later, when the header's length is fixed, they go into their JSON."""
+    """Objects known at the step get another plan; tensors that come once the header's length is fixed go into JSON."""
     model, optimizer = make()
     mine = Growing()
     providers = [capture.Stateful("mine", mine)]

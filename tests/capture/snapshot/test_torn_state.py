@@ -1,4 +1,4 @@
-"""No checkpoint is torn: a writer made slow, updates that come as early as they can, and every bit equal to an eager copy."""
+"""No checkpoint is torn, however slow the writer and early the updates: every bit equals an eager copy."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ def train_and_compare(root: Path, *, width: int, steps: int, budget_bytes: int, 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_every_step_of_a_state_larger_than_the_budget(history, backend):
-    """52 MB of state, its largest tensor 16 MB, through a budget of 10 MB."""
+    """State of 52 MB, whose largest tensor has 16 MB, goes through a budget of 10 MB."""
     train_and_compare(history, width=1500, steps=4, budget_bytes=10 * MIB, backend=backend)
 
 
@@ -43,14 +43,14 @@ def test_many_small_tensors(history, backend):
 
 
 def test_without_the_barrier_the_same_training_is_torn(history, monkeypatch):
-    """The guard of the tests above: they would see it."""
+    """This guards the tests above: they would detect a torn checkpoint."""
     monkeypatch.setattr(StepEvents, "before_update", lambda self: None)
     monkeypatch.setattr(ChangeDetector, "changed", lambda self: [])
     with pytest.raises((AssertionError, CorruptError), match=r"torn|checksum"):
         train_and_compare(history, width=1500, steps=4, budget_bytes=10 * MIB, backend="posix")
 
 
-def test_buffers_are_those_of_the_step_and_not_of_the_next_forward(history):
+def test_buffers_have_the_values_of_the_step_and_not_of_the_next_forward(history):
     model, optimizer = make()
     session = faulty_session(model, optimizer, history, faults=native.Faults(delay_us=20_000), every=1)
     one_step(model, optimizer)
@@ -88,8 +88,8 @@ def test_loading_a_state_dict_waits_for_the_snapshot(history, what):
     assert_same(capture.restore(f"{session.run}:1", history=history), expected)
 
 
-def test_a_parameter_that_moves_gets_a_new_plan(history):
-    """Memory that the training gives up while it is being written is still there; the next snapshot follows the new one."""
+def test_a_parameter_at_a_new_address_gets_a_new_plan(history):
+    """Memory that the training frees during its write stays alive, and the next snapshot reads the new memory."""
     model, optimizer = make(1500)
     session = faulty_session(model, optimizer, history, faults=native.Faults(**SLOW), every=1)
     one_step(model, optimizer)
@@ -106,7 +106,7 @@ def test_a_parameter_that_moves_gets_a_new_plan(history):
 
 
 def test_gradient_scaler_and_parameters_added_later(history):
-    """With a GradScaler the update still passes the barrier; a step it skips is none."""
+    """With a GradScaler the update still waits for the barrier, and a step that it skips is not captured."""
     model, optimizer = make()
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     session = faulty_session(model, optimizer, history, faults=native.Faults(delay_us=1_000), every=1)

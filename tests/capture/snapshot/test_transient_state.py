@@ -1,6 +1,4 @@
-"""A step keeps its own generators, loader position, buffers and schedule, whenever it is captured and whatever runs in
-between.
-"""
+"""A step keeps its own generators, loader position, buffers and schedule, whenever it is captured."""
 
 import warnings
 
@@ -15,7 +13,7 @@ from catalog.history import History
 
 
 class Counter:
-    """State of the user's that the loop moves after the optimizer, as an average of weights would."""
+    """The loop changes this user state after the optimizer, as it would a weight average."""
 
     def __init__(self) -> None:
         self.updates = 0
@@ -28,7 +26,7 @@ class Counter:
 
 
 def test_a_step_captured_late_is_as_it_was(history):
-    """The last step is not due; then comes another forward, the loader moves on, and numbers are drawn."""
+    """The last step is not due; another forward runs, the loader advances, and numbers are drawn."""
     model, optimizer = make()
     loader = StatefulDataLoader(list(range(20)), batch_size=2, shuffle=True)
     batches = iter(loader)
@@ -49,7 +47,7 @@ def test_a_step_captured_late_is_as_it_was(history):
     assert [batch.tolist() for batch in loader] == following
 
 
-def test_a_large_buffer_that_changes_late_for_the_first_time_is_said(history):
+def test_a_large_buffer_that_changes_late_for_the_first_time_is_reported(history):
     model, optimizer = make()
     model.register_buffer("table", torch.zeros(300_000))
     session = capture.enable(model, optimizer=optimizer, every=5, history=history)
@@ -75,7 +73,7 @@ def test_a_large_buffer_that_is_known_to_change_is_kept(history):
 
 
 @pytest.mark.parametrize("evaluate", ["no_grad", "eval"])
-def test_an_evaluation_before_the_schedulers_move_does_not_end_the_step(history, evaluate):
+def test_an_evaluation_before_the_schedulers_step_does_not_end_the_step(history, evaluate):
     model, optimizer = make()
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
     rates = {}
@@ -95,7 +93,7 @@ def test_an_evaluation_before_the_schedulers_move_does_not_end_the_step(history,
         assert (optimizer.param_groups[0]["lr"], scheduler.last_epoch) == expected
 
 
-def test_a_scheduler_by_epochs_keeps_the_steps_own_state_also_when_it_is_captured_late(history):
+def test_a_scheduler_by_epochs_keeps_the_state_of_a_step_captured_late(history):
     model, optimizer = make()
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
     session = capture.enable(model, optimizer=optimizer, scheduler=scheduler, every=100, history=history)
@@ -121,7 +119,7 @@ def test_a_due_step_at_the_end_of_an_epoch_keeps_its_schedule_when_the_session_i
     assert scheduler.last_epoch == 0
 
 
-def test_waiting_before_the_scheduler_moves_says_nothing_about_its_pace(history):
+def test_waiting_before_the_schedulers_step_does_not_affect_its_known_pace(history):
     model, optimizer = make()
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
     with capture.enable(model, optimizer=optimizer, scheduler=scheduler, every=1, history=history) as session:
@@ -135,7 +133,7 @@ def test_waiting_before_the_scheduler_moves_says_nothing_about_its_pace(history)
         assert scheduler.last_epoch == step
 
 
-def test_what_the_loop_updates_after_the_optimizer_belongs_to_the_step(history):
+def test_state_that_the_loop_updates_after_the_optimizer_belongs_to_the_step(history):
     model, optimizer = make()
     average = Counter()
     providers = [capture.Stateful("average", average)]
@@ -148,7 +146,7 @@ def test_what_the_loop_updates_after_the_optimizer_belongs_to_the_step(history):
         assert average.updates == step
 
 
-def test_a_prediction_of_one_element_is_no_loss(history):
+def test_a_prediction_of_one_element_is_not_recorded_as_a_loss(history):
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with capture.enable(model, optimizer=optimizer, every=1, history=history):
@@ -160,7 +158,7 @@ def test_a_prediction_of_one_element_is_no_loss(history):
 
 
 def late_model(history, **options):
-    """Two steps into a training none of whose steps is due."""
+    """Return two steps of a training none of whose steps is due."""
     model, optimizer = make()
     session = capture.enable(model, optimizer=optimizer, every=100, history=history, **options)
     one_step(model, optimizer)
@@ -168,7 +166,7 @@ def late_model(history, **options):
     return model, optimizer, session
 
 
-def test_weights_that_changed_since_the_last_step_are_not_passed_off_as_it(history):
+def test_weights_that_changed_since_the_last_step_are_not_captured_as_that_step(history):
     model, _, session = late_model(history)
     model.load_state_dict({name: tensor + 1 for name, tensor in model.state_dict().items()})
     with pytest.raises(SnapshotError, match=r"step 2 can't be captured any more: model"):
@@ -178,7 +176,7 @@ def test_weights_that_changed_since_the_last_step_are_not_passed_off_as_it(histo
     assert committed_steps(history, session.run) == [0]
 
 
-def test_half_an_update_of_several_optimizers_is_no_step(history):
+def test_half_an_update_of_several_optimizers_does_not_count_as_a_step(history):
     torch.manual_seed(3)
     model = torch.nn.ModuleList([torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)])
     optimizers = [torch.optim.SGD(part.parameters(), lr=0.1, momentum=0.9) for part in model]
@@ -212,7 +210,7 @@ def test_an_optimizer_that_calls_its_parents_step_counts_once(history):
         assert_same(capture.restore(f"{session.run}:{step}", history=history), state)
 
 
-def test_a_skipped_update_after_the_last_step_moves_nothing_of_it(history):
+def test_a_skipped_update_after_the_last_step_leaves_it_unchanged(history):
     model, optimizer = make()
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
     session = capture.enable(model, optimizer=optimizer, scaler=scaler, every=100, history=history)

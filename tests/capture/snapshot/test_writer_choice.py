@@ -1,4 +1,4 @@
-"""Which writer a run uses: measured once for a file system, clear where it is not the best, and in the run's facts."""
+"""A run's writer is measured once per file system, kept unless clearly beaten, and named in the run's facts."""
 
 import json
 import os
@@ -23,7 +23,7 @@ IO_URING = native.probe_io_uring() == ""
 
 @pytest.fixture
 def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The account's own memory, empty, and all the time in the world to measure."""
+    """The cache of measurements is empty, and measuring may take any time."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(writer_tuning, "MOST_S", 600.0)
     return tmp_path / "cache" / "dshistory" / "writer.json"
@@ -31,7 +31,7 @@ def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def talkative(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process in which nothing has been said yet."""
+    """No warning has been issued in this process yet."""
     monkeypatch.setattr(writer, "_warned", set())
 
 
@@ -51,7 +51,7 @@ def test_measured_once_and_remembered(tmp_path, memory):
     assert not list(tmp_path.glob(".dshistory-tuning-*"))
 
 
-def test_what_is_remembered_is_used_and_stands_in_the_facts(tmp_path, memory):
+def test_remembered_settings_are_used_and_named_in_the_facts(tmp_path, memory):
     settings(tmp_path)
     document = json.loads(memory.read_text())
     (key,) = document["file_systems"]
@@ -83,7 +83,7 @@ def test_a_damaged_memory_is_measured_and_written_anew(tmp_path, memory, damage)
     assert settings(tmp_path).origin == "remembered"
 
 
-def test_settings_that_were_never_offered_are_not_believed(tmp_path, memory):
+def test_settings_that_were_never_offered_are_ignored(tmp_path, memory):
     settings(tmp_path)
     document = json.loads(memory.read_text())
     (key,) = document["file_systems"]
@@ -92,13 +92,13 @@ def test_settings_that_were_never_offered_are_not_believed(tmp_path, memory):
     assert settings(tmp_path).origin == "measured"
 
 
-def test_a_memory_that_can_not_be_written_is_warned(tmp_path, memory, monkeypatch):
+def test_a_memory_that_cannot_be_written_is_warned_about(tmp_path, memory, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert "can't be remembered" in settings(tmp_path).origin
 
 
-def test_noise_does_not_choose(tmp_path, memory, monkeypatch):
+def test_noise_chooses_nothing(tmp_path, memory, monkeypatch):
     rates = iter([1.0, 1.05, 1.09, 0.5, 1.0, 1.0])
     trials = tuple(writer_tuning.Trial(*candidate, next(rates)) for candidate in writer_tuning.CANDIDATES)
     monkeypatch.setattr(writer_tuning, "_trials", lambda *_, **__: trials)
@@ -112,7 +112,7 @@ def test_a_clear_winner_is_chosen(tmp_path, memory, monkeypatch):
     assert (settings(tmp_path).block_bytes, settings(tmp_path).depth) == writer_tuning.CANDIDATES[2]
 
 
-def test_a_slow_disk_is_left_alone(tmp_path, memory, monkeypatch):
+def test_a_slow_disk_keeps_the_first_candidate(tmp_path, memory, monkeypatch):
     monkeypatch.setattr(writer_tuning, "MOST_S", 0.0)
     chosen = settings(tmp_path)
     assert "too slow" in chosen.origin
@@ -128,14 +128,14 @@ def test_a_small_budget_gets_small_blocks(history):
     assert History.open(history).run_facts(session.run).facts["block_bytes"] < MIB
 
 
-def test_a_budget_for_no_block_is_refused_with_the_least_that_does(history):
+def test_a_budget_below_one_block_is_refused_with_the_least_budget(history):
     model, optimizer = make()
     with pytest.raises(SetupError, match=r"budget_bytes=4096 .* give at least \d+"):
         capture.enable(model, optimizer=optimizer, history=history, budget_bytes=4096)
 
 
-def test_a_file_system_without_o_direct_is_warned_once_and_works(history, talkative, monkeypatch):
-    """Told so by a test: since Linux 6.6 even tmpfs takes O_DIRECT."""
+def test_a_file_system_without_o_direct_is_warned_about_once_and_works(history, talkative, monkeypatch):
+    """The test simulates the missing O_DIRECT: since Linux 6.6 even tmpfs accepts it."""
     probe = native.probe_file_system
     monkeypatch.setattr(
         native, "probe_file_system", lambda folder: {**probe(folder), "direct": False, "reason": "refused by a test"}
@@ -168,7 +168,7 @@ assert not session._writer.registered
 
 @pytest.mark.skipif(not IO_URING, reason="io_uring does not work here")
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv to give up the right to lock memory")
-def test_a_low_limit_of_locked_memory_is_warned_and_works(history):
+def test_a_low_limit_of_locked_memory_is_warned_about_and_works(history):
     script = textwrap.dedent(LOCKED).format(tests=str(SUPPORT), history=str(history))
     command = [sys.executable, "-c", script]
     if os.getuid() == 0:
@@ -182,7 +182,7 @@ def test_a_low_limit_of_locked_memory_is_warned_and_works(history):
     assert committed_steps(history, opened.current_run()) == [0, 1]
 
 
-def test_no_io_uring_is_warned_and_posix_works(history, talkative, monkeypatch):
+def test_missing_io_uring_is_warned_about_and_posix_works(history, talkative, monkeypatch):
     monkeypatch.setattr(native, "probe_io_uring", lambda: "forbidden by a test")
     model, optimizer = make()
     with (

@@ -1,4 +1,4 @@
-"""Which range of a DTensor is this rank's: on a process group that only claims to have more ranks than this one."""
+"""The range of a DTensor that this rank holds is found, with a process group that only pretends to have more ranks."""
 
 from collections.abc import Iterator
 
@@ -23,7 +23,7 @@ def last_of_four() -> Iterator[None]:
 def held(
     local: tuple[int, ...], whole: tuple[int, ...], placements: list, mesh: tuple[int, ...] = (4,)
 ) -> torch.Tensor:
-    """A DTensor of which this rank holds a part of shape `local`."""
+    """Return a DTensor of which this rank holds a part of shape `local`."""
     stride = torch.empty(whole, device="meta").stride()
     return DTensor.from_local(
         torch.zeros(local),
@@ -48,7 +48,7 @@ def held(
         ((0, 3), (0, 3), [Shard(0)], (4,), 0, "replicated"),
     ],
 )
-def test_one_range_of_the_flattened_tensor(local, whole, placements, mesh, start, placement):
+def test_a_part_is_one_range_of_the_flattened_tensor(local, whole, placements, mesh, start, placement):
     part = local_part(held(local, whole, placements, mesh), what="it")
     assert (part.shape, tuple(part.tensor.shape), part.start, part.placement) == (whole, local, start, placement)
 
@@ -63,6 +63,6 @@ def test_one_range_of_the_flattened_tensor(local, whole, placements, mesh, start
         ((8, 3), (8, 3), [Shard(0)], (1,), "a mesh of all ranks"),
     ],
 )
-def test_what_is_none_is_refused_by_name(local, whole, placements, mesh, said):
+def test_a_part_that_is_not_one_range_is_refused_by_name(local, whole, placements, mesh, said):
     with pytest.raises(UnsupportedError, match=f"weight 'w'.*{said}"):
         local_part(held(local, whole, placements, mesh), what="weight 'w'")

@@ -1,4 +1,4 @@
-"""Objects are stored as data: what goes in comes out, what can't is refused by its path, what is malformed is refused by name."""
+"""Objects are stored as data and come back equal; unsupported values and malformed trees are refused by name."""
 
 import collections
 import json
@@ -34,7 +34,7 @@ def decoded(encoded: EncodedObject) -> object:
 
 
 def same(a: object, b: object) -> bool:
-    """Equal in type, value and bit pattern, all the way down."""
+    """Return True when both are equal in type, value and bit pattern at every level."""
     if type(a) is not type(b):
         return False
     match a:
@@ -55,7 +55,7 @@ def same(a: object, b: object) -> bool:
 
 @settings(max_examples=200, deadline=None)
 @given(TREES)
-def test_what_goes_in_comes_out(tree):
+def test_encoded_objects_come_back_equal(tree):
     assert same(tree, decoded(encode_object("user", tree)))
 
 
@@ -65,7 +65,7 @@ def test_the_tree_is_plain_json(tree):
     json.loads(encode_object("user", tree).json, parse_constant=pytest.fail)
 
 
-def test_tensors_are_copies_of_the_moment():
+def test_tensors_are_copied_when_they_are_encoded():
     tensor = torch.ones(3)
     array = np.ones(3)
     encoded = encode_object("user", {"tensor": tensor, "array": array})
@@ -87,7 +87,7 @@ def test_tensors_are_copies_of_the_moment():
         ({"z": torch.ones(2, dtype=torch.complex64)}, "user['z']"),
     ],
 )
-def test_what_is_no_data_is_refused_by_its_path(value, path):
+def test_a_value_that_is_not_data_is_refused_by_its_path(value, path):
     with pytest.raises(UnsupportedError) as refused:
         encode_object("user", value)
     assert path in str(refused.value)

@@ -1,4 +1,4 @@
-"""Several optimizers, optimizers nobody told of, and optimizers that do not fit a checkpoint."""
+"""Several optimizers, undeclared ones, and ones that do not fit a checkpoint are handled or refused by name."""
 
 import warnings
 
@@ -11,7 +11,7 @@ from catalog.errors import MismatchError, UnsupportedError
 
 
 class Pair(torch.nn.Module):
-    """Two parts, each with an optimizer of its own, as a generator and its critic."""
+    """The model has two parts with an optimizer each, like a generator and its critic."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ def test_two_optimizers_are_one_training(history):
     assert moments(again, others) == after
 
 
-def test_an_optimizer_that_is_not_captured_is_said_and_still_held_back(history):
+def test_an_optimizer_that_is_not_captured_is_reported_and_still_waits_for_the_barrier(history):
     model, (critic, maker) = pair()
     with capture.enable(model, optimizer=maker, every=1, history=history) as session:
         with pytest.warns(UserWarning, match=r"Adam that is not captured updates 2 parameters.*optimizer=\["):
@@ -68,7 +68,7 @@ def test_an_optimizer_that_is_not_captured_is_said_and_still_held_back(history):
     assert_same(capture.restore(1, history=history), expected)
 
 
-def test_an_optimizer_of_another_model_is_nobodys_business(history):
+def test_an_optimizer_of_another_model_is_ignored(history):
     model, optimizer = make()
     other, others_optimizer = make()
     with capture.enable(model, optimizer=optimizer, every=1, history=history), warnings.catch_warnings():
@@ -77,7 +77,7 @@ def test_an_optimizer_of_another_model_is_nobodys_business(history):
         one_step(model, optimizer)
 
 
-def test_a_model_and_its_compiled_self_are_one_training(history):
+def test_a_model_and_its_compiled_form_are_one_training(history):
     model, optimizer = make()
     first = capture.enable(model, optimizer=optimizer, every=1, history=history)
     compiled = torch.compile(model, backend="eager")
@@ -114,7 +114,7 @@ def test_state_that_belongs_to_no_parameter(history):
     assert "more" not in optimizer.state
 
 
-def test_what_is_no_optimizer_is_refused(history):
+def test_an_object_that_is_not_an_optimizer_is_refused(history):
     model, optimizer = make()
     with pytest.raises(UnsupportedError, match=r"expected a torch\.optim\.Optimizer, got a builtins\.str"):
         capture.enable(model, optimizer=[optimizer, "adam"], history=history)
@@ -138,7 +138,7 @@ def test_ties_that_the_checkpoint_does_not_have(history):
 
 
 class Remembering(torch.nn.Linear):
-    """A module with extra state of its own."""
+    """The module has extra state."""
 
     seen = 5
 
@@ -159,7 +159,7 @@ def test_extra_state_of_modules_comes_back(history):
     assert model[0].seen == 5
 
 
-def test_what_nobody_takes_is_named(history):
+def test_state_that_is_not_restored_is_named(history):
     model, optimizer = make()
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
     with capture.enable(model, optimizer=optimizer, scheduler=scheduler, history=history):
@@ -196,7 +196,7 @@ def test_a_closure_inside_a_step_of_two_classes_counts_once(history):
 
 
 def test_a_step_that_raised_ends_no_capture(history):
-    """Also where no training forward follows that would tell: fine-tuning in eval mode."""
+    """This holds also without a training forward that follows, as when fine-tuning in eval mode."""
     model, optimizer = make()
     model.eval()
 

@@ -1,4 +1,4 @@
-"""What the shared State Providers list, and that they put back what they listed."""
+"""The shared State Providers list the whole state and put back what they list."""
 
 import random
 
@@ -15,7 +15,7 @@ from catalog.errors import MismatchError, UnsupportedError
 
 
 class Tied(torch.nn.Module):
-    """Tied, frozen, 0-dim and zero-size parameters; persistent and passing buffers."""
+    """The module has tied, frozen, 0-dim and zero-size parameters, and persistent and non-persistent buffers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Tied(torch.nn.Module):
 
 
 def available(*providers, drop: tuple[str, ...] = ()) -> Available:
-    """What a checkpoint of `providers` offers, objects having gone through their stored form."""
+    """Return what a checkpoint of `providers` offers, with objects taken through their stored form."""
     tensors = {
         (item.kind, item.name): (item.shape, dtype_name(item.tensor.dtype, what=item.name))
         for provider in providers
@@ -53,7 +53,7 @@ def copied(*providers) -> dict[tuple[str, str], torch.Tensor]:
 
 
 def put_back(providers, offered: Available, values: dict[tuple[str, str], torch.Tensor]) -> None:
-    """A restore without a file."""
+    """Restore without a file."""
     for provider in providers:
         provider.prepare(offered)
     for provider in providers:
@@ -78,7 +78,7 @@ def test_every_parameter_once_under_its_first_name():
     assert items["nothing"].shape == (0, 3)
 
 
-def test_parameters_are_references_and_buffers_are_taken_at_once():
+def test_parameters_are_references_and_buffers_are_copied_at_once():
     model = Tied()
     for item in ModuleParameters(model).tensors():
         assert item.tensor.data_ptr() == model.get_parameter(item.name).data_ptr()
@@ -88,7 +88,7 @@ def test_parameters_are_references_and_buffers_are_taken_at_once():
     assert all(item.when == "eager" and item.placement == "rank_local" for item in buffers)
 
 
-def test_names_are_those_of_the_module_inside_its_wrapper():
+def test_names_come_from_the_module_inside_its_wrapper():
     model = Tied()
     names = {item.name for item in ModuleParameters(torch.nn.DataParallel(model)).tensors()}
     assert names == {item.name for item in ModuleParameters(model).tensors()}
@@ -173,7 +173,7 @@ def test_a_parameter_outside_the_module_is_refused():
         list(TorchOptimizer(optimizer, model).tensors())
 
 
-def test_a_passing_buffer_may_be_missing_and_a_persistent_one_not():
+def test_a_non_persistent_buffer_may_be_missing_and_a_persistent_one_may_not():
     offered = available(Buffers(Tied()), drop=("cache",))
     provider = Buffers(Tied())
     provider.prepare(offered)
@@ -198,7 +198,7 @@ def test_all_generators_come_back():
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("taken", [0, 3, 5, 7])
 def test_a_dataloader_goes_on_and_the_generators_with_it(taken, workers):
-    """Over the end of an epoch of five batches too, with shuffling from the global generator."""
+    """The restore crosses the end of an epoch of five batches and shuffles from the global generator."""
 
     def loader() -> StatefulDataLoader:
         return StatefulDataLoader(list(range(10)), batch_size=2, shuffle=True, num_workers=workers)
@@ -225,7 +225,7 @@ def test_a_dataloader_goes_on_and_the_generators_with_it(taken, workers):
 
 
 def test_asking_a_dataloader_for_its_position_changes_no_batch_and_no_draw():
-    """The iterator that asking makes is the one that the training then takes."""
+    """Asking makes an iterator, and the training then uses that iterator."""
 
     def run(asking: bool) -> tuple:
         torch.manual_seed(4)
@@ -264,6 +264,6 @@ def test_user_state_that_the_checkpoint_does_not_have_is_refused():
         Stateful("user", {}).prepare(Available({}, {"rng": None}))
 
 
-def test_what_has_no_state_is_refused():
+def test_an_object_without_state_is_refused():
     with pytest.raises(UnsupportedError, match="user"):
         Stateful("user", object())

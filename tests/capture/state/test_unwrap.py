@@ -1,4 +1,4 @@
-"""Names and objects without what frameworks put around them."""
+"""Names and objects come out without what frameworks wrap around them."""
 
 import pytest
 import torch
@@ -46,9 +46,9 @@ def test_wrappers_around_wrappers_are_taken_off():
     assert unwrapped(torch.compile(torch.nn.DataParallel(inner), backend="eager")) is inner
 
 
-def test_a_scheduler_with_a_state_of_its_own_stays(tmp_path):
+def test_a_wrapping_scheduler_with_own_state_stays(tmp_path):
     class Warm:
-        """Not one of Accelerate's: what it holds besides the scheduler inside has to be stored too."""
+        """This wrapper is not Accelerate's, so its state besides the inner scheduler must be stored too."""
 
         def __init__(self, scheduler):
             self.scheduler = scheduler

@@ -1,4 +1,4 @@
-"""Canonical JSON files: one form for each content, and no bit of it can flip unseen."""
+"""Canonical JSON files have one form for each content, and any flipped bit is found."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def _encodable(content: object) -> bool:
 
 
 @given(CONTENTS.filter(_encodable))
-def test_what_is_written_is_read(content: dict[str, object]) -> None:
+def test_reading_returns_what_was_written(content: dict[str, object]) -> None:
     assert json_file.decode(json_file.encode(content), path=PATH) == content
 
 

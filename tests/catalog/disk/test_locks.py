@@ -1,4 +1,4 @@
-"""Locks on files: one holder, in this process or another, and none after its death."""
+"""A file lock has one holder, in this process or another, and a dead holder releases it."""
 
 import os
 import subprocess
@@ -41,7 +41,7 @@ def test_a_dead_process_holds_nothing(path):
 
 
 def test_a_forked_child_does_not_keep_the_lock(path):
-    """A worker of a data loader may live longer than the training that forked it."""
+    """A data loader's worker may live longer than the training that forked it."""
     reading, writing = os.pipe()
     held = locks.take_lock(path)
     child = os.fork()

@@ -1,4 +1,4 @@
-"""The golden history of format 1 reads the same for ever, with DSHistory and with tools that know nothing of it."""
+"""The golden history of format 1 stays readable, with DSHistory and with tools that know nothing of it."""
 
 import datetime
 import json
@@ -24,7 +24,7 @@ A, B = "20261121-101502-000001", "20261121-111502-000002"
 
 @pytest.fixture(scope="module")
 def golden(tmp_path_factory: pytest.TempPathFactory) -> History:
-    """A copy, since asking may make an index beside it."""
+    """Return a copy, since a query may create an index beside it."""
     root = tmp_path_factory.mktemp("golden") / "history"
     shutil.copytree(GOLDEN, root)
     return History.open(root)
@@ -77,7 +77,7 @@ TABLES = [
 ]
 
 
-def test_the_tables(golden: History) -> None:
+def test_the_tables_have_the_recorded_rows(golden: History) -> None:
     found = {sql: golden.query(f"{sql} ORDER BY ALL").to_pylist() for sql in TABLES}
     assert json.loads(json.dumps(found)) == json.loads((GOLDEN.parent / "format-1.tables.json").read_text())
 
@@ -97,7 +97,7 @@ def test_any_safetensors_and_parquet_reader_opens_it() -> None:
 
 
 def test_writing_the_same_content_gives_the_same_bytes(golden: History) -> None:
-    """Of what is a pure function of its content: headers and markers."""
+    """Headers and markers are pure functions of their content."""
     folder = golden.paths.step_dir(A, 50)
     for rank in range(2):
         path = folder / f"rank-{rank:05d}.safetensors"
@@ -108,7 +108,7 @@ def test_writing_the_same_content_gives_the_same_bytes(golden: History) -> None:
     assert encode_marker(marker) == (folder / "commit.json").read_bytes()
 
 
-def test_what_is_written_today_is_told_the_same(golden: History, tmp_path: Path) -> None:
+def test_a_history_written_today_reads_the_same(golden: History, tmp_path: Path) -> None:
     write(tmp_path / "today")
     today = History.open(tmp_path / "today")
     for sql in TABLES:

@@ -1,4 +1,4 @@
-"""Headers: what we write any safetensors reader opens, and what is not exactly lawful is refused, naming file and entry."""
+"""Any safetensors reader opens our headers, and anything unlawful is refused with its file and entry."""
 
 import json
 from contextlib import suppress
@@ -28,7 +28,7 @@ METADATA = {"format": "dshistory-1", "run": "a", "step": "7"}
 
 @st.composite
 def entry_lists(draw: st.DrawFn) -> list[Entry]:
-    """Entries one behind the other, some of size zero."""
+    """Draw entries that follow each other, some of size zero."""
     names = draw(st.lists(st.text(min_size=1).filter(_lawful_key), unique=True, max_size=6))
     entries, at = [], 0
     for name in names:
@@ -60,7 +60,7 @@ def _one(dtype: Any = "U8", shape: Any = (4,), offsets: Any = (0, 4)) -> dict[st
 
 
 @given(entry_lists(), st.integers(0, 300))
-def test_what_is_written_is_read(entries: list[Entry], spare: int) -> None:
+def test_reading_returns_what_was_written(entries: list[Entry], spare: int) -> None:
     data_start = header_bytes_needed(entries, metadata=METADATA) + spare
     header = encode_header([entries_json(entries)], metadata=METADATA, data_start=data_start)
     assert len(header) == data_start

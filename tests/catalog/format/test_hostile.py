@@ -1,4 +1,4 @@
-"""A history from a stranger: files that lead outside, do not fit, or contradict each other are refused by name."""
+"""Files of an untrusted history that lead outside, do not fit or contradict each other are refused by name."""
 
 import json
 from dataclasses import replace
@@ -35,7 +35,7 @@ def root(history: Path) -> Path:
 
 
 def _forge(root: Path, rank: int, extents: list[Extent]) -> None:
-    """Replace a manifest, and what the marker says of it: all checksums fit, only the content is hostile."""
+    """Replace a manifest and the marker's record of it: all checksums fit, and only the content is hostile."""
     paths = HistoryPaths(root)
     path = paths.manifest("run-a", 10, rank)
     created = History.open(root).query("SELECT created FROM checkpoints WHERE step = 10").to_pylist()[0]["created"]
@@ -60,14 +60,14 @@ def _rows(root: Path, rank: int) -> list[Extent]:
 
 
 def _refused(root: Path, match: str) -> HistoryError:
-    """By `extents`, and found by `verify`."""
+    """Assert that `extents` refuses the history and that `verify` reports it."""
     with pytest.raises(FormatError, match=match) as caught:
         History.open(root).extents(REF)
     assert verify(History.open(root), [REF])
     return caught.value
 
 
-def test_forging_without_a_change_is_accepted(root: Path) -> None:
+def test_a_forged_manifest_without_a_change_is_accepted(root: Path) -> None:
     _forge(root, 1, _rows(root, 1))
     assert len(History.open(root).extents(REF)) == 6
     assert verify(History.open(root)) == []
@@ -123,8 +123,8 @@ def test_a_data_file_that_is_a_link_out_of_the_history_is_refused(root: Path, tm
     _refused(root, "leads out of the history")
 
 
-def test_a_header_that_says_other_than_the_manifest_is_found(root: Path) -> None:
-    """Both are whole by their checksums; a foreign safetensors reader would still see the wrong tensor."""
+def test_a_header_that_differs_from_the_manifest_is_found(root: Path) -> None:
+    """Both have valid checksums, yet another safetensors reader would read the wrong tensor."""
     content, extents = data_file_bytes(
         [Piece("v", b"cd", shape=(4,), start=2, placement="partitioned")], step=10, rank=1
     )
@@ -161,7 +161,7 @@ def test_a_manifest_in_the_place_of_another_rank_is_refused(root: Path) -> None:
     assert verify(History.open(root), [REF])
 
 
-def test_a_folder_of_a_run_with_an_unlawful_name_is_no_run(root: Path) -> None:
+def test_a_folder_with_an_unlawful_name_is_not_a_run(root: Path) -> None:
     (root / "runs" / "a b").mkdir()
     (root / "runs" / "a b" / "run.json").write_bytes((root / "runs" / "run-a" / "run.json").read_bytes())
     history = History.open(root)
@@ -178,8 +178,8 @@ def test_a_run_json_in_the_folder_of_another_run_is_refused(root: Path) -> None:
     assert "runs/run-c/run.json" in {problem.file for problem in verify(History.open(root))}
 
 
-def test_names_of_tensors_are_only_names(history: Path) -> None:
-    """Markup, quotes, newlines, path separators: data, wherever they come up."""
+def test_names_of_tensors_are_only_data(history: Path) -> None:
+    """Markup, quotes, newlines and path separators stay data wherever they appear."""
     names = [
         "<script>",
         "'; DROP TABLE tensors; --",
@@ -211,6 +211,6 @@ def test_a_newer_format_is_refused_with_what_to_do(history: Path) -> None:
         History.open(history)
 
 
-def test_what_is_not_committed_has_no_extents(root: Path) -> None:
+def test_an_uncommitted_step_has_no_extents(root: Path) -> None:
     with pytest.raises(NotFoundError, match="not committed"):
         History.open(root).extents(CheckpointRef("run-a", 11))

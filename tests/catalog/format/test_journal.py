@@ -1,4 +1,4 @@
-"""The journal: what is flushed is durable and immutable, and what is not flushed is not lost by a failed flush."""
+"""Flushed journal rows are durable and immutable, and a failed flush loses no row."""
 
 import datetime
 import math
@@ -108,7 +108,7 @@ def test_two_threads_lose_and_double_nothing(tmp_path: Path) -> None:
     assert sorted(values) == [float(step) for step in range(200)]
 
 
-def test_a_detail_that_is_no_json_is_refused_at_the_call(tmp_path: Path) -> None:
+def test_a_detail_that_is_not_json_is_refused_at_the_call(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         _journal(tmp_path).event("failed", 1, reason=object())
 
@@ -128,7 +128,7 @@ def test_only_published_names_are_segments(name: str, lawful: bool) -> None:
     assert is_segment(name) is lawful
 
 
-def test_no_folder_is_no_segments(tmp_path: Path) -> None:
+def test_a_missing_folder_has_no_segments(tmp_path: Path) -> None:
     assert list(segments(tmp_path / "none")) == []
 
 
@@ -145,7 +145,7 @@ def test_a_flipped_bit_anywhere_is_found(tmp_path: Path) -> None:
     assert read_segment(path, run="run-a").num_rows == 1
 
 
-def test_damage_among_the_rows_is_told_as_such(tmp_path: Path) -> None:
+def test_damage_among_the_rows_is_reported_as_such(tmp_path: Path) -> None:
     journal = _journal(tmp_path)
     journal.metric(0, "loss", 1.0)
     journal.flush()

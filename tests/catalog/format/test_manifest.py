@@ -1,4 +1,4 @@
-"""Manifests: what is written is read, and hostile rows are refused before anything is opened because of them."""
+"""Manifests come back as written, and hostile rows are refused before any file is opened because of them."""
 
 import datetime
 from dataclasses import replace
@@ -50,7 +50,7 @@ def _decode(data: bytes) -> Manifest:
 
 
 def _checked_manifest(rows: list[dict[str, Any]], **changed: str | None) -> bytes:
-    """A manifest with any rows and facts, with a checksum that fits: only a hostile writer makes such a file."""
+    """Return a manifest with any rows and facts and a valid checksum, as only a hostile writer would make it."""
     facts: dict[str, str | None] = {
         "dshistory.manifest": VERSION, "run": "run-a", "step": "7", "rank": "0", "world_size": "2", "layout": "l",
         "created": CREATED.isoformat(), "data_bytes": str(2 * ALIGN),
@@ -63,7 +63,7 @@ def _rows() -> list[dict[str, Any]]:
     return [{name: getattr(extent, name) for name in SCHEMA.names} for extent in _extents()]
 
 
-def test_what_is_written_is_read() -> None:
+def test_reading_returns_what_was_written() -> None:
     manifest = _decode(_encode(_extents()))
     assert manifest.extents() == _extents()
     assert (manifest.run, manifest.step, manifest.rank, manifest.world_size, manifest.layout_hash) == (
@@ -98,7 +98,7 @@ def test_a_flipped_bit_anywhere_is_found(data: st.DataObject) -> None:
         _decode(bytes(damaged))
 
 
-def test_a_flipped_bit_in_the_seal_or_the_rows_is_a_corrupt_file() -> None:
+def test_a_flipped_bit_in_the_checksum_or_the_rows_is_a_corrupt_file() -> None:
     damaged = bytearray(_encode(_extents()))
     damaged[100] ^= 1
     with pytest.raises(CorruptError, match="field checksum"):
@@ -152,7 +152,7 @@ def test_hostile_rows_are_refused(row: int, change: dict[str, Any], match: str) 
 
 
 @pytest.mark.parametrize(("row", "change", "match"), HOSTILE_ROWS[:10], ids=lambda value: str(value)[:40])
-def test_they_are_not_written_either(row: int, change: dict[str, Any], match: str) -> None:
+def test_hostile_rows_are_not_written_either(row: int, change: dict[str, Any], match: str) -> None:
     extents = _extents()
     extents[row] = replace(extents[row], **change)
     with pytest.raises(FormatError, match=match):
@@ -182,7 +182,7 @@ def test_hostile_facts_are_refused(change: dict[str, str | None]) -> None:
         _decode(_checked_manifest(_rows(), **change))
 
 
-def test_no_rows_are_refused() -> None:
+def test_an_empty_manifest_is_refused() -> None:
     for data_bytes in (0, 2 * ALIGN):
         with pytest.raises(FormatError, match="no extent"):
             _decode(_checked_manifest([], data_bytes=str(data_bytes)))
@@ -195,7 +195,7 @@ def test_other_columns_are_refused() -> None:
             _decode(encode_checked(other, metadata={"dshistory.manifest": VERSION}))
 
 
-def test_a_table_that_swells_is_refused_before_it_fills_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_that_expands_too_far_is_refused_before_it_fills_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     schema = pa.schema([pa.field("name", pa.string(), nullable=False)])
     bomb = encode_checked(pa.table({"name": pa.array(["x" * 1000] * 20_000)}, schema=schema), metadata={})
     assert len(bomb) < 10_000

@@ -1,4 +1,4 @@
-"""The commit marker: a pure function of the manifests, written once, and strangers are refused."""
+"""The commit marker is a pure function of the manifests, is written once, and refuses foreign content."""
 
 import json
 import threading
@@ -64,7 +64,7 @@ def test_any_rank_writes_the_same_marker_and_only_once(history: Path) -> None:
     "other", [{"run": "run-b"}, {"step": 8}, {"world_size": 3}, {"layout": "layout-2"}, {"rank": 1}], ids=str
 )
 def test_a_manifest_of_another_session_is_never_committed(history: Path, other: dict[str, Any]) -> None:
-    """A part left behind by another attempt can't slip into this one."""
+    """A part left behind by another attempt cannot become part of this one."""
     with Run(history, world_size=2) as run:
         facts = {"run": "run-a", "step": 7, "rank": 0, "world_size": 2, "layout": LAYOUT} | other
         with Run(history, run="run-b"):
@@ -138,7 +138,7 @@ def test_hostile_markers_are_refused(history: Path, change: dict[str, Any], matc
     assert "commit.json" in str(caught.value)
 
 
-def test_no_marker_is_no_checkpoint(history: Path) -> None:
+def test_a_step_without_a_marker_is_not_a_checkpoint(history: Path) -> None:
     with Run(history):
         pass
     with pytest.raises(NotFoundError, match="run-a:3"):

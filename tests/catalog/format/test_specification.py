@@ -1,4 +1,4 @@
-"""A reader written from docs/format.md alone, without the catalog: what the document says is enough, and true."""
+"""A reader written from docs/format.md alone, without the catalog, reads a history: the document is complete."""
 
 import json
 from pathlib import Path
@@ -38,7 +38,7 @@ def read_checked(path: Path) -> tuple[pa.Table, dict[str, str]]:
 
 
 def read_data_file(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Header and manifest speak of the same bytes, every one of them, once, and their checksums fit."""
+    """Check that header and manifest describe the same bytes, each exactly once, with valid checksums."""
     data = path.read_bytes()
     start = 8 + int.from_bytes(data[:8], "little")
     assert start % 4096 == len(data) % 4096 == 0
@@ -64,7 +64,7 @@ def read_data_file(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def read_checkpoint(root: Path, run: str, step: int) -> dict[tuple[str, str], bytes]:
-    """Every logical tensor, of rank 0 where it is local to ranks."""
+    """Return every logical tensor, and for tensors local to ranks that of rank 0."""
     marker = read_json(root / "runs" / run / "steps" / f"{step:012d}" / "commit.json")
     assert (marker["format"], marker["run"], marker["step"]) == (1, run, step)
     tensors: dict[tuple[str, str], list[tuple[int, bytes]]] = {}

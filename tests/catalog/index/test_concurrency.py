@@ -1,4 +1,4 @@
-"""Nobody holds the index: a training, readers and a stranger at once, in real processes."""
+"""A training, readers and a foreign process use the index at once in real processes, and none holds it."""
 
 import os
 import subprocess
@@ -74,8 +74,8 @@ def test_a_stranger_that_writes_is_no_error_for_readers_or_the_training(tmp_path
         assert content(history) == alone
 
 
-def test_a_late_checkpoint_is_compared_with_and_compared_to(tmp_path):
-    """Step 1 commits after step 2 was registered: `changed` of step 2 now speaks of step 1, before and after registration."""
+def test_a_late_checkpoint_is_compared_with_both_neighbours(tmp_path):
+    """Step 1 commits after step 2 is registered; `changed` of step 2 then refers to step 1, registered or not."""
     with Run(tmp_path / "h") as run:
         run.checkpoint(0, pieces_of({"w": b"a"}))
         run.part(1, 0, pieces_of({"w": b"b"}))
@@ -92,7 +92,7 @@ def test_a_late_checkpoint_is_compared_with_and_compared_to(tmp_path):
         assert history.query(changed).to_pylist() == unregistered
 
 
-def test_one_register_takes_all_that_is_missing(tmp_path):
+def test_one_register_adds_everything_that_is_missing(tmp_path):
     with Run(tmp_path / "h") as run:
         for step in range(40):
             run.checkpoint(step, pieces_of({"w": bytes([step])}), register=False)
@@ -113,7 +113,7 @@ def test_a_checkpoint_registered_is_not_parsed_again(tmp_path):
         assert history.query("FROM events").num_rows == 1
 
 
-def test_a_folder_that_is_gone_is_gone_from_the_answers(tmp_path):
+def test_a_removed_folder_disappears_from_the_answers(tmp_path):
     with Run(tmp_path / "h") as run:
         run.checkpoint(0, pieces_of({"w": b"a"}))
         run.checkpoint(1, pieces_of({"w": b"b"}))
@@ -141,7 +141,7 @@ def test_a_damaged_manifest_is_an_event_and_hides_nothing_else(tmp_path):
         assert run.register(patience_s=10) == 0
 
 
-def test_an_index_that_is_no_index_is_refused_with_what_to_do(tmp_path):
+def test_a_file_that_is_not_an_index_is_refused_with_what_to_do(tmp_path):
     with Run(tmp_path / "h") as run:
         run.checkpoint(0, pieces_of({"w": b"a"}))
         history = History.open(tmp_path / "h")
@@ -181,12 +181,13 @@ def test_the_index_module_never_leaves_a_file_attached(tmp_path):
         subprocess.run([sys.executable, "-c", program, str(tmp_path / "h" / "catalog.duckdb")], check=True)
 
 
-def test_a_forked_child_has_a_database_of_its_own_and_no_locks(tmp_path):
-    """As a worker of a data loader: it may query, and when it outlives its training the run is not held any more."""
+def test_a_forked_child_has_its_own_database_and_no_locks(tmp_path):
+    """A child, like a data loader's worker, may query, and does not hold the run when it outlives its training."""
     program = (
         "import os, sys, time\nfrom pathlib import Path\n"
         "from catalog_helpers import Run, pieces_of\nfrom catalog.history import History\n"
-        "from catalog.index.database import database\nrun = Run(Path(sys.argv[1]))\nrun.checkpoint(0, pieces_of({'w': b'a'}))\n"
+        "from catalog.index.database import database\nrun = Run(Path(sys.argv[1]))\n"
+        "run.checkpoint(0, pieces_of({'w': b'a'}))\n"
         "history = History.open(run.root)\nhistory.query('FROM runs')\nbefore = database(history.paths)\n"
         "if os.fork() == 0:\n"
         "    sys.stdin.readline()\n"

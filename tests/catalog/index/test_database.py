@@ -1,4 +1,4 @@
-"""The database itself refuses what SQL could do to the machine, whoever lets the SQL through."""
+"""The database itself refuses SQL that could harm the machine, whichever way the SQL arrives."""
 
 from pathlib import Path
 
@@ -40,7 +40,7 @@ def paths(tmp_path):
         "CREATE TABLE idx.t (a INTEGER)",
     ],
 )
-def test_what_the_database_refuses(sql, paths):
+def test_the_database_refuses_harmful_sql(sql, paths):
     with (
         pytest.raises(FormatError),
         database(paths).reading(patience_s=10) as connection,
@@ -49,7 +49,7 @@ def test_what_the_database_refuses(sql, paths):
     assert not (paths.root / "outside").exists()
 
 
-def test_a_python_variable_is_no_table(paths):
+def test_a_python_variable_is_not_a_table(paths):
     secret = pa.table({"a": [1]})
     with (
         pytest.raises(FormatError, match="secret does not exist"),
@@ -64,7 +64,7 @@ def test_one_database_for_one_history(paths, tmp_path):
     assert database(paths) is database(HistoryPaths(tmp_path / "link"))
 
 
-def test_what_a_session_made_is_gone_after_it(paths):
+def test_tables_made_while_reading_are_gone_afterwards(paths):
     with database(paths).reading(patience_s=10) as connection:
         connection.execute("CREATE TEMP TABLE mine AS SELECT 1")
         connection.execute("CREATE TABLE memory.ours AS SELECT 1")
@@ -88,7 +88,7 @@ def test_a_transaction_that_fails_leaves_the_index_as_it_was(paths):
 
 
 def test_registering_waits_no_longer_than_its_patience(paths):
-    """Every way to be in the way: a reader in the room, a writer in it, a thread of this process."""
+    """The lock is held in every way: by a reader, by a writer, and by a thread of this process."""
     lock = FairLock(queue=paths.index_queue_lock, access=paths.index_access_lock)
     with lock.reading(patience_s=0):
         assert register(paths, patience_s=0.01) == 0

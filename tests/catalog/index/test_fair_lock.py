@@ -1,4 +1,4 @@
-"""The fair lock: readers together, a writer alone, and a waiting writer goes before readers who come later."""
+"""The fair lock: readers share it, a writer has it alone, and a waiting writer precedes later readers."""
 
 import os
 import subprocess
@@ -47,7 +47,7 @@ def test_a_writer_that_gave_up_lets_readers_in_again(lock):
 
 
 def test_a_waiting_writer_goes_before_readers_who_come_later(lock, tmp_path):
-    """Without the queue lock the access lock would never be free: readers that overlap starve the writer."""
+    """Without the queue lock, overlapping readers would never free the access lock and would starve the writer."""
     entered = threading.Event()
 
     def write():
@@ -76,7 +76,7 @@ def _can_read(lock):
 
 
 def test_overlapping_readers_do_not_starve_a_writer(lock):
-    """Four readers who come back at once, so that the access lock is never free by itself."""
+    """Four readers return at once, so that the access lock never becomes free by itself."""
     stop = threading.Event()
 
     def read():

@@ -1,4 +1,4 @@
-"""The index can be damaged, deleted, inherited by a fork: the answers are right, or the error says what to do."""
+"""With a damaged, deleted or inherited index the answers are right, or the error says what to do."""
 
 import os
 import random
@@ -67,7 +67,7 @@ def test_the_index_of_another_history_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_history_that_one_may_only_read_is_read(history: Path) -> None:
+def test_a_read_only_history_is_read(history: Path) -> None:
     with Run(history) as run:
         _checkpoints(run, range(2))
     folders = [history, *(path for path in history.rglob("*") if path.is_dir())]
@@ -81,7 +81,7 @@ def test_a_history_that_one_may_only_read_is_read(history: Path) -> None:
 
 
 def test_a_forked_child_that_ends_as_programs_do_ends_well(history: Path) -> None:
-    """DuckDB's threads are not there any more in the child: freeing what it inherited would abort it."""
+    """DuckDB's threads do not exist in the child: freeing what it inherited would abort it."""
     program = (
         "import os, sys\nfrom pathlib import Path\n"
         "from catalog_helpers import Run, pieces_of\nfrom catalog.history import History\n"

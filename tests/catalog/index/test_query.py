@@ -77,7 +77,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("sql", REFUSED)
-def test_what_is_refused(sql, run, history, tmp_path):
+def test_queries_that_reach_outside_the_catalog_are_refused(sql, run, history, tmp_path):
     places = {
         "outside": tmp_path / "outside",
         "index": run.root / "catalog.duckdb",
@@ -96,7 +96,7 @@ def test_what_is_refused(sql, run, history, tmp_path):
     "sql", ["FROM '{index}'", "DESCRIBE '{index}'", "SUMMARIZE '{index}'", "FROM checkpoints, 'catalog.duckdb'"]
 )
 def test_the_index_is_not_opened_a_second_time(sql, run, history):
-    """DuckDB would: it is the one file it may touch."""
+    """DuckDB alone would open it, because it is the one file that it may access."""
     with pytest.raises(SetupError, match="can't read files"):
         history.query(sql.format(index=run.root / "catalog.duckdb"))
 
@@ -106,7 +106,7 @@ def test_a_pivot_with_its_values_named_is_a_select(history):
     assert history.query(sql).column("loss").to_pylist() == [2.0, 1.0]
 
 
-def test_a_variable_of_the_caller_is_no_table(history):
+def test_a_variable_of_the_caller_is_not_a_table(history):
     secret = pa.table({"a": [1]})
     with pytest.raises(SetupError):
         history.query("SELECT * FROM secret")
@@ -124,7 +124,7 @@ def test_a_variable_of_the_caller_is_no_table(history):
         "VALUES (1)",
     ],
 )
-def test_what_is_answered(sql, history):
+def test_lawful_queries_are_answered(sql, history):
     assert history.query(sql).num_rows > 0
 
 
@@ -141,7 +141,8 @@ COLUMNS = {
     "runs": "run created world_size parent_run parent_step layout facts",
     "checkpoints": "run step state created world_size layout tensors bytes new_bytes applied",
     "tensors": "run step name kind dtype shape numel nbytes placement fragments hash changed",
-    "fragments": "run step rank name kind dtype shape start numel file offset nbytes checksum placement aliases codec base",
+    "fragments": "run step rank name kind dtype shape start numel file offset nbytes checksum placement aliases "
+    "codec base",
     "metrics": "run step name value ranks",
     "events": "run step time rank name detail",
     "tags": "name run step time",

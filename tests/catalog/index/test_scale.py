@@ -1,4 +1,4 @@
-"""What the catalog works out at registration, and the matrices that queries are made of, against brute force on small histories."""
+"""The columns that registration computes, and the matrices of queries, equal brute force on small histories."""
 
 import shutil
 from itertools import pairwise
@@ -16,14 +16,17 @@ from catalog.records import CheckpointRef
 from catalog.statistics.compute import analyze_part, missing_parts
 
 SHAPES = {"a.0.weight": (40, 30), "a.1.weight": (300,), "b.bias": (20,), "c.scalar": ()}
-MOVES = "SELECT run, step, kind, name, since, norm_before, update_norm, cosine, relative_update FROM statistics ORDER BY ALL"
+MOVES = (
+    "SELECT run, step, kind, name, since, norm_before, update_norm, cosine, relative_update "
+    "FROM statistics ORDER BY ALL"
+)
 EVERYTHING = [
     f"SELECT * FROM {table} ORDER BY ALL" for table in ("checkpoints", "tensors", "statistics", "sketches", "metrics")
 ]
 
 
 def states(count, *, seed=0):
-    """A walk of small steps; c.scalar rests."""
+    """Draw a walk of small steps in which c.scalar never changes."""
     draw = torch.Generator().manual_seed(seed)
     state = {name: torch.randn(shape, generator=draw) for name, shape in SHAPES.items()}
     for _ in range(count):
@@ -35,7 +38,7 @@ def states(count, *, seed=0):
 
 
 def walk(root, steps, *, run="run-a", analyzed=(), **options):
-    """A run with a checkpoint at each of the steps, statistics of those `analyzed`, in that order."""
+    """Write a run with a checkpoint at each of the steps, and then statistics of those `analyzed`, in that order."""
     training = Run(root, run, **options)
     for step, state in zip(steps, states(len(steps)), strict=True):
         training.checkpoint(step, whole(state), loss=float(step))
@@ -52,8 +55,8 @@ def analyze(history, run, step):
     index.register(history.paths, patience_s=10.0)
 
 
-def expected_moves(history, run, steps):
-    """Of each analyzed step and the one before it, by numpy, from the sketches and norms themselves."""
+def expected_updates(history, run, steps):
+    """Compute the update of each analyzed step since the one before it by numpy, from sketches and norms."""
     figures = {
         (row["step"], row["name"]): row
         for row in history.query("SELECT * FROM statistics").to_pylist()
@@ -76,12 +79,12 @@ def expected_moves(history, run, steps):
                 )
 
 
-def assert_moves(history, steps, *, run="run-a"):
+def assert_updates(history, steps, *, run="run-a"):
     found = {(row["step"], row["name"]): row for row in history.query(MOVES).to_pylist() if row["run"] == run}
     assert {step for step, _ in found} == set(steps)
     assert all(found[steps[0], name]["since"] is None for name in SHAPES)
     compared = 0
-    for step, name, since, norm_before, update_norm, cosine in expected_moves(history, run, steps):
+    for step, name, since, norm_before, update_norm, cosine in expected_updates(history, run, steps):
         row = found[step, name]
         assert row["since"] == since
         assert row["norm_before"] == pytest.approx(norm_before, rel=1e-12)
@@ -93,10 +96,10 @@ def assert_moves(history, steps, *, run="run-a"):
 
 
 @pytest.mark.parametrize("order", [(0, 10, 20, 30), (30, 20, 10, 0), (10, 30, 0, 20)], ids=str)
-def test_moves_do_not_depend_on_the_order_of_the_statistics(order, tmp_path):
-    """Statistics that come later, between two that are there, change what the second counts from."""
+def test_updates_do_not_depend_on_the_order_of_the_statistics(order, tmp_path):
+    """Later statistics of a step between two analyzed ones change the step that the second counts from."""
     history = walk(tmp_path / "h", (0, 10, 20, 30), analyzed=order)
-    assert_moves(history, (0, 10, 20, 30))
+    assert_updates(history, (0, 10, 20, 30))
     incremental = [history.query(sql) for sql in EVERYTHING]
     history.reindex()
     assert [history.query(sql) for sql in EVERYTHING] == incremental
@@ -104,15 +107,15 @@ def test_moves_do_not_depend_on_the_order_of_the_statistics(order, tmp_path):
     assert [history.query(sql) for sql in EVERYTHING] == incremental, "without an index all is the same"
 
 
-def test_moves_are_seen_before_they_are_registered(tmp_path):
+def test_updates_are_seen_before_they_are_registered(tmp_path):
     history = walk(tmp_path / "h", (0, 10, 20), analyzed=(0, 20))
-    assert_moves(history, (0, 20))
+    assert_updates(history, (0, 20))
     for part in missing_parts(history.paths, CheckpointRef("run-a", 10)):
         analyze_part(history.paths, "run-a", part)
-    assert_moves(history, (0, 10, 20))
+    assert_updates(history, (0, 10, 20))
 
 
-def test_four_ranks_move_as_one_does(tmp_path):
+def test_four_ranks_have_the_updates_of_one(tmp_path):
     one, four = (tuple(states(3)) for _ in range(2))
     histories = [
         history_of(tmp_path / "one", *([whole(state)] for state in one), world_sizes=(1, 1, 1)),
@@ -133,7 +136,7 @@ def test_four_ranks_move_as_one_does(tmp_path):
             )
 
 
-def test_a_tensor_that_is_not_finite_has_no_move(tmp_path):
+def test_a_tensor_that_is_not_finite_has_no_update(tmp_path):
     training = Run(tmp_path / "h")
     for step, broken in enumerate((False, True, False, False)):
         state = {"w": torch.ones(64) + step}
@@ -147,18 +150,18 @@ def test_a_tensor_that_is_not_finite_has_no_move(tmp_path):
     assert [row["update_norm"] is None for row in history.query(MOVES).to_pylist()] == [True, True, True, False]
 
 
-def test_what_was_removed_is_no_step_to_count_from_in_a_new_index(tmp_path):
+def test_a_removed_step_is_not_counted_from_in_a_new_index(tmp_path):
     history = walk(tmp_path / "h", (0, 10, 20), analyzed=(0, 10, 20))
     shutil.rmtree(history.paths.step_dir("run-a", 10))
     history.reindex()
-    assert_moves(history, (0, 20))
+    assert_updates(history, (0, 20))
 
 
-def test_what_was_removed_is_no_step_to_count_from_for_a_later_one(tmp_path):
+def test_a_removed_step_is_not_counted_from_for_a_later_one(tmp_path):
     history = walk(tmp_path / "h", (0, 10, 20), analyzed=(0, 10))
     shutil.rmtree(history.paths.step_dir("run-a", 10))
     analyze(history, "run-a", 20)
-    assert_moves(history, (0, 20))
+    assert_updates(history, (0, 20))
 
 
 def test_an_index_of_the_version_before_is_brought_up_to_date_by_the_next_registration(tmp_path):
@@ -176,8 +179,8 @@ def test_an_index_of_the_version_before_is_brought_up_to_date_by_the_next_regist
         assert connection.execute("SELECT count(*) FROM idx.statistics").fetchall() == [(3 * len(SHAPES),)]
 
 
-def test_what_is_more_than_memory_holds_is_registered_in_batches(tmp_path, monkeypatch):
-    """Even where nothing that was parsed is kept: each batch takes the first files that are missing."""
+def test_a_history_larger_than_memory_is_registered_in_batches(tmp_path, monkeypatch):
+    """Each batch takes the first missing files, even where no parsed file is kept."""
     history = walk(tmp_path / "h", range(30), analyzed=range(0, 30, 2))
     expected = [history.query(sql) for sql in EVERYTHING]
     monkeypatch.setattr(index, "_cache", ingest.RowCache(limit_bytes=1))
@@ -192,7 +195,7 @@ def test_what_is_more_than_memory_holds_is_registered_in_batches(tmp_path, monke
     assert [history.query(sql) for sql in EVERYTHING] == expected
 
 
-def test_a_checkpoint_that_comes_between_at_the_end_of_a_batch_changes_the_one_behind_it(tmp_path, monkeypatch):
+def test_a_checkpoint_inserted_at_the_end_of_a_batch_changes_the_one_after_it(tmp_path, monkeypatch):
     training = Run(tmp_path / "h")
     first, _, third = states(3)
     training.checkpoint(0, whole(first))
@@ -209,7 +212,7 @@ def test_a_checkpoint_that_comes_between_at_the_end_of_a_batch_changes_the_one_b
     assert changed == [{"step": 0, "any": None}, {"step": 10, "any": True}, {"step": 20, "any": False}]
 
 
-def test_questions_of_one_moment_see_nothing_new_in_between(tmp_path):
+def test_queries_inside_asking_see_nothing_new_in_between(tmp_path):
     training = Run(tmp_path / "h")
     first, second = states(2)
     training.checkpoint(0, whole(first))
@@ -223,7 +226,7 @@ def test_questions_of_one_moment_see_nothing_new_in_between(tmp_path):
 
 
 def test_one_tensor_takes_no_sketch_from_the_index(tmp_path, monkeypatch):
-    """A guard on what is read: a trajectory of moves asks for no sketch, and opens no manifest."""
+    """A trajectory of updates reads no sketch and opens no manifest."""
     from catalog.read import checkpoint
     from dshistory import Explorer
     from dshistory.trends import trajectory

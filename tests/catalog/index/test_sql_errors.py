@@ -1,4 +1,4 @@
-"""What a person reads of a query that failed: one line, with the nearest table, column or function."""
+"""A failed query gives one line with the nearest table, column or function."""
 
 from pathlib import Path
 
@@ -36,7 +36,7 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> History:
         ("DROP TABLE runs", {}, "the catalog can only be read"),
     ],
 )
-def test_a_failed_query_is_explained_in_one_line(
+def test_a_failed_query_gives_a_one_line_error(
     history: History, sql: str, params: dict[str, object], expected: str
 ) -> None:
     with pytest.raises(SetupError) as caught:

@@ -1,4 +1,4 @@
-"""The fragments of a tensor: one choice for a rank, one check that they are complete, one cut to a range."""
+"""Fragments of a tensor: one choice for a rank, one check for completeness, one cut to a range."""
 
 import pytest
 from hypothesis import given
@@ -27,7 +27,7 @@ def fragment(start: int, numel: int, *, rank: int = 0, name: str = "w", whole: i
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=6), st.data())
-def test_parts_are_the_elements_of_the_range_in_order(sizes, data):
+def test_parts_hold_the_elements_of_the_range_in_order(sizes, data):
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     fragments = [fragment(start, size, whole=sum(sizes)) for start, size in zip(starts, sizes, strict=True)]
     start = data.draw(st.integers(0, sum(sizes)))
@@ -64,7 +64,7 @@ def test_fragments_that_do_not_fit_together_are_refused(second, message):
         elements_held([fragment(0, 6), second], where="somewhere")
 
 
-def test_a_rank_reads_its_own_of_what_is_local_and_all_of_the_rest():
+def test_a_rank_reads_its_own_local_fragments_and_all_others():
     local = [fragment(0, 12, rank=rank, name="rng", placement="rank_local") for rank in (1, 2)]
     shared = [fragment(6, 6, rank=1), fragment(0, 6, rank=0)]
     for rank, owner in ((2, 2), (1, 1), (0, 1), (7, 1)):
@@ -88,5 +88,5 @@ def test_a_stored_tensor_counts_the_copies_of_its_ranks():
     assert rank_of(tensor.fragments[0]) == 0
 
 
-def test_objects_headers_and_padding_are_no_tensors():
+def test_objects_headers_and_padding_are_not_tensors():
     assert not stored_tensors([fragment(0, 12, kind=kind) for kind in ("header", "pad", "object", "object_tensor")])

@@ -1,4 +1,4 @@
-"""Runs and steps as the folders show them, without manifests and without the index."""
+"""Runs and steps are listed from the folders, without manifests and without the index."""
 
 import pytest
 from catalog_helpers import Run, pieces_of
@@ -35,7 +35,7 @@ def test_a_history_without_runs_has_no_current_one(paths):
         runs.current_run(paths)
 
 
-def test_other_folders_are_no_runs(paths):
+def test_other_folders_are_not_runs(paths):
     Run(paths.root, "a").close()
     (paths.runs / "never-begun").mkdir()
     (paths.runs / ".hidden").mkdir()
@@ -51,7 +51,7 @@ def test_an_unknown_run_names_those_that_exist(paths):
         runs.run_facts(paths, "../z")
 
 
-def test_facts_are_those_that_were_written(paths):
+def test_facts_come_back_as_written(paths):
     Run(paths.root, "a", facts={"every": 10}).close()
     facts = runs.run_facts(paths, "a")
     assert (facts.run, facts.layout_hash, facts.facts) == ("a", "layout-1", {"every": 10})

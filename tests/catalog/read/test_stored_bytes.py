@@ -1,4 +1,4 @@
-"""The one way to the bytes of data files: verified, and an error names tensor, file and offset."""
+"""The one way to read data files verifies the bytes, and its errors name tensor, file and offset."""
 
 import errno
 from pathlib import Path
@@ -35,17 +35,17 @@ def test_pieces_of_several_files_go_where_they_are_wanted(root):
     assert checksums == native.checksum(CONTENT[::-1][4:8]) + native.checksum(CONTENT[60:])
 
 
-def test_pieces_stand_one_behind_the_other_in_a_buffer(root):
+def test_pieces_follow_each_other_in_a_buffer(root):
     buffer = np.zeros(6, np.uint8)
     read_pieces(root, [("a", 10, 4), ("b", 0, 2)], buffer)
     assert buffer.tobytes() == CONTENT[10:14] + CONTENT[::-1][:2]
 
 
-def test_no_reads_are_no_error(root):
+def test_an_empty_list_of_reads_is_accepted(root):
     read_verified(root, [])
 
 
-def test_verified_bytes_are_those_that_were_written(root):
+def test_verified_bytes_equal_the_written_ones(root):
     memory = np.zeros(8, np.uint8)
     read_verified(root, [(extent("a", 3, 8), memory.ctypes.data)])
     assert memory.tobytes() == CONTENT[3:11]
@@ -59,7 +59,7 @@ def test_damage_names_tensor_file_and_offset(root):
         read_verified(root, [(fine, memory.ctypes.data), (broken, memory.ctypes.data + 8)])
 
 
-def test_what_is_cut_off_names_the_tensor_that_is(root):
+def test_a_cut_file_names_the_affected_tensor(root):
     fine, beyond = extent("b", 0, 8), extent("b", 60, 8, name="last.weight")
     memory = np.zeros(16, np.uint8)
     with pytest.raises(CorruptError, match=r"/b: model 'last\.weight' at offset 60: .*truncated") as caught:
@@ -68,7 +68,7 @@ def test_what_is_cut_off_names_the_tensor_that_is(root):
     assert caught.value.__cause__.errno == errno.EIO
 
 
-def test_a_part_is_read_without_a_checksum_and_its_absence_named(root):
+def test_a_part_is_read_without_a_checksum_and_its_absence_is_named(root):
     memory = np.zeros(4, np.uint8)
     read_unverified(root, extent("a", 8, 16), memory.ctypes.data, skip_bytes=6, nbytes=4)
     assert memory.tobytes() == CONTENT[14:18]

@@ -1,4 +1,4 @@
-"""Statistics are the same whoever wrote the tensors: one rank or four, whole or in fragments; and their files are checked."""
+"""Statistics do not depend on how the tensors are written, by one rank or four, and their files are checked."""
 
 import pyarrow as pa
 import pytest
@@ -106,10 +106,11 @@ def test_a_file_of_another_part_is_refused(tmp_path):
         read_statistics(moved, run=run)
 
 
-def test_what_is_local_to_a_rank_is_rank_zeros():
+def test_tensors_local_to_ranks_have_the_statistics_of_rank_zero():
     row = {
-        "name": "n", "kind": "buffer", "placement": "rank_local", "start": 0, "numel": 2, "checksum": bytes(16), "nan": 0,
-        "inf": 0, "zeros": 0, "min": 1.0, "max": 1.0, "sum": 2.0, "sum_of_squares": 2.0, "exponents": [0] * 64, "sketch": [],
+        "name": "n", "kind": "buffer", "placement": "rank_local", "start": 0, "numel": 2, "checksum": bytes(16),
+        "nan": 0, "inf": 0, "zeros": 0, "min": 1.0, "max": 1.0, "sum": 2.0, "sum_of_squares": 2.0,
+        "exponents": [0] * 64, "sketch": [],
     }  # fmt: skip
     parts = [pa.Table.from_pylist([{**row, "sum": float(rank)}], schema=SCHEMA) for rank in range(3)]
     (merged,) = merged_statistics(parts).to_pylist()

@@ -1,4 +1,4 @@
-"""The command line as a process: outputs, exit codes, one clean line for each known error."""
+"""The command line runs as a process: outputs, exit codes, and one clean line for each known error."""
 
 import csv
 import io
@@ -45,7 +45,7 @@ def nothing_opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def dshistory(*words: str) -> Output:
-    """One command line, made in this process."""
+    """Run one command line in this process and return its output."""
     with redirect_stdout(io.StringIO()) as stdout, redirect_stderr(io.StringIO()) as stderr:
         returncode = main(words)
     return Output(returncode, stdout.getvalue(), stderr.getvalue())

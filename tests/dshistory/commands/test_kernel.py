@@ -1,4 +1,4 @@
-"""The magics in a real kernel, asked as a notebook asks it: completion over the wire, with Jedi on."""
+"""The magics run in a real kernel and are queried as a notebook queries it: completion over the wire, with Jedi on."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +9,7 @@ from jupyter_client.manager import start_new_kernel
 
 
 class Notebook:
-    """A kernel with one history open."""
+    """The notebook is a kernel with one history open."""
 
     def __init__(self, client, root: Path) -> None:
         self._client = client
@@ -17,7 +17,7 @@ class Notebook:
         self.run("%load_ext dshistory", f"%dshistory open {root}")
 
     def run(self, *cells: str) -> str:
-        """What the cells show, as text."""
+        """Run code and return what the cell shows, as text."""
         shown: list[str] = []
 
         def listen(message) -> None:
@@ -31,7 +31,7 @@ class Notebook:
         return "\n".join(shown)
 
     def complete(self, code: str) -> list[str]:
-        """The cells that completion at the end of the code would make."""
+        """Return the cells that completion at the end of the code would produce."""
         content = self._client.complete(code, len(code), reply=True, timeout=120)["content"]
         return [code[: content["cursor_start"]] + match for match in content["matches"]]
 
@@ -77,7 +77,7 @@ def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
         ("%%dshistory sql\nSELECT m.val FROM metrics m WHERE m.na", None),
     ],
 )
-def test_completion_offers_what_fits_and_nothing_of_pythons(
+def test_completion_offers_fitting_words_and_none_of_pythons(
     notebook: Notebook, code: str, expected: list[str] | None
 ) -> None:
     assert notebook.complete(code) == (expected or [f"{code}me"])

@@ -1,4 +1,4 @@
-"""The magics in a real IPython shell."""
+"""The magics run in a real IPython shell."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,7 +77,7 @@ def test_sql_cells(shell: InteractiveShell, root: Path) -> None:
     assert row["value"] == 2.0
 
 
-def test_mistakes_are_one_line_and_fail_the_cell(
+def test_mistakes_give_one_line_and_fail_the_cell(
     shell: InteractiveShell, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(shell, f"%dshistory open {root}")
@@ -128,7 +128,7 @@ def test_help(shell: InteractiveShell) -> None:
 
 
 def _completions(shell: InteractiveShell, line: str) -> list[str]:
-    """As the kernel asks for them."""
+    """Ask for completions as the kernel does."""
     with provisionalcompleter():
         return [completion.text for completion in shell.Completer.completions(line, len(line))]
 

@@ -1,4 +1,4 @@
-"""Queries of the notebook before they run: options, variables bound as values, saved queries as CTEs."""
+"""Queries of the notebook are prepared before they run: options, bound variables, and saved queries as CTEs."""
 
 from pathlib import Path
 
@@ -71,7 +71,7 @@ def test_columns_and_arrays_become_lists() -> None:
     assert bound("SELECT $a, $b, $c", namespace, {})[1] == {"a": [0, 1], "b": 0.5, "c": [1, 2]}
 
 
-def test_what_is_no_variable_is_told_with_the_nearest() -> None:
+def test_an_unknown_variable_is_reported_with_the_nearest() -> None:
     with pytest.raises(UsageError, match="no variable 'stpe' for the query; the nearest is step"):
         bound("SELECT $stpe", {"step": 1, "other": 2}, {})
     with pytest.raises(UsageError, match="'step' stands for a value, not for a table"):
@@ -94,7 +94,7 @@ def test_saved_queries_become_tables() -> None:
     assert saved.names == ("late", "losses")
 
 
-def test_what_can_not_be_saved_or_read_says_why() -> None:
+def test_a_query_that_cannot_be_saved_or_read_says_why() -> None:
     saved = SavedQueries()
     with pytest.raises(UsageError, match="'Metrics' is a table of the catalog"):
         saved.save("Metrics", "SELECT 1")
@@ -108,7 +108,7 @@ def test_what_can_not_be_saved_or_read_says_why() -> None:
         saved.composed("SELECT 1", with_=("lat",))
 
 
-def test_a_file_that_can_not_be_read_says_why(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_says_why(tmp_path: Path) -> None:
     (tmp_path / "q.sql").write_text("SELECT 1")
     assert read(tmp_path / "q.sql") == "SELECT 1"
     with pytest.raises(UsageError, match=r"--file .*none\.sql: .*No such file"):

@@ -1,4 +1,4 @@
-"""The diff of two checkpoints against plain references, over world sizes, one-sided tensors and equal ones."""
+"""The diff of two checkpoints equals plain references, over world sizes, one-sided tensors and equal ones."""
 
 import math
 from pathlib import Path

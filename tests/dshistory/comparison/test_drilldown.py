@@ -1,4 +1,4 @@
-"""Inside one tensor: the rows, columns and heads that moved, as torch would say."""
+"""A drill-down into one tensor ranks its changed rows, columns and heads, with torch's numbers."""
 
 import math
 
@@ -43,7 +43,7 @@ def test_along_an_axis(explorer, axis):
     assert updates == sorted(updates, reverse=True)
 
 
-def test_the_row_that_moved_is_first(explorer):
+def test_the_row_that_changed_is_first(explorer):
     first = next(iter(explorer[0].diff(10, 20, tensor="w", quiet=True)))
     assert (first["index"], first["name"], first["kind"]) == (7, "w[7]", "model")
 
@@ -57,7 +57,7 @@ def test_heads(explorer):
     assert next(iter(found.diff(10, 20, tensor="w", axis=1, parts=5, quiet=True)))["name"].startswith("w[:, ")
 
 
-def test_what_does_not_fit_is_refused(explorer):
+def test_arguments_that_do_not_fit_are_refused(explorer):
     found, *_ = explorer
     with pytest.raises(SetupError, match=r"shape \(12, 10, 4\): there is no axis 3"):
         found.diff(10, 20, tensor="w", axis=3)
@@ -69,7 +69,7 @@ def test_what_does_not_fit_is_refused(explorer):
         found.diff(10, 20, tensor="v")
 
 
-def test_what_is_not_finite_is_left_out_but_counts_as_changed(tmp_path):
+def test_values_that_are_not_finite_are_left_out_but_count_as_changed(tmp_path):
     before, after = torch.ones(4, 3), torch.ones(4, 3)
     after[2, 1] = math.nan
     found = history_of(tmp_path, [whole({"w": before})], [whole({"w": after})])

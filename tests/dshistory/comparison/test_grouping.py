@@ -1,4 +1,4 @@
-"""A diff by layer or kind says what a diff of the concatenated tensors would say."""
+"""A diff by layer or kind equals a diff of the concatenated tensors."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def test_the_layer_of_a_name(name, layer):
 
 @pytest.fixture
 def trained(history):
-    """Explorer and references of steps 1 and 4; `inner.bias` never changes."""
+    """Return the explorer and the references of steps 1 and 4; `inner.bias` never changes."""
     model, _ = make(64)
     model.inner.bias.requires_grad_(False)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.01)

@@ -1,4 +1,4 @@
-"""A diff from sketches: at once, labelled, within its bound, and never where sketches can't tell."""
+"""A diff from sketches is immediate, labelled and within its bound, and is not used where sketches cannot tell."""
 
 import math
 
@@ -14,7 +14,7 @@ from dshistory.trends import trajectory
 
 
 def step_without_gradients(model, optimizer):
-    """Nothing but the step's number, and what momentum still moves."""
+    """Advance the step's number, and the values that momentum still changes."""
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
@@ -22,7 +22,7 @@ def step_without_gradients(model, optimizer):
 
 @pytest.fixture
 def explorer(history):
-    """Six steps of a training, analysed; at the last one a weight is NaN."""
+    """Return six analysed steps of a training; at the last one a weight is NaN."""
     model, optimizer = make(256)
     with capture.enable(model, optimizer=optimizer, history=history, every=1, stats_every=0) as session:
         for _ in range(5):
@@ -43,7 +43,7 @@ def test_small_histories_are_compared_exactly(explorer):
     assert set(explorer.diff(1, 5, kinds="*", quiet=True)["bound"].to_pylist()) == {0.0}
 
 
-def test_nothing_is_read_for_what_has_sketches(explorer, monkeypatch):
+def test_nothing_is_read_for_tensors_with_sketches(explorer, monkeypatch):
     exact = by_name(explorer.diff(1, 5, kinds=["model", "exp_avg*"], exact=True, quiet=True))
     monkeypatch.setattr(diff, "AT_ONCE_BYTES", 0)
 
@@ -68,7 +68,7 @@ def test_nothing_is_read_for_what_has_sketches(explorer, monkeypatch):
     assert any(off.values()), "exact figures are no estimates"
 
 
-def test_what_sketches_can_not_tell_is_read(explorer, monkeypatch):
+def test_tensors_that_sketches_cannot_estimate_are_read(explorer, monkeypatch):
     exact = by_name(explorer.diff(5, 6, exact=True, quiet=True))
     monkeypatch.setattr(diff, "AT_ONCE_BYTES", 0)
     rows = by_name(explorer.diff(5, 6, quiet=True))
@@ -101,7 +101,7 @@ def test_an_update_that_drowns_in_the_rounding_of_sketches_is_read(history, monk
     assert row["changed_share"] == 1 / 256**2
 
 
-def test_a_trajectory_takes_what_is_known(explorer, monkeypatch):
+def test_a_trajectory_uses_known_statistics(explorer, monkeypatch):
     exact = {
         metric: explorer.trajectory(metric=metric, exact=True, quiet=True).to_pandas()
         for metric in ("norm", "update_norm", "changed_share")

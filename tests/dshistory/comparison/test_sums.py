@@ -1,4 +1,4 @@
-"""The arithmetic of a diff against plain float64 references."""
+"""The arithmetic of a diff equals plain float64 references."""
 
 import math
 
@@ -15,7 +15,7 @@ def compare(before: torch.Tensor, after: torch.Tensor) -> Comparison:
 
 
 def check(before: torch.Tensor, after: torch.Tensor) -> None:
-    """Every number against a plain one over whole float64 tensors."""
+    """Compare every number with a plain one over whole float64 tensors."""
     got = compare(before, after)
     a, b = before.double(), after.double()
     both = a.isfinite() & b.isfinite()

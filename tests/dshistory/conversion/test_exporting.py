@@ -1,4 +1,4 @@
-"""Checkpoints in the formats of others: what their own readers find is what the history has, bit for bit."""
+"""Other programs read exported checkpoints in their own formats, bit for bit equal to the history."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -23,7 +23,7 @@ from dshistory.tensors import stream
 
 
 class Tied(torch.nn.Module):
-    """A head tied to its embedding, a buffer of the state dict and one that is not, a frozen parameter, odd dtypes and sizes."""
+    """The model has a tied head, persistent and other buffers, a frozen parameter, odd dtypes and odd sizes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Tied(torch.nn.Module):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, torch.Tensor]]:
-    """A history of a training, and the state dict at its last step."""
+    """Return a history of a training, and the state dict at its last step."""
     torch.manual_seed(1)
     root = tmp_path_factory.mktemp("export") / "history"
     model = Tied()
@@ -125,7 +125,7 @@ def test_a_dcp_folder_loads_into_a_model(trained, tmp_path):
     same(found, state)
 
 
-def test_a_hugging_face_folder_is_what_from_pretrained_loads(tmp_path):
+def test_from_pretrained_loads_a_hugging_face_folder(tmp_path):
     from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -203,7 +203,7 @@ def test_refusals_name_what_there_is(tiny, tmp_path):
 
 
 @pytest.mark.parametrize("format", ["deepspeed", "universal"])
-def test_what_has_no_form_in_deepspeeds_checkpoints_is_refused_by_name(tiny, tmp_path, format):
+def test_state_without_a_form_in_deepspeeds_checkpoints_is_refused_by_name(tiny, tmp_path, format):
     explorer = Explorer.open(tiny.root)
     with pytest.raises(NotFoundError, match=r"run-a:10 has no optimizer state"):
         explorer.export(10, tmp_path / "x", format=format)
@@ -223,7 +223,7 @@ def test_what_has_no_form_in_deepspeeds_checkpoints_is_refused_by_name(tiny, tmp
     assert not (tmp_path / "x").exists()
 
 
-def test_a_layout_that_there_is_not_is_refused(trained, tmp_path):
+def test_wrong_deepspeed_options_are_refused(trained, tmp_path):
     explorer = Explorer.open(trained[0])
     with pytest.raises(SetupError, match="zero_stage=4: must be one of 0, 1, 2, 3"):
         explorer.export(4, tmp_path / "x", format="deepspeed", zero_stage=4)
@@ -238,7 +238,7 @@ def test_a_layout_that_there_is_not_is_refused(trained, tmp_path):
     world_size=st.integers(1, 5),
     limit=st.integers(1, 60),
 )
-def test_every_element_lies_in_exactly_one_rank(groups, world_size, limit):
+def test_every_element_is_in_exactly_one_rank(groups, world_size, limit):
     named = [[(f"{g}.{i}", numel) for i, numel in enumerate(group)] for g, group in enumerate(groups)]
     for stage in (2, 3):
         seen = {name: [0] * numel for group in named for name, numel in group}
@@ -258,7 +258,7 @@ def test_every_element_lies_in_exactly_one_rank(groups, world_size, limit):
         assert all(count == 1 for counts in seen.values() for count in counts)
 
 
-def test_what_exists_is_replaced_only_when_asked(tiny, tmp_path):
+def test_an_existing_target_is_replaced_only_on_request(tiny, tmp_path):
     explorer = Explorer.open(tiny.root)
     place = tmp_path / "model.safetensors"
     place.write_text("mine")

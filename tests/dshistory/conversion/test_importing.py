@@ -1,4 +1,4 @@
-"""Foreign checkpoints as a history: the same tensors bit for bit, under their steps, and nothing executed on the way."""
+"""Foreign checkpoints become a history with the same bits under their steps, and nothing in them is executed."""
 
 import json
 import pickle
@@ -40,7 +40,7 @@ def sound(root: Path) -> Explorer:
 
 @pytest.fixture
 def states() -> dict[int, dict[str, torch.Tensor]]:
-    """A state dict at three steps; `table` is large and never changes, `moving` is as large and does."""
+    """Return a state dict at three steps; `table` is large and never changes, `moving` is as large and does."""
     table = torch.randn(300, 100)
     made = {}
     for step in (10, 20, 30):
@@ -56,7 +56,7 @@ def states() -> dict[int, dict[str, torch.Tensor]]:
 
 
 @pytest.mark.parametrize("format", ["safetensors", "torch", "dcp"])
-def test_what_is_exported_comes_back_bit_for_bit(format, tmp_path):
+def test_an_exported_checkpoint_comes_back_bit_for_bit(format, tmp_path):
     model, optimizer = make()
     with capture.enable(model, optimizer=optimizer, every=1, history=tmp_path / "history"):
         for _ in range(2):
@@ -106,7 +106,7 @@ def test_a_trainers_folder_is_its_steps(states, tmp_path):
     same(stored(sound(tmp_path / "history"), 30)["model"], states[30])
 
 
-def test_what_rests_is_not_written_again_and_ties_are_kept(states, tmp_path):
+def test_unchanged_tensors_are_not_written_again_and_ties_are_kept(states, tmp_path):
     for step, state in states.items():
         torch.save({"model": state, "global_step": step, "notes": "x"}, tmp_path / f"{step:06d}.pt")
     table = dshistory.import_checkpoint(tmp_path, history=tmp_path / "history")
@@ -197,7 +197,7 @@ def test_nothing_is_executed(place, tmp_path, monkeypatch):
             dshistory.import_checkpoint(path, history=tmp_path / "history")
 
 
-def test_steps_that_are_not_known_or_stand_twice(tmp_path):
+def test_unknown_and_repeated_steps_are_refused(tmp_path):
     weights = {"a": torch.ones(3)}
     safetensors.torch.save_file(weights, tmp_path / "model.safetensors")
     history = tmp_path / "history"
@@ -215,7 +215,7 @@ def test_steps_that_are_not_known_or_stand_twice(tmp_path):
     assert len(Explorer.open(history).log()) == 1
 
 
-def test_what_is_no_checkpoint_is_refused_by_name(tmp_path):
+def test_a_file_that_is_not_a_checkpoint_is_refused_by_name(tmp_path):
     history = tmp_path / "history"
     with pytest.raises(NotFoundError, match="does not exist"):
         dshistory.import_checkpoint(tmp_path / "nowhere", history=history)
@@ -236,7 +236,7 @@ def test_what_is_no_checkpoint_is_refused_by_name(tmp_path):
     assert not history.exists()
 
 
-def test_a_lying_safetensors_file_is_refused(tmp_path):
+def test_a_false_safetensors_header_is_refused(tmp_path):
     header = json.dumps({"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}).encode()
     path = tmp_path / "step_1.safetensors"
     path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(12))

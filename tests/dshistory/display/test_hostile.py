@@ -1,4 +1,4 @@
-"""Names from a history are data: no verb's HTML, text or figure lets one become markup or steer a terminal."""
+"""Names from a history are data: no HTML, text or figure lets one become markup or steer a terminal."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""The figures: what they show, that they stay light, and that names in them are escaped."""
+"""The figures show the right values, stay light, and escape the names in them."""
 
 import json
 import sys
@@ -27,7 +27,7 @@ def test_the_loss_of_every_step_with_checkpoints_marked(explorer: Explorer) -> N
     assert list(marks.y) == [3.0, 2.0, 1.0]
 
 
-def test_the_most_moved_tensors_on_top(explorer: Explorer) -> None:
+def test_the_most_changed_tensors_are_on_top(explorer: Explorer) -> None:
     diff = explorer.diff(0, 20, kinds="*")
     figure = diff.plot(top=3)
     assert list(figure.layout.yaxis.categoryarray) == [f"{row['name']} ({row['kind']})" for row in diff.top(3)]
@@ -36,7 +36,7 @@ def test_the_most_moved_tensors_on_top(explorer: Explorer) -> None:
     assert [shown[label] for label in figure.layout.yaxis.categoryarray] == diff.top(3)["relative_update"].to_pylist()
 
 
-def test_what_came_out_of_zero_has_no_bar_and_is_counted(tmp_path: Path) -> None:
+def test_a_tensor_that_came_out_of_zero_has_no_bar_and_is_counted(tmp_path: Path) -> None:
     run = Run(tmp_path)
     for step in (1, 2):
         run.checkpoint(step, whole({"w": torch.full((2,), float(step)), "bias": torch.full((2,), step - 1.0)}))

@@ -1,4 +1,4 @@
-"""What is left of the explorer's tables where no kernel runs: in a page made by nbconvert, and on GitHub."""
+"""The explorer's tables stay readable where no kernel runs: in a page made by nbconvert, and on GitHub."""
 
 import re
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ GITHUB_KEEPS = {"div": set(), "h4": set(), "p": set(), "table": set(), "thead": 
 
 
 class GitHub(HTMLParser):
-    """The rows that are left when styles, classes and all but plain tags are taken out."""
+    """This parser keeps the rows that remain without styles, classes and all but plain tags."""
 
     def __init__(self, html: str) -> None:
         super().__init__()

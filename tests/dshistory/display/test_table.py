@@ -1,4 +1,4 @@
-"""What people see of rows: text, HTML, exports; and that the rows behind stay exact."""
+"""Tables show rows as text, HTML and exports, and the rows behind them stay exact."""
 
 import csv
 import io
@@ -107,7 +107,7 @@ def test_a_hundred_thousand_rows_are_a_page(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(made) < 300
 
 
-def test_in_a_narrow_terminal_columns_are_named_rather_than_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_narrow_terminal_names_the_columns_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     wide = Table(pa.table({f"column_{i}": [i] for i in range(8)}), note="a note")
     assert len(repr(wide).splitlines()) == 4
     monkeypatch.setattr(text, "terminal_width", lambda: 60)

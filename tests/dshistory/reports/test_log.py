@@ -1,4 +1,4 @@
-"""The log: a row for each checkpoint with its metrics, bytes, state and health, by one query however many there are."""
+"""One query makes the log, a row per checkpoint with metrics, bytes, state and health."""
 
 import math
 from pathlib import Path
@@ -42,7 +42,7 @@ def test_metrics_without_a_column_are_named(run: Run) -> None:
     assert "further metrics are in the SQL table metrics: metric_8, bytes" in table.note
 
 
-def test_health_counts_what_is_not_finite(run: Run) -> None:
+def test_health_counts_values_that_are_not_finite(run: Run) -> None:
     nan, inf = math.nan, math.inf
     tensors = {
         0: [*whole({"a": torch.ones(4)}), *whole({"mask": torch.tensor([-inf, 0.0])}, kind="buffer")],

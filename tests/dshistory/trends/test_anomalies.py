@@ -1,4 +1,4 @@
-"""Planted faults are found at the step where they were planted, in the tensor where they were planted."""
+"""Planted faults are found at the step and in the tensor where they were planted."""
 
 import math
 import shutil
@@ -16,7 +16,7 @@ from dshistory.trends.statistics_matrix import StatisticsMatrix
 
 
 def trained(history, fault, *, at=9, steps=12, analyzed=True):
-    """Twelve steps of a calm training, with `fault(model, optimizer)` right after step `at`."""
+    """Train twelve calm steps, with `fault(model, optimizer)` right after step `at`."""
     model, optimizer = make(128)
     for group in optimizer.param_groups:
         group["lr"] = 1e-4
@@ -42,7 +42,7 @@ def test_a_calm_training_has_none(history):
 
 
 def test_the_origin_of_values_that_are_not_finite(history):
-    """One weight is NaN after step 9; the step after that spreads it over everything."""
+    """One weight is NaN after step 9, and the next step spreads it over everything."""
 
     def fault(model, optimizer):
         with torch.no_grad():
@@ -77,19 +77,19 @@ def test_a_weight_that_goes_to_zero(history):
     assert (9, "goes to zero", "inner.weight") in found(trained(history, fault))
 
 
-def test_what_has_no_statistics_is_said(history):
+def test_checkpoints_without_statistics_are_reported(history):
     explorer = trained(history, lambda model, optimizer: None, analyzed=False)
     assert "none of 13 checkpoints has statistics" in repr(explorer.anomalies())
 
 
-def test_a_run_that_is_not_there(history):
+def test_a_missing_run_is_refused(history):
     explorer = trained(history, lambda model, optimizer: None, steps=1)
     with pytest.raises(NotFoundError, match="no run"):
         explorer.anomalies(run="nothing")
 
 
 def steady(root, steps, *, jump=0.0):
-    """A tensor that moves as far with every step; statistics of these steps only; `jump` is added in the last one."""
+    """Write a tensor that changes equally at every step, and statistics of these steps; the last one adds `jump`."""
     run = Run(root)
     before, per_step = torch.full((4, 32), 10.0), torch.linspace(0.001, 0.002, 128).reshape(4, 32)
     for step in steps:
@@ -100,7 +100,7 @@ def steady(root, steps, *, jump=0.0):
     return [row["anomaly"] for row in explorer.anomalies()]
 
 
-def test_a_longer_gap_between_statistics_is_no_anomaly(tmp_path):
+def test_a_longer_gap_between_statistics_is_not_an_anomaly(tmp_path):
     assert steady(tmp_path / "steady", [0, 1, 2, 3, 4, 24]) == []
     assert steady(tmp_path / "jump", [0, 1, 2, 3, 4, 24], jump=5.0) == ["large update", "norm jumps"]
 
@@ -119,7 +119,7 @@ def test_a_parents_statistics_after_the_fork_are_not_counted(tmp_path):
 
 
 def steps_of(root, *, spike_at=None):
-    """A run of ten calm steps, of which one may be a jump; left open."""
+    """Write a run of ten calm steps, one of which may be a jump, and leave it open."""
     run = Run(root)
     for step in range(1, 11):
         run.checkpoint(step, whole(calm(step, spike=step == spike_at)))
@@ -137,7 +137,7 @@ def rows_and_note(explorer):
     return list(table), table.note
 
 
-def test_what_is_kept_for_the_next_question_is_what_a_new_one_finds(tmp_path, monkeypatch):
+def test_cached_anomalies_equal_those_of_a_new_explorer(tmp_path, monkeypatch):
     run = steps_of(tmp_path)
     explorer = Explorer.open(tmp_path)
     explorer.analyze(quiet=True)
@@ -161,7 +161,7 @@ def test_what_is_kept_for_the_next_question_is_what_a_new_one_finds(tmp_path, mo
     run.close()
 
 
-def test_what_comes_between_or_goes_is_not_overlooked(tmp_path):
+def test_inserted_and_removed_statistics_are_noticed(tmp_path):
     run = steps_of(tmp_path, spike_at=7)
     explorer = Explorer.open(tmp_path)
     for step in (1, 2, 3, 4, 5, 6, 8, 9, 10):

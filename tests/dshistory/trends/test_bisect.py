@@ -1,4 +1,4 @@
-"""Bisecting: what is found is the turn, both ends are asked first, and every error names its checkpoint."""
+"""Bisect finds the turn and evaluates both ends first, and every error names its checkpoint."""
 
 import math
 from collections.abc import Callable
@@ -25,7 +25,10 @@ def loss_at(step: int) -> float:
 
 @pytest.fixture(scope="module")
 def h(tmp_path_factory: pytest.TempPathFactory) -> Explorer:
-    """Run `parent` to step 90 and run `child`, forked from it at step 40; weights are 1, and NaN from step 150 on; step 0 has no loss."""
+    """Run `parent` to step 90 and `child` from its step 40 on.
+
+    Weights are 1, and NaN from step 150 on; step 0 has no loss.
+    """
     root = tmp_path_factory.mktemp("bisect") / "history"
     parent = Run(root, "parent")
     child = Run(root, "child", parent=("parent", 40), created="2026-11-21T10:15:09+00:00")
@@ -69,7 +72,7 @@ def test_the_turn_is_what_a_diff_takes_across_the_fork_too(h: Explorer) -> None:
     assert "not yet at parent:40, but at child:50" in repr(found)
 
 
-def test_tensors_are_asked_for_by_name(h: Explorer) -> None:
+def test_tensors_are_read_by_name(h: Explorer) -> None:
     assert refs(h.bisect(broken)) == ("child:140", "child:150")
 
 
@@ -87,7 +90,7 @@ def test_a_state_dict_goes_into_a_module_with_tied_names_too(tmp_path: Path) -> 
     assert Explorer.open(run.root).bisect(grown).first.step == 2
 
 
-def test_a_metric_is_asked_for_by_text_where_it_was_recorded(h: Explorer) -> None:
+def test_a_metric_condition_as_text_uses_recorded_values(h: Explorer) -> None:
     found = h.bisect("loss > 5")
     assert found.first == CheckpointRef("child", FAULT)
     assert found["step"].to_pylist()[0] == 10
@@ -118,7 +121,7 @@ def test_the_ends_can_be_chosen_as_steps_of_the_run_or_as_references(h: Explorer
         (lambda step: step < 50, "gives True, at bad=child:190 False.*opposite"),
     ],
 )
-def test_ends_that_do_not_differ_as_they_should_are_refused(
+def test_ends_that_do_not_differ_as_required_are_refused(
     h: Explorer, holds: Callable[[int], bool], advice: str
 ) -> None:
     asked = []
@@ -137,8 +140,8 @@ def test_the_values_of_a_metric_are_in_the_refusal(h: Explorer) -> None:
         h.bisect("loss > 10")
 
 
-def test_what_comes_and_goes_has_a_turn_but_not_surely_the_first_one(h: Explorer) -> None:
-    # At 10 and 20, gone again, and back from 120 on: the search never sees the beginning.
+def test_a_condition_that_comes_and_goes_has_a_turn_but_not_surely_the_first_one(h: Explorer) -> None:
+    # The condition holds at 10 and 20, and again from 120 on: the search never sees the beginning.
     found = h.bisect(lambda checkpoint: checkpoint.step in (10, 20) or checkpoint.step >= 120)
     assert refs(found) == ("child:110", "child:120")
     assert "first, if from there on" in found.note

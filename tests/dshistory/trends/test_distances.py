@@ -1,4 +1,4 @@
-"""Distances between all checkpoints, and the path they make in the plane."""
+"""Distances between all checkpoints, and the path that they make in the plane, are right."""
 
 import warnings
 
@@ -17,7 +17,7 @@ from dshistory.trends.distances import plane
 
 @pytest.fixture
 def trained(history):
-    """An analysed run of seven checkpoints, and their weights as one vector each."""
+    """Return an analysed run of seven checkpoints, and the weights of each as one vector."""
     model, optimizer = make(256)
     states = []
     with capture.enable(model, optimizer=optimizer, history=history, every=1, stats_every=0) as session:
@@ -32,7 +32,7 @@ def trained(history):
     return explorer, states
 
 
-def test_distances_are_those_of_the_weights(trained):
+def test_distances_equal_those_of_the_weights(trained):
     explorer, states = trained
     vectors = [torch.cat([t.double().flatten() for _, t in sorted(state.items())]) for state in states]
     table = explorer.distances()
@@ -52,7 +52,7 @@ def test_the_path_in_the_plane(trained):
     assert "random walk" in path.note
 
 
-def test_the_plane_keeps_what_lies_in_a_plane():
+def test_a_path_within_a_plane_is_kept():
     points = np.random.default_rng(3).normal(size=(9, 2))
     squares = np.square(points[:, None] - points[None]).sum(-1)
     found, share = plane(squares)
@@ -61,7 +61,7 @@ def test_the_plane_keeps_what_lies_in_a_plane():
 
 
 def test_a_random_walk_has_most_of_its_variance_in_the_plane():
-    """Antognini and Sohl-Dickstein (2018): about 61 % and 15 % in the first two directions of a long one."""
+    """In a long walk the first two directions hold about 61 % and 15 % (Antognini and Sohl-Dickstein, 2018)."""
     at = np.arange(400.0)
     _, share = plane(np.abs(at[:, None] - at[None]))
     assert share == pytest.approx(0.76, abs=0.02)
@@ -81,7 +81,7 @@ def test_without_statistics_it_says_what_to_do(history):
         dshistory.open(history).distances()
 
 
-def test_no_checkpoint_at_all_is_a_path_of_none(tmp_path):
+def test_a_path_without_a_usable_checkpoint_is_empty(tmp_path):
     run = Run(tmp_path)
     for step in (1, 2):
         run.checkpoint(step, whole({"h.0.w": torch.full((64,), float("nan"))}))

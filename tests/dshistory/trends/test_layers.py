@@ -1,4 +1,4 @@
-"""The tables behind the heat map and the histogram: right against the tensors themselves, and gaps where nothing is known."""
+"""The tables behind the heat map and the histogram equal the tensors, and have no value where nothing is known."""
 
 import math
 from pathlib import Path
@@ -24,7 +24,7 @@ def values(table) -> dict[tuple[str, int], float | None]:
     return {(row["layer"], row["step"]): row["value"] for row in table}
 
 
-def test_norms_are_those_of_the_tensors_as_one_vector(h: Explorer) -> None:
+def test_norms_equal_those_of_the_tensors_as_one_vector(h: Explorer) -> None:
     found = values(h.layers(metric="norm"))
     for step in set(STEPS) - {SILENT}:
         tensors = [h.tensor(name, step) for name in ("h.1.attn.weight", "h.1.mlp.weight")]
@@ -42,14 +42,14 @@ def test_updates_are_within_their_bound_of_the_exact_ones(h: Explorer) -> None:
                 assert 0 < row["bound"] == norm_bound(256)
 
 
-def test_what_reads_the_tensors_agrees_with_the_diff_by_layer(h: Explorer) -> None:
+def test_metrics_read_from_the_tensors_agree_with_the_diff_by_layer(h: Explorer) -> None:
     for metric in ("max_change", "changed_share", "sign_flips"):
         found = values(h.layers(metric=metric, first=10))
         for row in h.diff(30, JUMP, by="layer", exact=True):
             assert found[row["name"], JUMP] == pytest.approx(row[metric])
 
 
-def test_a_share_of_a_layer_is_one_of_its_elements(tmp_path: Path) -> None:
+def test_a_share_of_a_layer_counts_its_elements(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.checkpoint(1, whole({"h.0.w": torch.zeros(90), "h.0.b": torch.zeros(10)}))
     run.checkpoint(2, whole({"h.0.w": torch.zeros(90), "h.0.b": torch.ones(10)}))
@@ -58,7 +58,7 @@ def test_a_share_of_a_layer_is_one_of_its_elements(tmp_path: Path) -> None:
     assert (row["value"], row["most"]) == (pytest.approx(0.1), "h.0.b")
 
 
-def test_what_has_no_statistics_is_a_gap_and_never_a_zero(h: Explorer) -> None:
+def test_a_value_without_statistics_is_missing_and_never_zero(h: Explorer) -> None:
     norms = h.layers(metric="norm")
     assert {row["step"] for row in norms if row["value"] is None} == {SILENT}
     assert "no statistics of 1 checkpoint: `analyze` computes them" in norms.note
@@ -67,7 +67,7 @@ def test_what_has_no_statistics_is_a_gap_and_never_a_zero(h: Explorer) -> None:
     assert gaps == {STEPS[0], SILENT, SILENT + 10}, "an update needs the checkpoint before it"
 
 
-def test_what_is_not_finite_is_no_lack_of_statistics(tmp_path: Path) -> None:
+def test_values_that_are_not_finite_are_not_reported_as_missing_statistics(tmp_path: Path) -> None:
     run = Run(tmp_path)
     for step, value in ((1, 1.0), (2, 2.0), (3, float("nan")), (4, float("nan"))):
         run.checkpoint(step, whole({"h.0.w": torch.full((64,), value)}))
@@ -88,7 +88,7 @@ def test_the_tensor_that_stands_out_is_named(h: Explorer) -> None:
     assert (row["most"], row["tensors"]) == ("h.1.mlp.weight", 2)
 
 
-def test_of_cosines_the_lowest_stands_out(h: Explorer) -> None:
+def test_the_lowest_cosine_stands_out(h: Explorer) -> None:
     for metric in ("cosine", "norm", "max_change"):
         (row,) = [row for row in h.layers("h.1.*", metric=metric) if row["step"] == JUMP]
         assert row["most"] == "h.1.mlp.weight", metric
@@ -112,7 +112,7 @@ def test_a_first_step_knows_the_one_before_it(h: Explorer) -> None:
     assert all(value == whole_table[place] for place, value in part.items())
 
 
-def test_what_did_not_move_is_zero(tmp_path: Path) -> None:
+def test_an_unchanged_layer_has_a_zero_update(tmp_path: Path) -> None:
     run = Run(tmp_path)
     weights = {"h.0.w": torch.randn(64), "h.1.w": torch.zeros(64)}
     for step in (1, 2):
@@ -124,7 +124,7 @@ def test_what_did_not_move_is_zero(tmp_path: Path) -> None:
     assert {row["bound"] for row in h.layers() if row["step"] == 2} == {0.0}
 
 
-def test_what_comes_out_of_zero_is_infinite_and_named(tmp_path: Path) -> None:
+def test_an_update_out_of_zero_is_infinite_and_named(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.checkpoint(1, whole({"h.0.w": torch.zeros(64)}))
     run.checkpoint(2, whole({"h.0.w": torch.ones(64)}))
@@ -167,7 +167,7 @@ def test_layers_are_in_reading_order(tmp_path: Path) -> None:
     assert h.layers(metric="norm").labels() == ["h.1", "h.2", "h.10"]
 
 
-def test_long_work_says_how_far_it_is(h: Explorer) -> None:
+def test_long_work_reports_its_progress(h: Explorer) -> None:
     shares: list[float] = []
     with listening(shares.append):
         h.layers(metric="sign_flips")
@@ -208,7 +208,7 @@ def test_a_histogram_counts_as_numpy_does(h: Explorer) -> None:
     assert sum(row["share"] for row in rows.values()) == pytest.approx(1.0)
 
 
-def test_a_histogram_has_gaps_where_there_are_no_statistics(h: Explorer) -> None:
+def test_a_histogram_is_empty_where_there_are_no_statistics(h: Explorer) -> None:
     table = h.histogram("head.weight", state="exp_avg")
     steps, exponents, shares = table.grid()
     assert tuple(steps) == STEPS

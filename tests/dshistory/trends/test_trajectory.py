@@ -1,4 +1,4 @@
-"""Trajectories against the diffs they are made of, and their gaps."""
+"""Trajectories equal the diffs that they consist of, and have no value where a tensor is missing."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def test_every_step_is_the_diff_with_the_one_before(tmp_path: Path) -> None:
         assert explorer.trajectory(kinds="*", quiet=True)["step"].to_pylist() == [0, 10, 20] * 8
 
 
-def test_what_did_not_change_is_not_read_again(tmp_path: Path) -> None:
+def test_unchanged_tensors_are_not_read_again(tmp_path: Path) -> None:
     run = Run(tmp_path)
     for step in (1, 2, 3):
         run.checkpoint(step, whole({"w": torch.ones(4)}))
@@ -44,7 +44,7 @@ def test_what_did_not_change_is_not_read_again(tmp_path: Path) -> None:
     assert values(explorer, "cosine", "w") == [None, None, None]
 
 
-def test_gaps_are_gaps(tmp_path: Path) -> None:
+def test_missing_tensors_give_missing_values(tmp_path: Path) -> None:
     run = Run(tmp_path)
     for step, tensors in enumerate(
         [{"a": torch.ones(2)}, {"b": torch.ones(2)}, {"a": torch.ones(2)}, {"a": torch.ones(3)}], start=1

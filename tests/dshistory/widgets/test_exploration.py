@@ -1,4 +1,4 @@
-"""The explorer's widget in this process: every gesture draws its table, and its line of Python gives the same table again."""
+"""In this process every gesture on the widget draws its table, and its line of Python gives the same table."""
 
 import gc
 import math
@@ -73,7 +73,7 @@ def test_the_first_picture(e: Exploration, h: Explorer) -> None:
     assert "estimated from the sketches" in e.status
 
 
-def test_what_is_out_of_line_is_marked_where_it_is_first_seen(tmp_path: Path) -> None:
+def test_an_anomaly_is_marked_where_it_is_first_seen(tmp_path: Path) -> None:
     run = Run(tmp_path)
     for step in range(1, 4):
         run.checkpoint(step, whole({"<i>w": torch.full((4,), float("nan") if step == 2 else 1.0)}))
@@ -87,7 +87,7 @@ def test_what_is_out_of_line_is_marked_where_it_is_first_seen(tmp_path: Path) ->
     e.close()
 
 
-def test_a_click_looks_into_the_tensor_that_moved(e: Exploration, h: Explorer) -> None:
+def test_a_click_opens_the_tensor_that_changed(e: Exploration, h: Explorer) -> None:
     click(e, "h.1", JUMP)
     e.wait(60)
     assert e.code == "h.trajectory('h.1.mlp.weight', metric='relative_update')"
@@ -100,7 +100,7 @@ def test_a_click_looks_into_the_tensor_that_moved(e: Exploration, h: Explorer) -
     assert e.figure.layout.shapes[0].x0 == JUMP
 
 
-def test_the_tensor_looked_into_follows_the_metric(e: Exploration, h: Explorer) -> None:
+def test_the_opened_tensor_follows_the_metric(e: Exploration, h: Explorer) -> None:
     e.select("h.1", JUMP)
     e.metric = "norm"
     e.wait(60)
@@ -108,14 +108,14 @@ def test_the_tensor_looked_into_follows_the_metric(e: Exploration, h: Explorer) 
     assert list(trace(e, "detail").y) == h.trajectory("h.1.mlp.weight", metric="norm")["value"].to_pylist()
 
 
-def test_a_gap_is_no_zero(e: Exploration) -> None:
+def test_a_missing_value_is_not_zero(e: Exploration) -> None:
     e.metric = "norm"
     e.wait(60)
     assert {step for (_, step), value in cells(e).items() if value is None} == {SILENT}
     assert "no statistics of 1 checkpoint" in e.status
 
 
-def test_colours_of_what_is_far_apart_are_logarithmic_and_zero_is_none_of_the_gaps(tmp_path: Path) -> None:
+def test_colours_of_a_wide_range_are_logarithmic_and_zero_differs_from_a_missing_value(tmp_path: Path) -> None:
     run = Run(tmp_path)
     for step, value in ((1, 1.0), (2, 1.0), (3, 1.0001), (4, 2.0)):
         run.checkpoint(step, whole({"h.0.w": torch.full((64,), value)}))
@@ -168,7 +168,7 @@ def test_a_filter_that_fits_nothing_names_the_nearest_until_it_is_mended(e: Expl
     assert {layer for layer, _ in cells(e)} == {"h.1"}
 
 
-def test_a_metric_or_metric_of_the_training_that_is_not_there(e: Exploration) -> None:
+def test_an_unknown_metric_of_tensors_or_of_the_training_is_reported(e: Exploration) -> None:
     with pytest.raises(NotFoundError, match="no metric 'nrom'; the nearest are norm"):
         e.metric = "nrom"
     with pytest.raises(NotFoundError, match="no timeline 'los'"):
@@ -184,7 +184,7 @@ def test_the_button_compares_the_steps_picked(e: Exploration, h: Explorer) -> No
     assert "h.1.mlp.weight" in piece(e, "diff").value
 
 
-def test_a_step_that_is_not_there_is_said_in_one_line(e: Exploration) -> None:
+def test_a_missing_step_is_reported_in_one_line(e: Exploration) -> None:
     e.pick(31, JUMP)
     e.wait(60)
     assert "step 31 was not captured" in e.status
@@ -215,7 +215,7 @@ def test_long_tables_are_paged(tmp_path: Path) -> None:
     e.close()
 
 
-def test_of_a_named_run_the_lines_name_it(tmp_path: Path) -> None:
+def test_lines_of_code_name_the_run_that_was_named(tmp_path: Path) -> None:
     for number in (1, 2):
         run = Run(tmp_path, f"run-{number}", created=f"2026-11-21T10:15:0{number}+00:00")
         for step in (number, number + 10):
@@ -234,7 +234,7 @@ def test_of_a_named_run_the_lines_name_it(tmp_path: Path) -> None:
     e.close()
 
 
-def test_the_line_is_to_copy_and_not_to_edit(e: Exploration) -> None:
+def test_the_line_can_be_copied_and_not_edited(e: Exploration) -> None:
     piece(e, "code").value = "rm -rf"
     assert piece(e, "code").value == e.code
 
@@ -249,7 +249,7 @@ def test_there_is_one_figure_widget(e: Exploration) -> None:
     assert sum(isinstance(w, go.FigureWidget) for w in tree) == 1
 
 
-def test_nothing_runs_after_close_and_what_was_shown_stays(h: Explorer) -> None:
+def test_nothing_runs_after_close_and_the_picture_stays(h: Explorer) -> None:
     e = h.explore()
     e.wait(60)
     before = cells(e)
@@ -282,7 +282,7 @@ def test_close_ends_long_work_and_waits_until_it_has_ended(h: Explorer) -> None:
     assert our_threads() == []
 
 
-def test_what_was_never_shown_ends_with_its_last_reference(h: Explorer) -> None:
+def test_an_exploration_that_was_never_shown_ends_with_its_last_reference(h: Explorer) -> None:
     e = h.explore()
     e.wait(60)
     model = e.widget.model_id
@@ -293,7 +293,7 @@ def test_what_was_never_shown_ends_with_its_last_reference(h: Explorer) -> None:
     assert model not in ipywidgets.widgets.widget._instances
 
 
-def test_what_was_shown_lives_on_without_a_reference(h: Explorer) -> None:
+def test_a_shown_exploration_lives_on_without_a_reference(h: Explorer) -> None:
     e = h.explore()
     e._repr_mimebundle_()
     alive = weakref.ref(e)
@@ -305,7 +305,7 @@ def test_what_was_shown_lives_on_without_a_reference(h: Explorer) -> None:
     assert alive() is None
 
 
-def test_an_error_of_ours_is_shown_and_raised(e: Exploration, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_error_is_shown_and_raised(e: Exploration, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError("a bug")
 

@@ -1,4 +1,4 @@
-"""The explorer where there is little to see, or something wrong: a clear line or a clear gap, and never a traceback."""
+"""The explorer shows a clear line and never a traceback where there is little to see, or something wrong."""
 
 import sys
 from pathlib import Path
@@ -18,7 +18,7 @@ def h(tmp_path_factory: pytest.TempPathFactory) -> Explorer:
     return layered_history(tmp_path_factory.mktemp("widgets") / "history")
 
 
-def test_what_is_wrong_with_a_file_is_one_line_and_no_traceback(tmp_path: Path) -> None:
+def test_a_damaged_file_gives_one_line_and_no_traceback(tmp_path: Path) -> None:
     h = layered_history(tmp_path / "history")
     flip_bit(h.history.paths.data("run-a", 40, 0), offset=4096 + 100)
     e = h.explore()

@@ -1,4 +1,4 @@
-"""The explorer in a real kernel: comm messages as a browser sends them, and a notebook that is worth reading without a kernel."""
+"""The explorer answers a browser's comm messages in a real kernel, and its notebook is readable without one."""
 
 import json
 from collections.abc import Iterator
@@ -50,7 +50,7 @@ def test_a_notebook_runs_and_nothing_is_printed_by_threads(executed: nbformat.No
     assert all({VIEW, "text/html", "text/plain"} <= data.keys() for data in shown)
 
 
-def test_the_state_is_that_of_one_figure_for_each_explorer(executed: nbformat.NotebookNode) -> None:
+def test_the_state_holds_one_figure_for_each_explorer(executed: nbformat.NotebookNode) -> None:
     state = executed.metadata.widgets["application/vnd.jupyter.widget-state+json"]["state"]
     figures = [model for model in state.values() if "plotly" in str(model["state"].get("_anywidget_id", ""))]
     assert len(figures) == 3
@@ -71,14 +71,14 @@ def test_without_a_kernel_there_is_a_table_of_colours_and_the_line_of_code(execu
 
 
 class Browser:
-    """The other end of a kernel's comms."""
+    """This is the other end of a kernel's comms."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
         self.state: dict[str, dict[str, Any]] = {}
 
     def run(self, code: str) -> str:
-        """Execute; what is printed. All comm messages up to the end of it are taken in."""
+        """Execute code, take in all comm messages until it ends, and return what is printed."""
         sent = self._client.execute(code)
         printed = ""
         while True:
@@ -133,7 +133,7 @@ def test_gestures_of_a_browser_are_answered(browser: Browser) -> None:
 
 
 def test_a_click_is_answered_while_a_cell_waits(browser: Browser) -> None:
-    """What the worker draws reaches the page though the kernel's own thread is busy all the time."""
+    """The worker's drawing reaches the page although the kernel's own thread is busy all the time."""
     points = {"xs": [JUMP], "ys": ["h.1"], "trace_indexes": [3], "point_indexes": [[1, 4]]}
     click = {"event_type": "plotly_click", "points": points, "device_state": None, "selector": None}
     browser.send(browser.model("dsh-figure"), _js2py_pointsCallback=click)

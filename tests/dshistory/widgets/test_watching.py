@@ -1,4 +1,4 @@
-"""The live explorer: what another process trains and commits appears while it runs; nothing is left when it ends."""
+"""The live explorer shows what another process commits while it runs, and leaves nothing behind when it ends."""
 
 import gc
 import subprocess
@@ -41,7 +41,7 @@ OFTEN = 0.02
 
 @contextmanager
 def training(history: Path) -> Iterator[Any]:
-    """A training in a process of its own that takes a step, and a checkpoint, for each line it is given."""
+    """Start a training process that takes a step, and a checkpoint, for each line that it is given."""
     command = [sys.executable, "-c", TRAIN, str(history)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         assert process.stdin is not None
@@ -58,7 +58,7 @@ def step(stdin: Any) -> None:
 
 
 def offered(e: Any, at: int) -> threading.Event:
-    """Set as soon as the slider knows the step."""
+    """Return an event that is set as soon as the slider knows the step."""
     slider = piece(e, "range")
     return when(slider, "_options_labels", lambda: str(at) in slider._options_labels)
 
@@ -67,7 +67,7 @@ def watchers() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("dshistory")]
 
 
-def test_what_a_training_commits_appears_while_it_runs(history: Path) -> None:
+def test_commits_of_a_training_appear_while_it_runs(history: Path) -> None:
     with training(history) as stdin:
         e = Explorer.open(history).watch(seconds=OFTEN)
         for expected in (1, 2, 3):
@@ -100,7 +100,7 @@ def one_more(run: Run, e: Any, at: int) -> None:
     e.wait(PATIENCE_S)
 
 
-def test_what_a_person_chose_stays(tmp_path: Path) -> None:
+def test_the_selection_of_a_person_stays(tmp_path: Path) -> None:
     run, e = grown(tmp_path)
     e.range = (1, 2)
     e.timeline = "loss"
@@ -127,7 +127,7 @@ def test_a_cell_that_is_run_again_leaves_no_watcher_behind(tmp_path: Path) -> No
     run.close()
 
 
-def test_a_look_at_new_things_is_no_gesture(tmp_path: Path) -> None:
+def test_a_refresh_keeps_the_code_and_the_table(tmp_path: Path) -> None:
     run, e = grown(tmp_path)
     e.pick(1, 2)
     e.wait(PATIENCE_S)
@@ -151,7 +151,7 @@ def test_a_run_that_begins_is_followed(tmp_path: Path) -> None:
     run.close()
 
 
-def test_nothing_is_looked_at_after_close(tmp_path: Path) -> None:
+def test_nothing_is_read_after_close(tmp_path: Path) -> None:
     run, e = grown(tmp_path)
     e.close()
     assert watchers() == []
@@ -192,7 +192,7 @@ def test_it_prints_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_look_tells_only_of_what_is_new(tmp_path: Path) -> None:
+def test_a_refresh_reports_only_news(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.checkpoint(1, whole({"w": torch.ones(64)}))
 
@@ -213,7 +213,7 @@ def test_a_look_tells_only_of_what_is_new(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan")])
-def test_seconds_must_be_some(tmp_path: Path, seconds: float) -> None:
+def test_seconds_must_be_positive(tmp_path: Path, seconds: float) -> None:
     Run(tmp_path).close()
     with pytest.raises(SetupError, match="seconds must be more than 0"):
         Explorer.open(tmp_path).watch(seconds=seconds)

@@ -1,4 +1,4 @@
-"""Long work beside the kernel: the newest wish counts, errors are told, nothing outlives `close`."""
+"""Long work runs beside the kernel: the newest task counts, errors are reported, and nothing outlives `close`."""
 
 import sys
 import threading
@@ -15,7 +15,7 @@ PATIENCE_S = 60
 
 
 class Told:
-    """A worker, and what it tells."""
+    """This is a worker with its reports."""
 
     def __init__(self) -> None:
         self.errors: list[tuple[str, Exception]] = []
@@ -33,7 +33,7 @@ def told() -> Iterator[Told]:
 
 
 class Long:
-    """A task that goes on, a percent of progress at a time, once it is let go."""
+    """This task starts once it is let go, and then reports progress by one percent at a time."""
 
     def __init__(self) -> None:
         self.begun, self.go = threading.Event(), threading.Event()
@@ -66,7 +66,7 @@ def test_a_thread_is_there_only_while_there_is_something_to_do(told: Told) -> No
     assert not [thread for thread in threading.enumerate() if thread.name == "dshistory-explorer"]
 
 
-def test_progress_is_told_to_the_end(told: Told) -> None:
+def test_progress_is_reported_to_the_end(told: Told) -> None:
     long = Long()
     long.go.set()
     told.worker.submit("long", long)
@@ -74,14 +74,14 @@ def test_progress_is_told_to_the_end(told: Told) -> None:
     assert told.shares == [*[n / 100 for n in range(1, 101)], None]
 
 
-def test_who_listens_sees_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_listener_sees_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert ByteProgress(1, description="shown", quiet=False)._bar is not None
     with listening(lambda share: None):
         assert ByteProgress(1, description="heard", quiet=False)._bar is None
 
 
-def test_a_newer_wish_ends_the_running_one_and_replaces_the_waiting_one(told: Told) -> None:
+def test_a_newer_task_ends_the_running_one_and_replaces_the_waiting_one(told: Told) -> None:
     running, ran = Long(), []
     told.worker.submit("heat", running)
     assert running.begun.wait(PATIENCE_S)
@@ -94,7 +94,7 @@ def test_a_newer_wish_ends_the_running_one_and_replaces_the_waiting_one(told: To
     assert told.errors == []
 
 
-def test_a_wish_of_another_topic_waits_for_the_running_one(told: Told) -> None:
+def test_a_task_of_another_topic_waits_for_the_running_one(told: Told) -> None:
     running, ran = Long(), []
     told.worker.submit("heat", running)
     assert running.begun.wait(PATIENCE_S)
@@ -107,7 +107,7 @@ def test_a_wish_of_another_topic_waits_for_the_running_one(told: Told) -> None:
     assert ran == ["page", "newer diff"], "in the order of the newest wishes"
 
 
-def test_a_refusal_is_told_and_the_next_task_runs(told: Told) -> None:
+def test_a_refusal_is_reported_and_the_next_task_runs(told: Told) -> None:
     def refused() -> None:
         raise NotFoundError("no such step")
 
@@ -119,7 +119,7 @@ def test_a_refusal_is_told_and_the_next_task_runs(told: Told) -> None:
     assert ran == [1]
 
 
-def test_a_bug_is_told_and_raised_once(told: Told) -> None:
+def test_a_bug_is_reported_and_raised_once(told: Told) -> None:
     told.worker.submit("diff", lambda: [][0])
     with pytest.raises(IndexError):
         told.worker.wait(PATIENCE_S)
@@ -156,7 +156,7 @@ def test_only_its_own_thread_is_the_worker(told: Told) -> None:
 
 
 def test_progress_is_heard_while_the_lock_of_all_bars_is_held(told: Told) -> None:
-    """As it is for good, once Ctrl-C has cut a bar of the main thread short."""
+    """The lock stays held for good once Ctrl-C has cut a bar of the main thread short."""
 
     def work() -> None:
         with ByteProgress(1, description="work", quiet=False) as bar:
