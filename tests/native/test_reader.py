@@ -166,7 +166,7 @@ def test_extents_that_cannot_be_are_refused(tmp_path: Path, offsets, nbytes, mes
         read(file)
 
 
-def test_the_same_place_of_two_files_is_no_overlap(tmp_path: Path) -> None:
+def test_the_same_place_of_two_files_does_not_overlap(tmp_path: Path) -> None:
     files = [one_extent(tmp_path, 1000) for _ in range(2)]
     assert read(*files) == native.checksum(files[0].content[ALIGN:]) * 2
 
@@ -236,7 +236,7 @@ def test_a_checksum_depends_on_the_bytes_alone(data: bytes) -> None:
     assert len(native.checksum(data)) == 16
 
 
-def test_a_checksum_wants_contiguous_bytes() -> None:
+def test_a_checksum_requires_contiguous_bytes() -> None:
     with pytest.raises(ValueError, match="contiguous"):
         native.checksum(np.zeros((4, 4))[:, 1])
     with pytest.raises(TypeError):

@@ -1,4 +1,4 @@
-"""The rooms of every package and the direction of imports between them stand here as one dictionary.
+"""One dictionary states the rooms of every package and the direction of imports between them.
 
 `test_layers` checks the code against it, and CONTRIBUTING.md shows the tree that `tree` makes of it. Run as a script,
 this file rewrites that tree.
@@ -16,7 +16,7 @@ PAGE = ROOT / "CONTRIBUTING.md"
 BEGIN, END = "<!-- rooms -->", "<!-- end of rooms -->"
 
 LAYERS = ("dshistory", "capture", "catalog", "native")
-"""The packages stand from the top down: each imports itself and those to its right."""
+"""The packages are ordered from the top down: each imports itself and those to its right."""
 
 ROOMS: dict[str, tuple[str, ...]] = {
     "dshistory": (
@@ -47,9 +47,9 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "native": ("_siblings",),
 }
-"""The rooms of every package stand from the top down: folders, and files at the package's top. A room imports itself
-and the rooms of the lines below it. Folders of one line do not know each other; a file may import the files to its
-right. The rooms of the C++ core are guarded by `tests/native/test_rooms.py`.
+"""The rooms of every package are ordered from the top down: folders, and files at the package's top. A room imports
+itself and the rooms of the lines below it. Folders of one line do not import each other; a file may import the files to
+its right. `tests/native/test_rooms.py` guards the rooms of the C++ core.
 """
 
 

@@ -1,4 +1,4 @@
-"""The README's code and command lines run here, in the order in which they stand there."""
+"""The README's code and command lines run here, in the order of the README."""
 
 import re
 import sys
@@ -60,7 +60,7 @@ def followed(tmp_path_factory):
     return folder
 
 
-def test_the_python_blocks_leave_the_histories_they_speak_of(followed):
+def test_the_python_blocks_leave_the_histories_that_they_name(followed):
     import dshistory
 
     assert {10, 20} <= set(dshistory.Explorer.open(followed / "history").log()["step"].to_pylist())

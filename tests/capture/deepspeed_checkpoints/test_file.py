@@ -128,7 +128,7 @@ def test_neighbours_of_one_storage_are_separate_entries(tmp_path, writer):
         assert torch.equal(file.get_tensor("state/layer.b"), flat[6:])
 
 
-def test_the_metadata_of_a_state_dict_come_along(tmp_path, writer):
+def test_the_metadata_of_a_state_dict_is_kept(tmp_path, writer):
     module = torch.nn.Sequential(torch.nn.BatchNorm1d(3))
     stored = read(write(module.state_dict(), tmp_path / "x.pt", writer))
     assert stored._metadata == module.state_dict()._metadata

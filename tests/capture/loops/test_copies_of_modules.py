@@ -62,7 +62,7 @@ def test_a_copy_keeps_no_session_alive(history):
     assert twin(torch.randn(8, 64)).isfinite().all()
 
 
-def test_a_captured_module_can_be_pickled_whole(history):
+def test_a_whole_captured_module_can_be_pickled(history):
     model, optimizer = make()
     session = capture.enable(model, optimizer=optimizer, every=1, history=history)
     one_step(model, optimizer)

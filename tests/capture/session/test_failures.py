@@ -65,7 +65,7 @@ def test_a_failure_of_the_last_snapshot_is_raised_by_close(history):
     session.close()
 
 
-def test_training_goes_on_bit_for_bit_through_failures(history):
+def test_failures_change_no_bit_of_the_training(history):
     def weights(capturing: bool) -> dict:
         model, optimizer = make(300)
         torch.manual_seed(9)

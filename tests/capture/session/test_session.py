@@ -161,7 +161,7 @@ def test_a_forked_child_that_exits_writes_nothing_into_the_run_of_its_parent(his
 
 
 @pytest.mark.parametrize(("end", "steps"), [("", [0, 1]), ("raise SystemExit(3)", [0, 1]), ("1 / 0", [0])])
-def test_the_interpreters_exit_closes_the_session(history, end, steps):
+def test_the_exit_of_the_interpreter_closes_the_session(history, end, steps):
     script = textwrap.dedent(EXIT).format(tests=str(SUPPORT), history=str(history), end=end)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert done.returncode == {"": 0, "1 / 0": 1}.get(end, 3), done.stderr
@@ -241,7 +241,7 @@ def test_enable_refuses_wrong_options(history, options, message):
     assert not history.exists()
 
 
-def test_a_module_that_takes_no_hooks_is_left_as_it_was(history):
+def test_a_module_that_refuses_hooks_is_left_as_it_was(history):
     class Stubborn(torch.nn.Linear):
         def register_forward_hook(self, *_args, **_options):
             raise RuntimeError("no hooks on this module")
@@ -304,7 +304,7 @@ def test_an_object_that_is_not_a_model_is_refused(history):
         capture.enable({}, history=history)
 
 
-def test_names_of_a_wrapped_model_are_the_logical_ones(history):
+def test_a_wrapped_model_keeps_its_logical_names(history):
     model, optimizer = make()
     wrapped = torch.nn.DataParallel(model)
     with capture.enable(wrapped, optimizer=optimizer, every=1, history=history) as session:
@@ -494,7 +494,7 @@ def test_one_name_is_a_list_of_one_and_a_misspelt_one_gets_its_neighbours(histor
         capture.restore(0, history=history, names="iner.weight")
 
 
-def test_a_plain_module_is_no_engine(history):
+def test_a_plain_module_is_not_mistaken_for_an_engine(history):
     model, optimizer = make()
     capture.enable(model, optimizer=optimizer, history=history).close()
     with pytest.raises(SetupError, match="pass a plain module as model="):

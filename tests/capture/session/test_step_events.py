@@ -62,7 +62,7 @@ def test_a_step_captured_late_follows_the_same_declaration(history, declared, ex
     assert stored(history, run, 3) == expected
 
 
-def test_stateful_takes_the_declaration_as_an_argument(history):
+def test_stateful_accepts_the_declaration_as_an_argument(history):
     model, optimizer = make()
     early, late = {"value": 0}, {"value": 0}
     providers = [capture.Stateful("early", early, read_at="step"), capture.Stateful("late", late)]

@@ -1,4 +1,4 @@
-"""A plan is kept while the state's tensors stay as they are, and made anew for every way in which they can change."""
+"""A plan is kept while the state's tensors stay as they are, and made again for every way in which they can change."""
 
 import copy
 
@@ -85,7 +85,7 @@ def cast(model: Net, optimizer: torch.optim.Optimizer) -> None:
     model.bfloat16()
 
 
-MOVES = [
+CHANGES = [
     replace_data,
     transpose_data,
     replace_parameter,
@@ -103,7 +103,7 @@ MOVES = [
 ]
 
 
-def names_and_places(plan: Plan) -> list[tuple]:
+def names_and_addresses(plan: Plan) -> list[tuple]:
     return sorted(
         (
             part.key,
@@ -117,7 +117,7 @@ def names_and_places(plan: Plan) -> list[tuple]:
     )
 
 
-@pytest.mark.parametrize("move", MOVES)
+@pytest.mark.parametrize("move", CHANGES)
 def test_every_change_gets_a_new_plan(move):
     model, optimizer = make()
     one_step(model, optimizer)
@@ -127,7 +127,7 @@ def test_every_change_gets_a_new_plan(move):
     move(model, optimizer)
     after = plan_of(source)
     assert after is not before
-    assert names_and_places(after) == names_and_places(plan_of(source_of(model, optimizer)))
+    assert names_and_addresses(after) == names_and_addresses(plan_of(source_of(model, optimizer)))
     assert plan_of(source) is after
 
 
@@ -173,7 +173,7 @@ class Listing:
     def finish(self, available) -> None: ...
 
 
-def test_a_provider_without_a_layout_is_asked_every_time(history):
+def test_a_provider_without_a_layout_is_listed_every_time(history):
     model, optimizer = make()
     mine = Listing()
     with capture.enable(model, optimizer=optimizer, every=1, history=history, providers=[mine]) as session:

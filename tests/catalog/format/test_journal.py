@@ -18,7 +18,7 @@ def _journal(folder: Path) -> Journal:
     return Journal(folder, run="run-a", writer="rank-00003", rank=3)
 
 
-def test_rows_come_back_as_they_were_given(tmp_path: Path) -> None:
+def test_rows_come_back_as_written(tmp_path: Path) -> None:
     journal = _journal(tmp_path)
     before = datetime.datetime.now(datetime.UTC)
     journal.metric(7, "loss", 1.5)

@@ -34,7 +34,7 @@ def content(history):
     return {table: history.query(f"SELECT * FROM {table} ORDER BY ALL").to_pylist() for table in TABLES}
 
 
-def test_training_readers_and_a_stranger_at_once(tmp_path):
+def test_a_training_readers_and_a_foreign_process_at_once(tmp_path):
     root, stop = tmp_path / "h", tmp_path / "stop"
     with Run(root, "run-0") as first:
         first.checkpoint(0, pieces_of({f"layer.{i}": b"x" for i in range(TENSORS)}))
@@ -58,7 +58,7 @@ def test_training_readers_and_a_stranger_at_once(tmp_path):
     assert content(history) == before
 
 
-def test_a_stranger_that_writes_is_no_error_for_readers_or_the_training(tmp_path):
+def test_a_foreign_process_that_writes_causes_no_error_for_readers_or_the_training(tmp_path):
     with Run(tmp_path / "h") as run:
         run.checkpoint(0, pieces_of({"w": b"a"}), loss=1.0)
         stranger = start("hold", tmp_path / "h" / "catalog.duckdb", 600)

@@ -80,7 +80,7 @@ def test_a_read_only_history_is_read(history: Path) -> None:
             folder.chmod(0o755)
 
 
-def test_a_forked_child_that_ends_as_programs_do_ends_well(history: Path) -> None:
+def test_a_forked_child_with_a_normal_exit_ends_cleanly(history: Path) -> None:
     """DuckDB's threads do not exist in the child: freeing what it inherited would abort it."""
     program = (
         "import os, sys\nfrom pathlib import Path\n"

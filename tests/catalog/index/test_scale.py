@@ -16,7 +16,7 @@ from catalog.records import CheckpointRef
 from catalog.statistics.compute import analyze_part, missing_parts
 
 SHAPES = {"a.0.weight": (40, 30), "a.1.weight": (300,), "b.bias": (20,), "c.scalar": ()}
-MOVES = (
+UPDATES = (
     "SELECT run, step, kind, name, since, norm_before, update_norm, cosine, relative_update "
     "FROM statistics ORDER BY ALL"
 )
@@ -80,7 +80,7 @@ def expected_updates(history, run, steps):
 
 
 def assert_updates(history, steps, *, run="run-a"):
-    found = {(row["step"], row["name"]): row for row in history.query(MOVES).to_pylist() if row["run"] == run}
+    found = {(row["step"], row["name"]): row for row in history.query(UPDATES).to_pylist() if row["run"] == run}
     assert {step for step, _ in found} == set(steps)
     assert all(found[steps[0], name]["since"] is None for name in SHAPES)
     compared = 0
@@ -147,7 +147,7 @@ def test_a_tensor_that_is_not_finite_has_no_update(tmp_path):
     history = History.open(tmp_path / "h")
     for step in range(4):
         analyze(history, "run-a", step)
-    assert [row["update_norm"] is None for row in history.query(MOVES).to_pylist()] == [True, True, True, False]
+    assert [row["update_norm"] is None for row in history.query(UPDATES).to_pylist()] == [True, True, True, False]
 
 
 def test_a_removed_step_is_not_counted_from_in_a_new_index(tmp_path):
@@ -225,7 +225,7 @@ def test_queries_inside_asking_see_nothing_new_in_between(tmp_path):
     training.close()
 
 
-def test_one_tensor_takes_no_sketch_from_the_index(tmp_path, monkeypatch):
+def test_a_trajectory_of_one_tensor_reads_no_sketch(tmp_path, monkeypatch):
     """A trajectory of updates reads no sketch and opens no manifest."""
     from catalog.read import checkpoint
     from dshistory import Explorer

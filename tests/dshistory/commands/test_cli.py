@@ -74,7 +74,7 @@ def test_json_and_csv(root: Path) -> None:
     assert table[0]["name"] == "head.weight"
 
 
-def test_arguments_stand_before_or_after_options(root: Path) -> None:
+def test_arguments_may_come_before_or_after_options(root: Path) -> None:
     one = dshistory("diff", str(root), "0", "20", "--names", "head.*", "--kinds", "exp_avg", "--json")
     two = dshistory("diff", "--names", "head.*", "0", "--json", "--kinds", "exp_avg", "latest", "-C", str(root))
     assert one.stdout == two.stdout
@@ -126,7 +126,7 @@ def test_a_known_error_is_one_line_and_exit_code_2(root: Path, tmp_path: Path) -
         assert len(result.stderr.splitlines()) == 1, result.stderr
 
 
-def test_the_traceback_is_there_when_asked_for(root: Path) -> None:
+def test_the_traceback_is_printed_on_request(root: Path) -> None:
     result = dshistory("show", str(root), "11", "--traceback")
     assert result.returncode == 2
     assert "Traceback" in result.stderr
@@ -179,7 +179,7 @@ def test_reindex_counts_the_checkpoints(root: Path) -> None:
     assert dshistory("reindex", str(root)).stdout == "3\n"
 
 
-def test_as_a_process_without_a_terminal_there_is_no_bar(root: Path) -> None:
+def test_a_process_without_a_terminal_prints_no_bar(root: Path) -> None:
     result = subprocess.run([*COMMAND, "diff", str(root), "0", "20"], capture_output=True, text=True, timeout=120)
     assert (result.returncode, result.stderr) == (0, "")
     assert "head.weight" in result.stdout

@@ -83,7 +83,7 @@ def test_completion_offers_fitting_words_and_none_of_pythons(
     assert notebook.complete(code) == (expected or [f"{code}me"])
 
 
-def test_folders_are_completed_where_one_is_asked_for(notebook: Notebook) -> None:
+def test_folders_are_completed_where_one_is_expected(notebook: Notebook) -> None:
     start = f"%dshistory open {notebook.root.parent}/h"
     assert notebook.complete(start) == [f"%dshistory open {notebook.root}/"]
     assert notebook.complete(start.replace("open", "log -C", 1)) == [f"%dshistory log -C {notebook.root}/"]

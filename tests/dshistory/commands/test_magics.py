@@ -37,7 +37,7 @@ def run(shell: InteractiveShell, cell: str) -> Any:
     return result.result
 
 
-def test_the_whole_way(shell: InteractiveShell, root: Path) -> None:
+def test_the_verbs_run_as_magics(shell: InteractiveShell, root: Path) -> None:
     assert isinstance(run(shell, f"%dshistory open {root}"), Explorer)
     assert run(shell, "%dshistory log")["step"].to_pylist() == [0, 10, 20]
     diff = run(shell, "%dshistory diff 0 20 --names 'layers.*' --quiet")
@@ -150,7 +150,7 @@ def test_completion(shell: InteractiveShell, root: Path) -> None:
     assert _completions(shell, "%%dshistory sq") == ["sql"]
 
 
-def test_variables_stand_in_lines_each_as_one_word(shell: InteractiveShell, root: Path) -> None:
+def test_each_variable_in_a_line_counts_as_one_word(shell: InteractiveShell, root: Path) -> None:
     shell.user_ns.update(root=str(root), step=10, pattern="layers.* --kinds nonsense")
     run(shell, "%dshistory open {root}")
     assert run(shell, "%dshistory show $step")["step"] == 10

@@ -104,7 +104,7 @@ def test_tensors_of_one_side_and_of_another_shape(tmp_path: Path) -> None:
         assert part in table.note
 
 
-def test_a_tensor_that_became_nan_stands_on_top(tmp_path: Path) -> None:
+def test_a_tensor_that_became_nan_is_on_top(tmp_path: Path) -> None:
     before = {"a": torch.ones(4), "b": torch.ones(4), "c": torch.tensor([math.nan, 1.0])}
     after = {"a": torch.ones(4) * 9, "b": torch.tensor([1.0, math.nan, 1.5, 1.0]), "c": torch.tensor([math.nan, 2.0])}
     table = history_of(tmp_path, [whole(before)], [whole(after)]).diff(10, 20)
@@ -129,7 +129,7 @@ def test_kinds_and_patterns(tmp_path: Path) -> None:
         explorer.diff(10, 21)
 
 
-def test_one_of_rank_local_state(tmp_path: Path) -> None:
+def test_one_rank_of_rank_local_state(tmp_path: Path) -> None:
     def ranks(values: list[float]) -> list[list[Piece]]:
         return [[Piece("running_mean", torch.tensor([v]), "buffer", placement="rank_local")] for v in values]
 
@@ -158,14 +158,14 @@ def test_a_tied_tensor_by_its_alias(tmp_path: Path) -> None:
     assert explorer.diff(10, 20, names="lm_head.*")["name"].to_pylist() == ["wte.weight"]
 
 
-def test_names_are_no_patterns_where_one_tensor_is_meant(tmp_path: Path) -> None:
+def test_names_are_not_patterns_where_one_tensor_is_meant(tmp_path: Path) -> None:
     before = whole({"w[0]": torch.ones(1), "w0": torch.ones(1) * 5})
     explorer = history_of(tmp_path, [before], [whole({"w[0]": torch.zeros(1), "w0": torch.zeros(1)})])
     assert explorer.tensor("w[0]", 10).tolist() == [1.0]
     assert set(explorer.diff(10, 20, names="w[0]")["name"].to_pylist()) == {"w[0]", "w0"}
 
 
-def test_only_the_metrics_that_are_asked_for_in_the_order_of_the_first(tmp_path: Path) -> None:
+def test_only_requested_metrics_in_the_order_of_the_first(tmp_path: Path) -> None:
     explorer = history_of(tmp_path, shares(BEFORE, 1), shares(AFTER, 1))
     everything = {row["name"]: row for row in explorer.diff(10, 20)}
     table = explorer.diff(10, 20, metrics=["max_change", "norm_*"])

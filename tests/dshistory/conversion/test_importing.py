@@ -123,7 +123,7 @@ def test_unchanged_tensors_are_not_written_again_and_ties_are_kept(states, tmp_p
     assert next(extent for extent in extents if extent.kind == "model" and extent.aliases).aliases == ("tied",)
 
 
-def test_an_optimizer_comes_along_when_its_parameters_have_names(tmp_path):
+def test_an_optimizer_is_imported_when_its_parameters_have_names(tmp_path):
     model = Net(8)
     optimizer = torch.optim.AdamW(model.named_parameters())
     one_step(model, optimizer)

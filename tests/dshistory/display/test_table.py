@@ -27,7 +27,7 @@ def numbers(rows: int) -> Table:
     )
 
 
-def test_any_reader_of_arrow_takes_a_table() -> None:
+def test_any_reader_of_arrow_accepts_a_table() -> None:
     rows = numbers(3)
     assert pa.table(rows).equals(rows.to_arrow())
     with duckdb.connect() as connection:

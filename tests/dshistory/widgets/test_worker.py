@@ -48,7 +48,7 @@ class Long:
         self.ended = True
 
 
-def test_tasks_run_one_after_the_other_beside_the_caller(told: Told) -> None:
+def test_tasks_run_one_after_the_other_in_another_thread(told: Told) -> None:
     ran: list[tuple[str, str]] = []
     for name in "abc":
         told.worker.submit(name, lambda name=name: ran.append((name, threading.current_thread().name)))
@@ -56,7 +56,7 @@ def test_tasks_run_one_after_the_other_beside_the_caller(told: Told) -> None:
     assert ran == [(name, "dshistory-explorer") for name in "abc"]
 
 
-def test_a_thread_is_there_only_while_there_is_something_to_do(told: Told) -> None:
+def test_a_thread_exists_only_while_there_is_something_to_do(told: Told) -> None:
     long = Long()
     told.worker.submit("long", long)
     assert long.begun.wait(PATIENCE_S)
