@@ -13,6 +13,8 @@ from places import SUPPORT
 import capture
 from catalog.history import History
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = SUPPORT / "capture_training.py"
 
 

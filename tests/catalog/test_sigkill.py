@@ -14,6 +14,8 @@ from catalog.history import History
 from catalog.records import CheckpointRef
 from catalog.verify import verify
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = str(SUPPORT / "catalog_processes.py")
 KILLS = 24
 TENSORS = 4

@@ -57,6 +57,7 @@ def test_there_is_a_file_of_every_kind(root: Path) -> None:
     assert len(_published(root)) > 15
 
 
+@pytest.mark.slow
 @settings(max_examples=120, deadline=None)
 @given(data=st.data())
 def test_a_flipped_bit_anywhere_is_found_and_its_file_named(root: Path, data: st.DataObject) -> None:

@@ -91,7 +91,8 @@ def case_without_laziness_all_is_copied_at_the_call(folder: Path) -> None:
 def case_edits_before_the_update_fail_that_save_by_name(folder: Path) -> None:
     engine = make_engine(model=WideGPT, stage=0, dtype="fp32")
     train(engine, 1)
-    saver = native(engine)
+    # Slow, so that the edit comes while the tensor is being read, however busy the machine is.
+    saver = native(engine, budget_bytes=1 << 20, backend="posix", faults=Faults(delay_us=SLOW))
     engine.save_checkpoint(str(folder / "edited"), tag="good")
     saver.release()
     with torch.no_grad():

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from places import ROOT
 
+pytestmark = pytest.mark.slow
+
 COMPILER = os.environ.get("CXX", "c++")
 
 

@@ -104,6 +104,7 @@ def in_threads(*works: Callable[[], object]) -> None:
         raise errors[0]
 
 
+@pytest.mark.slow
 @each_backend
 @given(
     layout=pieces(most=4),

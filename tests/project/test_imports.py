@@ -8,6 +8,8 @@ import pytest
 from explorer_helpers import tiny_history
 from project_helpers import all_modules, relative, run_python
 
+pytestmark = pytest.mark.slow
+
 HEAVY = (
     "torch",
     "duckdb",

@@ -9,6 +9,8 @@ from architecture import LAYERS
 from places import ROOT
 from project_helpers import run, run_python
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = """
 import torch
 import capture

@@ -8,6 +8,8 @@ import pytest
 from places import ROOT
 from project_helpers import run, run_python
 
+pytestmark = pytest.mark.slow
+
 README = (ROOT / "README.md").read_text()
 
 # The README's reader has an engine or a model with its optimizer, and a loader that reports its position.

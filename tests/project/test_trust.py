@@ -64,6 +64,7 @@ def test_no_source_file_can_unpickle_or_evaluate():
     assert found == OF_OTHERS
 
 
+@pytest.mark.slow
 def test_no_module_that_opens_a_history_imports_those_files(history):
     model, optimizer = make()
     with capture.enable(model, optimizer=optimizer, every=1, history=history):

@@ -24,8 +24,9 @@ def relative(path: Path) -> str:
 
 
 def imports(path: Path, *, names: bool = False) -> Iterator[tuple[str, int]]:
-    """Every module that the file imports anywhere, also inside functions, with its line; blocks for type checkers are left
-    out. `names`: `from a import b` gives `a.b`.
+    """Yield every module that the file imports anywhere, also inside functions, with its line.
+
+    Blocks for type checkers are left out. With `names`, `from a import b` gives `a.b`.
     """
     for node in _runtime_nodes(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):

@@ -1,5 +1,6 @@
 """A failed snapshot is reported by the journal, a warning and `wait`, and harms nothing else."""
 
+import contextlib
 import errno
 import os
 import shutil
@@ -121,7 +122,10 @@ def test_a_real_full_disk_fails_the_snapshot(tiny_disk):
         for step in range(1, 6):
             one_step(model, optimizer)
             expected[step] = reference(model, optimizer)
+        # `wait` also raises failures that were warned of already: which step meets the full disk first varies.
         with pytest.raises(SnapshotError, match="No space left"):
+            session.wait()
+        with contextlib.suppress(SnapshotError):
             session.close()
     good = committed_steps(root, session.run)
     assert good[0] == 0

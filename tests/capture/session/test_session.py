@@ -150,6 +150,7 @@ one_step(model, optimizer)
 """
 
 
+@pytest.mark.slow
 def test_a_forked_child_that_exits_writes_nothing_into_the_run_of_its_parent(history):
     end = (
         "pid = os.fork()\nif pid == 0:\n    sys.exit(7)\nassert os.waitpid(pid, 0)[1] >> 8 == 7\n"
@@ -160,6 +161,7 @@ def test_a_forked_child_that_exits_writes_nothing_into_the_run_of_its_parent(his
     assert [ref.step for ref in History.open(history).checkpoints(state=None)] == [0, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("end", "steps"), [("", [0, 1]), ("raise SystemExit(3)", [0, 1]), ("1 / 0", [0])])
 def test_the_exit_of_the_interpreter_closes_the_session(history, end, steps):
     script = textwrap.dedent(EXIT).format(tests=str(SUPPORT), history=str(history), end=end)

@@ -16,6 +16,8 @@ import capture
 from catalog.history import History
 from catalog.verify import verify
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = """
 import sys; sys.path.insert(0, {tests!r})
 from capture_helpers import make, one_step

@@ -14,6 +14,8 @@ from catalog.index import index
 from catalog.statistics.compute import analyze_part, missing_parts
 from catalog.verify import verify
 
+pytestmark = pytest.mark.slow
+
 
 def train(history, *, steps=4, frozen=False, **options):
     """Train, close the session and return the reference states by step."""

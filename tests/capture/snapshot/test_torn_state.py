@@ -12,6 +12,8 @@ from capture.session.step_events import StepEvents
 from capture.snapshot.change_detector import ChangeDetector
 from catalog.errors import CorruptError
 
+pytestmark = pytest.mark.slow
+
 BACKENDS = ["posix", *(["io_uring"] if not native.probe_io_uring() else [])]
 SLOW = {"delay_us": 40_000, "reorder": True, "short_write_every": 3}
 

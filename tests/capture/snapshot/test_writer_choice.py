@@ -14,7 +14,7 @@ from places import SUPPORT
 
 import capture
 import native
-from capture.snapshot import writer, writer_tuning
+from capture.snapshot import writer_choice, writer_tuning
 from catalog.errors import SetupError
 from catalog.history import History
 
@@ -32,7 +32,7 @@ def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def talkative(monkeypatch: pytest.MonkeyPatch) -> None:
     """No warning has been issued in this process yet."""
-    monkeypatch.setattr(writer, "_warned", set())
+    monkeypatch.setattr(writer_choice, "_warned", set())
 
 
 def settings(folder: Path) -> writer_tuning.Settings:
@@ -166,6 +166,7 @@ assert not session._writer.registered
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not IO_URING, reason="io_uring does not work here")
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv to give up the right to lock memory")
 def test_a_low_limit_of_locked_memory_is_warned_about_and_works(history):

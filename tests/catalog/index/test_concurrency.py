@@ -13,6 +13,8 @@ from catalog.errors import FormatError
 from catalog.history import History
 from catalog.index import index
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = str(SUPPORT / "catalog_processes.py")
 STEPS = 120
 

@@ -179,6 +179,7 @@ def test_an_index_of_the_version_before_is_brought_up_to_date_by_the_next_regist
         assert connection.execute("SELECT count(*) FROM idx.statistics").fetchall() == [(3 * len(SHAPES),)]
 
 
+@pytest.mark.slow
 def test_a_history_larger_than_memory_is_registered_in_batches(tmp_path, monkeypatch):
     """Each batch takes the first missing files, even where no parsed file is kept."""
     history = walk(tmp_path / "h", range(30), analyzed=range(0, 30, 2))

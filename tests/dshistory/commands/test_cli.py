@@ -179,6 +179,7 @@ def test_reindex_counts_the_checkpoints(root: Path) -> None:
     assert dshistory("reindex", str(root)).stdout == "3\n"
 
 
+@pytest.mark.slow
 def test_a_process_without_a_terminal_prints_no_bar(root: Path) -> None:
     result = subprocess.run([*COMMAND, "diff", str(root), "0", "20"], capture_output=True, text=True, timeout=120)
     assert (result.returncode, result.stderr) == (0, "")
@@ -194,6 +195,7 @@ def test_a_closed_pipe_is_quiet(root: Path) -> None:
     assert result.stderr == b""
 
 
+@pytest.mark.slow
 def test_ctrl_c_is_quiet_and_leaves_nothing_behind(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [*COMMAND, "doctor", str(tmp_path), "--size-mib", "2048"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -207,6 +209,7 @@ def test_ctrl_c_is_quiet_and_leaves_nothing_behind(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_doctor_measures_and_cleans_up(tmp_path: Path) -> None:
     result = dshistory("doctor", str(tmp_path), "--size-mib", "8", "--json")
     report = json.loads(result.stdout)

@@ -7,6 +7,8 @@ import pytest
 from explorer_helpers import tiny_history
 from jupyter_client.manager import start_new_kernel
 
+pytestmark = pytest.mark.slow
+
 
 class Notebook:
     """The notebook is a kernel with one history open."""

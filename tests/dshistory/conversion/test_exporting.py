@@ -125,6 +125,7 @@ def test_a_dcp_folder_loads_into_a_model(trained, tmp_path):
     same(found, state)
 
 
+@pytest.mark.slow
 def test_from_pretrained_loads_a_hugging_face_folder(tmp_path):
     from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 

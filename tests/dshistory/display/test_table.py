@@ -93,7 +93,7 @@ def test_long_names_lose_their_middle_and_messages_nothing() -> None:
     assert row.startswith("a.")
     assert row.endswith(f".z  {message}")
     assert len(row) == 96 + 2 + 300
-    assert hint.startswith("… stands for the middle of long values")
+    assert hint.startswith("… replaces the middle of long values")
     assert name in table._repr_html_()
 
 

@@ -13,6 +13,8 @@ from nbconvert import HTMLExporter, MarkdownExporter
 from places import ROOT
 from widget_helpers import JUMP, layered_history
 
+pytestmark = pytest.mark.slow
+
 PATIENCE_S = 120
 VIEW = "application/vnd.jupyter.widget-view+json"
 

@@ -20,6 +20,8 @@ from catalog.run_writer import create_history
 from dshistory.explorer import Explorer
 from dshistory.widgets.watching import Watcher
 
+pytestmark = pytest.mark.slow
+
 TRAIN = f"""
 import sys
 sys.path.insert(0, {str(SUPPORT)!r})
