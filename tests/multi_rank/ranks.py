@@ -23,6 +23,7 @@ import pytest
 from fork_server import ForkServer
 
 HERE = Path(__file__).parent
+CASES = HERE / "cases"
 _servers: list[ForkServer] = []
 Case = TypeVar("Case", bound=Callable[..., Any])
 
@@ -31,7 +32,7 @@ def case_names(module: str) -> list[str]:
     """Return the cases of a module in order. The module is not imported: the collecting process must not import
     deepspeed.
     """
-    tree = ast.parse((HERE / f"{module}.py").read_text())
+    tree = ast.parse((CASES / f"{module}.py").read_text())
     return [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("case_")]
 
 
@@ -133,7 +134,7 @@ def main(module: str, folder: Path) -> None:
     import torch
 
     _join(module)
-    sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent / "support")]
+    sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent / "support"), str(CASES)]
     cases = importlib.import_module(module)
     rank = int(os.environ["RANK"])
     with (folder / f"{module}-{rank}.json").open("w") as report:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
-CASES = TESTS / "multi_rank"
+CASES = TESTS / "multi_rank" / "cases"
 PAGE = TESTS.parent / "docs" / "coverage.md"
 REFUSALS = "deepspeed_cases_refused.py"
 HEAD = """# Which configurations are covered
