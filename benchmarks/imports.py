@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.made_up import MadeUp
 from benchmarks.measure import Rows, Series, clock, rotations
 
-COLUMNS = {"process": "ms", "processor": "ms", "peak memory": "MB"}
+COLUMNS = {"process": "ms", "processor": "ms"}
 
 _PROGRAMS = {
     "python -c pass": "pass",
@@ -57,4 +57,3 @@ def measure(command: list[str], row: dict[str, Series]) -> None:
         raise ChildProcessError(f"{command} ended with {child.returncode}")
     row["process"].add(took.seconds)
     row["processor"].add(usage.ru_utime + usage.ru_stime)
-    row["peak memory"].add(usage.ru_maxrss * 1024)
