@@ -13,12 +13,11 @@ import numpy.typing as npt
 
 import native
 from catalog.errors import CorruptError
-from catalog.records import Extent
+from catalog.records import CHECKSUM_BYTES, Extent
 
 __all__ = ["Buffer", "Piece", "batches", "mismatches", "read_pieces", "read_to", "read_unverified", "read_verified"]
 
 _MOST_EXTENTS = 4096
-_CHECKSUM_BYTES = 16
 
 Buffer: TypeAlias = npt.NDArray[np.uint8]
 
@@ -96,7 +95,7 @@ def read_unverified(root: Path, extent: Extent, address: int, *, skip_bytes: int
 def mismatches(extents: Sequence[Extent], checksums: bytes) -> Iterator[tuple[Extent, bytes]]:
     """Yield every extent whose bytes have another checksum than its manifest says, with that checksum."""
     for i, extent in enumerate(extents):
-        actual = checksums[_CHECKSUM_BYTES * i : _CHECKSUM_BYTES * (i + 1)]
+        actual = checksums[CHECKSUM_BYTES * i : CHECKSUM_BYTES * (i + 1)]
         if actual != extent.checksum:
             yield extent, actual
 

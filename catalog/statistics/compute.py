@@ -21,8 +21,8 @@ from catalog.format.marker import read_marker
 from catalog.format.statistics_file import SCHEMA, StatisticsFile, publish_statistics, read_statistics
 from catalog.paths import HistoryPaths, parse_data_file
 from catalog.read.checkpoint import read_part
-from catalog.read.stored_bytes import Buffer, Piece, batches, read_pieces
-from catalog.records import CHECKSUM_BYTES, CheckpointRef, Extent
+from catalog.read.stored_bytes import Buffer, Piece, batches, mismatches, read_pieces
+from catalog.records import CheckpointRef, Extent
 
 __all__ = ["BUCKETS", "SKETCHED_KINDS", "analyze_part", "buckets_of", "missing_parts", "sketch_key"]
 
@@ -126,15 +126,12 @@ def _computed(root: Path, batch: list[Extent], buffer: Buffer) -> list[dict[str,
         return [_in_pieces(root, batch[0], buffer)]
     starts = np.concatenate([[0], np.cumsum([extent.nbytes for extent in batch])]).astype(np.int64)
     digests = _read(root, [(extent.file, extent.offset, extent.nbytes) for extent in batch], buffer)
-    rows = []
-    for i, extent in enumerate(batch):
-        if digests[CHECKSUM_BYTES * i : CHECKSUM_BYTES * (i + 1)] != extent.checksum:
-            raise CorruptError(
-                f"{root / extent.file}: {extent.kind} {extent.name!r} at offset {extent.offset}: the bytes are not "
-                "those that were written: the file is damaged"
-            )
-        rows.append(_row(extent, [_statistics(extent, buffer[starts[i] : starts[i + 1]], 0)]))
-    return rows
+    for extent, _ in mismatches(batch, digests):
+        raise CorruptError(
+            f"{root / extent.file}: {extent.kind} {extent.name!r} at offset {extent.offset}: the bytes are not "
+            "those that were written: the file is damaged"
+        )
+    return [_row(extent, [_statistics(extent, buffer[starts[i] : starts[i + 1]], 0)]) for i, extent in enumerate(batch)]
 
 
 def _in_pieces(root: Path, extent: Extent, buffer: Buffer) -> dict[str, Any]:
