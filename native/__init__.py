@@ -5,6 +5,7 @@ call raises `OSError` with errno and file name, and with the operation and offse
 """
 
 from native._core import (
+    Appendix,
     Faults,
     Feed,
     Statistics,
@@ -16,11 +17,13 @@ from native._core import (
     probe_file_system,
     probe_io_uring,
     read,
+    sampled_digests,
     statistics,
     statistics_kernels,
 )
 
 __all__ = [
+    "Appendix",
     "Faults",
     "Feed",
     "Statistics",
@@ -32,6 +35,7 @@ __all__ = [
     "probe_file_system",
     "probe_io_uring",
     "read",
+    "sampled_digests",
     "statistics",
     "statistics_kernels",
 ]

@@ -76,6 +76,24 @@ class Feed:
     @property
     def nbytes(self) -> int: ...
 
+class Appendix:
+    """Extents that have no place in the plan: written behind the planned bytes, back to back, as their bytes are given.
+
+    Takes 4 MiB of memory outside the budget. Their checksums are those of the very bytes written. A thread at a time.
+    """
+    @property
+    def offset(self) -> int:
+        """Offset of the first extent in the file, in bytes."""
+    def add(self, *, address: int, nbytes: int) -> None:
+        """Write the next bytes of the extents, in order, from memory that is read only inside the call; waits for the
+        disk. ValueError when the extents have no room for them. OSError: EFAULT when the memory is not mapped,
+        ECANCELED when the job was aborted.
+        """
+    def end(self) -> bytes:
+        """Return the XXH3-128 (canonical, 16 bytes each) of every extent, once all bytes are given, else RuntimeError.
+        The file's end is now the next multiple of the plan's align; zeros fill it up.
+        """
+
 class WriteJob:
     """One file being written. Every method may be called from any thread, and none holds the GIL while it blocks. The
     job keeps its writer and its plan alive.
@@ -96,7 +114,8 @@ class WriteJob:
         Afterwards the caller may overwrite or free the memory of every extent. The call copies what is not submitted
         yet into the staging budget (waiting for slots when it is used up), and waits until every write submitted from
         live memory has completed and every live byte is hashed. Fed extents have no live bytes. Never raises for a
-        failed write: `wait` does. Idempotent.
+        failed write: `wait` does. Idempotent. What a signal handler raises meanwhile, such as KeyboardInterrupt, is
+        raised here in the main thread: then memory is still read, and the job goes on until the next call.
         """
     def released(self) -> bool:
         """Return True when no live byte of the plan is needed any more. Never blocks."""
@@ -109,9 +128,13 @@ class WriteJob:
         """Return the XXH3-128 (canonical, 16 bytes each) of every extent in plan order. RuntimeError before all data is
         written.
         """
+    def append(self, nbytes: Any) -> Appendix:
+        """Begin extents of these sizes (uint64 [n]) at the file's end: behind the planned bytes and earlier
+        appendices. One at a time, before `finish`.
+        """
     def finish(self, *, header: bytes, trailer: bytes) -> int:
-        """Complete the file and return its size in bytes: write the header at 0 and the trailer at data_end, cut the
-        file to its end, fdatasync, close. Only after `wait` returned True, and once: else RuntimeError. ValueError
+        """Complete the file and return its size in bytes: write the header at 0 and the trailer at the end, fdatasync,
+        close. Only after `wait` returned True, and once: else RuntimeError. ValueError
         unless header has data_start bytes and trailer a multiple of the plan's align. After an OSError the file can
         only be aborted.
         """
@@ -130,8 +153,8 @@ class Writer:
     """Writes files through one io_uring, or one pool of POSIX threads, with one staging budget shared by its jobs.
 
     The budget is the only memory taken beyond the sources; a job that needs more waits until writes give slots back.
-    Jobs and feeds keep their writer alive. After fork every call in the child raises RuntimeError, and the files stay
-    the parent's.
+    Jobs and feeds keep their writer alive. After fork every call in the child raises RuntimeError, the files stay the
+    parent's, and the child has no staging memory. When a ring fails, its jobs fail, and later ones get a new ring.
     """
     def __init__(
         self, *, backend: str, budget_bytes: int, block_bytes: int = ..., depth: int = ..., faults: Faults | None = None
@@ -162,7 +185,8 @@ class Writer:
         """Create `path` (O_EXCL), preallocate plan.data_end bytes, copy the eager extents, and begin to write the rest.
 
         Returns once the eager bytes are copied. OSError when the file can't be made, and then it leaves none;
-        ValueError when block_bytes is no multiple of plan.align; RuntimeError when the writer is closed.
+        ValueError when block_bytes is no multiple of plan.align; RuntimeError when the writer is closed. Raises what a
+        signal handler raises meanwhile, and then leaves no file.
         """
     def close(self) -> None:
         """Fail (ECANCELED) what is not prepared yet, wait for what is in flight, end the threads. A job whose data is
@@ -178,13 +202,16 @@ def read(
     nbytes: Any,
     block_bytes: int = ...,
     depth: int = ...,
+    checksums: bool = True,
 ) -> bytes:
-    """Read extents straight into memory, in parallel, and return the XXH3-128 of each, in order (16 bytes each).
+    """Read extents straight into memory, in parallel, and return the XXH3-128 of each, in order (16 bytes each); no
+    bytes when `checksums` is False.
 
     Request i reads nbytes[i] bytes at offsets[i] of paths[file_index[i]] to address addresses[i]; the caller keeps that
     memory. file_index is uint32 [n], the others uint64 [n], contiguous numpy arrays. Extents of a file may not overlap:
-    ValueError. OSError names the path and offset; a file that ends early is EIO. After an error the targets hold a
-    mixture. Takes at most depth * block_bytes of memory, and none for bytes that are read straight to their target.
+    ValueError. OSError names the path and offset; a file that ends early is EIO, a symbolic link ELOOP, and any other
+    file that is not regular EINVAL, without waiting for it. After an error the targets hold a mixture. Takes at most
+    depth * block_bytes of memory, and none for bytes that are read straight to their target.
     """
 
 def checksum(data: Any) -> bytes:
@@ -195,6 +222,17 @@ def checksum_memory(*, addresses: Any, nbytes: Any) -> bytes:
 
     addresses and nbytes are uint64 [n] numpy arrays; the caller keeps the memory. OSError (EFAULT) names the first
     region that is not mapped.
+    """
+
+def sampled_digests(*, addresses: Any, nbytes: Any, seed: int = 0) -> bytes:
+    """Return a digest of a sample of each region of this process's memory, 8 bytes each, in order, to be compared with
+    an earlier one of the same region and `seed`.
+
+    Regions of at most 1 KiB are read whole; of larger ones 64 bytes in each of 16 equal stretches, or in one stretch
+    for each 8 KiB, at places that `seed` decides, besides the first and the last 64. A change of two whole stretches is
+    always found. A region that is not mapped any more has the digest 0.
+
+    addresses and nbytes are uint64 [n] numpy arrays; the caller keeps the memory.
     """
 
 def probe_io_uring() -> str:

@@ -1,27 +1,36 @@
 #include "base/checksum.hpp"
 
-#include <algorithm>
-
-#define XXH_INLINE_ALL
-#include <xxhash.h>
+#include "base/checksum_kernel.hpp"
 
 namespace dsh {
 namespace {
 
-Digest canonical(XXH128_hash_t hash) {
-    XXH128_canonical_t bytes;
-    XXH128_canonicalFromHash(&bytes, hash);
-    Digest digest;
-    std::copy(std::begin(bytes.digest), std::end(bytes.digest), digest.begin());
-    return digest;
+const ChecksumKernel &fastest() {
+    static const ChecksumKernel &chosen = []() -> const ChecksumKernel & {
+#ifdef __x86_64__
+        for (const ChecksumKernel *kernel : {&avx512_checksum, &avx2_checksum}) {
+            if (kernel->works()) {
+                return *kernel;
+            }
+        }
+#endif
+        return portable_checksum;
+    }();
+    return chosen;
 }
+
+static_assert(std::tuple_size_v<Digest> == checksum_bytes);
 
 } // namespace
 
-Digest checksum(const void *data, std::size_t nbytes) { return canonical(XXH3_128bits(data, nbytes)); }
+Digest checksum(const void *data, std::size_t nbytes) {
+    Digest digest;
+    fastest().whole(data, nbytes, digest.data());
+    return digest;
+}
 
 struct Digests::Running {
-    XXH3_state_t state; // 64-byte aligned by its type
+    alignas(64) std::byte state[checksum_state_bytes];
 };
 
 Digests::Digests(std::size_t count) : running_(std::make_unique<Running>()), values_(count, checksum(nullptr, 0)) {}
@@ -35,11 +44,11 @@ void Digests::feed(std::size_t index, std::uint64_t position, std::uint64_t whol
         return;
     }
     if (position == 0) {
-        XXH3_128bits_reset(&running_->state);
+        fastest().begin(running_->state);
     }
-    XXH3_128bits_update(&running_->state, data, nbytes);
+    fastest().add(running_->state, data, nbytes);
     if (position + nbytes == whole) {
-        values_[index] = canonical(XXH3_128bits_digest(&running_->state));
+        fastest().end(running_->state, values_[index].data());
     }
 }
 

@@ -6,20 +6,15 @@
 #include <cstring>
 #include <fcntl.h>
 #include <linux/magic.h>
-#include <linux/stat.h>
 #include <map>
 #include <sstream>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 #include <vector>
 
+#include "base/direct_align.hpp"
 #include "base/io_error.hpp"
-
-#ifndef STATX_DIOALIGN
-#define STATX_DIOALIGN 0x00002000U
-#endif
 
 namespace dsh {
 namespace {
@@ -62,27 +57,6 @@ class Sample {
     std::string path_;
     int fd_;
 };
-
-// glibc's struct statx may be older than the kernel's, so the two fields are read at their fixed offsets in the
-// kernel's structure.
-struct DirectAlign {
-    std::uint32_t memory = 0;
-    std::uint32_t offset = 0;
-};
-
-DirectAlign direct_align(int fd) {
-    alignas(8) unsigned char raw[256] = {};
-    DirectAlign result;
-    if (syscall(SYS_statx, fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, raw) == 0) {
-        std::uint32_t mask = 0;
-        std::memcpy(&mask, raw, sizeof mask);
-        if ((mask & STATX_DIOALIGN) != 0) {
-            std::memcpy(&result.memory, raw + 0x98, sizeof result.memory);
-            std::memcpy(&result.offset, raw + 0x9c, sizeof result.offset);
-        }
-    }
-    return result;
-}
 
 } // namespace
 

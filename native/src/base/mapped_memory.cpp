@@ -1,41 +1,121 @@
 #include "base/mapped_memory.hpp"
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <cerrno>
+#include <cstring>
 #include <string>
 
 #include <sys/mman.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include "base/aligned_memory.hpp"
 #include "base/io_error.hpp"
+#include "base/limits.hpp"
+
+#ifdef __SANITIZE_THREAD__
+extern "C" void __tsan_read_range(void *address, long nbytes); // as GCC declares it
+#endif
 
 namespace dsh {
 namespace {
 
-// Regions are looked at piece by piece, so that memory unmapped during a long read is noticed before its next piece.
-constexpr std::uint64_t piece_bytes = 1 << 20;
+constexpr std::size_t most_regions = 512; // of one call; the kernel takes 1024
+
+std::atomic<bool> forbidden = false; // to this process, which never changes
+
+const void *pointer(const Region &region) { return reinterpret_cast<const void *>(region.address); }
+
+std::optional<CopyFailure> copy_directly(std::span<const CopiedRegion> regions) {
+    for (std::size_t i = 0; i < regions.size(); ++i) {
+        if (!is_mapped(regions[i].from)) {
+            return CopyFailure{i, EFAULT};
+        }
+        std::memcpy(regions[i].into, pointer(regions[i].from), regions[i].from.nbytes);
+    }
+    return std::nullopt;
+}
+
+// At most most_regions.
+std::optional<CopyFailure> copy_some(std::span<const CopiedRegion> regions) {
+    std::array<iovec, most_regions> into;
+    std::array<iovec, most_regions> from;
+    std::uint64_t whole = 0;
+    for (std::size_t i = 0; i < regions.size(); ++i) {
+        into[i] = {regions[i].into, regions[i].from.nbytes};
+        from[i] = {const_cast<void *>(pointer(regions[i].from)), regions[i].from.nbytes};
+        whole += regions[i].from.nbytes;
+#ifdef __SANITIZE_THREAD__
+        __tsan_read_range(from[i].iov_base,
+                          static_cast<long>(from[i].iov_len)); // the kernel's reads are not seen otherwise
+#endif
+    }
+    const ssize_t result = process_vm_readv(getpid(), into.data(), regions.size(), from.data(), regions.size(), 0);
+    if (result < 0 && (errno == EPERM || errno == ENOSYS)) {
+        forbidden = true;
+        return copy_directly(regions);
+    }
+    if (result < 0) {
+        return CopyFailure{0, errno};
+    }
+    // What was copied ends where the first page is missing.
+    auto left = static_cast<std::uint64_t>(result);
+    for (std::size_t i = 0; left < whole; ++i) {
+        if (left < regions[i].from.nbytes) {
+            return CopyFailure{i, EFAULT};
+        }
+        left -= regions[i].from.nbytes;
+        whole -= regions[i].from.nbytes;
+    }
+    return std::nullopt;
+}
 
 } // namespace
 
-bool is_mapped(std::uint64_t address, std::uint64_t nbytes) {
+bool is_mapped(const Region &region) {
     static const auto page = static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
-    const std::uint64_t begin = round_down(address, page);
+    const std::uint64_t begin = round_down(region.address, page);
     // msync fails with ENOMEM when a page is unmapped. On anonymous memory MS_ASYNC has no other effect.
-    return msync(reinterpret_cast<void *>(begin), address + nbytes - begin, MS_ASYNC) == 0;
+    return msync(reinterpret_cast<void *>(begin), region.address + region.nbytes - begin, MS_ASYNC) == 0;
+}
+
+std::optional<CopyFailure> copy_memory(std::span<const CopiedRegion> regions) {
+    if (forbidden) {
+        return copy_directly(regions);
+    }
+    for (std::size_t at = 0; at < regions.size(); at += most_regions) {
+        if (auto failure = copy_some(regions.subspan(at, std::min(most_regions, regions.size() - at)))) {
+            failure->index += at;
+            return failure;
+        }
+    }
+    return std::nullopt;
+}
+
+const std::byte *cached_copy(const Region &region) {
+    thread_local const AlignedMemory cached = aligned_memory(block_granule, cached_bytes);
+    const CopiedRegion copied{cached.get(), region};
+    if (const auto failure = copy_memory(std::span(&copied, 1))) {
+        errno = failure->code;
+        return nullptr;
+    }
+    return cached.get();
 }
 
 std::vector<Digest> checksum_memory(std::span<const Region> regions) {
     Digests digests(regions.size());
     for (std::size_t i = 0; i < regions.size(); ++i) {
         const auto [address, whole] = regions[i];
-        for (std::uint64_t at = 0; at < whole; at += piece_bytes) {
-            const std::uint64_t nbytes = std::min(piece_bytes, whole - at);
-            if (!is_mapped(address + at, nbytes)) {
+        for (std::uint64_t at = 0; at < whole; at += cached_bytes) {
+            const Region piece{address + at, std::min(cached_bytes, whole - at)};
+            const std::byte *data = cached_copy(piece);
+            if (data == nullptr) {
                 throw IoError("reading region " + std::to_string(i) + ", whose memory is no longer mapped,", "", at,
-                              EFAULT);
+                              errno);
             }
-            digests.feed(i, at, whole, reinterpret_cast<const void *>(address + at), nbytes);
+            digests.feed(i, at, whole, data, piece.nbytes);
         }
     }
     return digests.values();

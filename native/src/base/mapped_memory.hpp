@@ -1,7 +1,14 @@
-// Memory that others own and may unmap at any time: whether it is still mapped, and its checksums as long as it is.
+// Memory that others own and may unmap at any time: copies of it, and checksums, that fail where a direct read would
+// end the process.
+//
+// Looking first whether memory is mapped is no guard, since another thread may unmap it right afterwards. So the kernel
+// copies (process_vm_readv): it answers EFAULT for memory that is gone, or whose file has been cut. The copy stays in
+// the processor's cache, where it is hashed; the live bytes are read from memory once, as by a direct read.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -9,17 +16,38 @@
 
 namespace dsh {
 
+constexpr std::uint64_t cached_bytes = 256 << 10; // of a copy that is to be hashed before it leaves the cache
+
 struct Region {
     std::uint64_t address;
     std::uint64_t nbytes;
 };
 
-// Return true when every page of the region is mapped now. Another thread may unmap it right afterwards: the answer
-// makes a crash on freed memory unlikely, never impossible.
-bool is_mapped(std::uint64_t address, std::uint64_t nbytes);
+struct CopiedRegion {
+    std::byte *into;
+    Region from;
+};
 
-// Return the checksum of each region, in order. Throws IoError (EFAULT) naming the first region that is no longer
-// mapped.
+struct CopyFailure {
+    std::size_t index; // of the first region that could not be copied
+    int code;          // errno; EFAULT when it is not mapped
+};
+
+// Return whether a region is mapped now. That is enough for a caller who knows that nobody unmaps it meanwhile, such as
+// the thread that owns it.
+bool is_mapped(const Region &region);
+
+// Copy the regions in order, together at most 1 GiB. Returns the first failure; what `into` holds then is undefined.
+// Where seccomp forbids process_vm_readv, as Docker did before version 19.03, memory is looked at and then read
+// directly: a crash on freed memory is unlikely there, but possible.
+std::optional<CopyFailure> copy_memory(std::span<const CopiedRegion> regions);
+
+// Return a copy of a region of at most cached_bytes, which holds until this thread's next call; null and errno when it
+// can't be made.
+const std::byte *cached_copy(const Region &region);
+
+// Return the checksum of each region, in order. Throws IoError naming the first region that can't be read (EFAULT: it
+// is no longer mapped).
 std::vector<Digest> checksum_memory(std::span<const Region> regions);
 
 } // namespace dsh

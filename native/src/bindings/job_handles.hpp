@@ -26,6 +26,12 @@ struct JobHandle {
     }
 };
 
+// Bytes on their way behind the planned ones of a file.
+struct AppendixHandle {
+    std::shared_ptr<Writer> writer;
+    std::unique_ptr<Appendix> appendix;
+};
+
 // A slot on loan to a feeder. It holds the writer, and with it the slot's memory.
 struct FeedHandle {
     std::shared_ptr<Writer> writer;

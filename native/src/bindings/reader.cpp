@@ -20,7 +20,7 @@ using namespace nb::literals;
 
 nb::bytes read_extents(std::vector<std::string> paths, Column<std::uint32_t> file_index, Column<std::uint64_t> offsets,
                        Column<std::uint64_t> addresses, Column<std::uint64_t> nbytes, std::uint64_t block_bytes,
-                       std::size_t depth) {
+                       std::size_t depth, bool checksums) {
     const std::size_t count = offsets.shape(0);
     require_same_length(file_index.shape(0), "file_index", count, "offsets");
     require_same_length(addresses.shape(0), "addresses", count, "offsets");
@@ -32,7 +32,7 @@ nb::bytes read_extents(std::vector<std::string> paths, Column<std::uint32_t> fil
     std::vector<Digest> digests;
     {
         nb::gil_scoped_release unlocked;
-        digests = read(paths, requests, block_bytes, depth);
+        digests = read(paths, requests, block_bytes, depth, checksums);
     }
     return digest_bytes(digests);
 }
@@ -41,7 +41,7 @@ nb::bytes read_extents(std::vector<std::string> paths, Column<std::uint32_t> fil
 
 void bind_reader(nb::module_ &module) {
     module.def("read", &read_extents, "paths"_a, nb::kw_only(), "file_index"_a, "offsets"_a, "addresses"_a, "nbytes"_a,
-               "block_bytes"_a = default_block_bytes, "depth"_a = default_depth);
+               "block_bytes"_a = default_block_bytes, "depth"_a = default_depth, "checksums"_a = true);
 }
 
 } // namespace dsh::bindings

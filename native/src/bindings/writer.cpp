@@ -50,6 +50,15 @@ std::shared_ptr<WritePlan> make_plan(Column<std::uint64_t> offsets, Column<std::
     return std::make_shared<WritePlan>(std::move(extents), kinds.eager, kinds.fed, data_start, data_end, align);
 }
 
+// Run the handlers of signals that have come, in the main thread; what they raise, such as KeyboardInterrupt, is
+// thrown.
+void check_signals() {
+    nb::gil_scoped_acquire locked;
+    if (PyErr_CheckSignals() != 0) {
+        throw nb::python_error();
+    }
+}
+
 std::optional<FeedHandle> feed_next(const JobHandle &self) {
     const auto feed = self.writer->feed_next(self.job);
     return feed ? std::optional<FeedHandle>(std::in_place, self, *feed) : std::nullopt;
@@ -69,6 +78,20 @@ void fed(const JobHandle &self, FeedHandle &feed) {
         feed.feed = held;
         throw;
     }
+}
+
+AppendixHandle append(const JobHandle &self, Column<std::uint64_t> nbytes) {
+    std::vector<std::uint64_t> sizes(nbytes.data(), nbytes.data() + nbytes.shape(0));
+    return {self.writer, self.writer->append(self.job, std::move(sizes))};
+}
+
+nb::bytes end(AppendixHandle &self) {
+    std::vector<Digest> digests;
+    {
+        nb::gil_scoped_release unlocked;
+        digests = self.writer->end(*self.appendix);
+    }
+    return digest_bytes(digests);
 }
 
 nb::dict stats_dict(const WriteStats &stats) {
@@ -108,16 +131,27 @@ void bind_writer(nb::module_ &module) {
         .def_prop_ro("offset", [](const FeedHandle &self) { return self.job->block(self.held().index).offset; })
         .def_prop_ro("nbytes", [](const FeedHandle &self) { return self.job->block(self.held().index).nbytes; });
 
+    nb::class_<AppendixHandle>(module, "Appendix")
+        .def_prop_ro("offset", [](const AppendixHandle &self) { return self.appendix->offset(); })
+        .def(
+            "add",
+            [](AppendixHandle &self, std::uint64_t address, std::uint64_t nbytes) {
+                self.writer->add(*self.appendix, address, nbytes);
+            },
+            nb::kw_only(), "address"_a, "nbytes"_a, Unlocked())
+        .def("end", &end);
+
     nb::class_<JobHandle>(module, "WriteJob")
         .def("feed_next", &feed_next, Unlocked())
         .def("fed", &fed, "feed"_a)
         .def(
-            "release", [](JobHandle &self) { return self.writer->release(self.job); }, Unlocked())
+            "release", [](JobHandle &self) { return self.writer->release(self.job, check_signals); }, Unlocked())
         .def("released", [](JobHandle &self) { return self.writer->released(*self.job); })
         .def(
             "wait", [](JobHandle &self, double timeout_s) { return self.writer->wait(*self.job, timeout_s); },
             "timeout_s"_a = -1.0, Unlocked())
         .def("checksums", [](JobHandle &self) { return digest_bytes(self.writer->digests(*self.job)); })
+        .def("append", &append, "nbytes"_a)
         .def(
             "finish",
             [](JobHandle &self, nb::bytes header, nb::bytes trailer) {
@@ -153,7 +187,7 @@ void bind_writer(nb::module_ &module) {
         .def(
             "start",
             [](std::shared_ptr<Writer> self, std::shared_ptr<WritePlan> plan, std::string path) {
-                auto job = self->start(std::move(plan), std::move(path));
+                auto job = self->start(std::move(plan), std::move(path), check_signals);
                 return JobHandle(std::move(self), std::move(job));
             },
             "plan"_a, "path"_a, Unlocked())

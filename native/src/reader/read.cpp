@@ -21,8 +21,7 @@ namespace {
 // caller waits for them here without it.
 class ReadThreads {
   public:
-    ReadThreads(std::vector<std::unique_ptr<InputFile>> &files, std::uint64_t block_bytes)
-        : files_(files), block_bytes_(block_bytes) {
+    explicit ReadThreads(std::vector<std::unique_ptr<InputFile>> &files) : files_(files) {
         for (std::size_t i = 0; i < files.size(); ++i) {
             for (std::size_t block = 0; block < files[i]->block_count(); ++block) {
                 work_.emplace_back(i, block);
@@ -45,7 +44,7 @@ class ReadThreads {
   private:
     void read_all() {
         try {
-            BounceBuffer bounce(block_bytes_);
+            BounceBuffer bounce;
             for (std::size_t i = turn_.fetch_add(1); i < work_.size() && !stop_; i = turn_.fetch_add(1)) {
                 files_[work_[i].first]->read_block(work_[i].second, bounce);
             }
@@ -59,7 +58,6 @@ class ReadThreads {
     }
 
     std::vector<std::unique_ptr<InputFile>> &files_;
-    std::uint64_t block_bytes_;
     std::vector<std::pair<std::size_t, std::size_t>> work_;
     std::atomic<std::size_t> turn_{0};
     std::atomic<bool> stop_{false};
@@ -100,7 +98,7 @@ std::vector<std::vector<std::size_t>> requests_by_file(std::size_t file_count,
 } // namespace
 
 std::vector<Digest> read(const std::vector<std::string> &paths, const std::vector<ReadRequest> &requests,
-                         std::uint64_t block_bytes, std::size_t depth) {
+                         std::uint64_t block_bytes, std::size_t depth, bool hashed) {
     require_limits(block_bytes, depth);
     std::vector<std::vector<std::size_t>> by_file = requests_by_file(paths.size(), requests);
     std::vector<std::unique_ptr<InputFile>> files;
@@ -111,11 +109,14 @@ std::vector<Digest> read(const std::vector<std::string> &paths, const std::vecto
             extents.push_back(requests[i].extent);
         }
         if (!extents.empty()) {
-            files.push_back(
-                std::make_unique<InputFile>(paths[file], std::move(extents), std::move(by_file[file]), block_bytes));
+            files.push_back(std::make_unique<InputFile>(paths[file], std::move(extents), std::move(by_file[file]),
+                                                        block_bytes, hashed));
         }
     }
-    ReadThreads(files, block_bytes).run(depth);
+    ReadThreads(files).run(depth);
+    if (!hashed) {
+        return {};
+    }
     std::vector<Digest> digests(requests.size(), checksum(nullptr, 0)); // what a request without bytes gets
     for (const auto &file : files) {
         file->deliver(digests);

@@ -20,10 +20,11 @@ struct ReadRequest {
     Extent extent;
 };
 
-// Returns the checksum of every request, in the order given, once all bytes are in memory. Throws IoError naming path
-// and offset (a file that ends early is EIO), and std::invalid_argument when a request names no file, reaches where no
-// file or memory can be, or overlaps another one in its file. After an error the targets hold an undefined mixture.
+// Returns the checksum of every request, in the order given, once all bytes are in memory; nothing unless `hashed`, for
+// callers who hash the bytes themselves. Throws IoError naming path and offset (a file that ends early is EIO), and
+// std::invalid_argument when a request names no file, reaches where no file or memory can be, or overlaps another one
+// in its file. After an error the targets hold an undefined mixture.
 std::vector<Digest> read(const std::vector<std::string> &paths, const std::vector<ReadRequest> &requests,
-                         std::uint64_t block_bytes, std::size_t depth);
+                         std::uint64_t block_bytes, std::size_t depth, bool hashed);
 
 } // namespace dsh

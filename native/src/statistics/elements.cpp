@@ -1,13 +1,14 @@
 #include "statistics/elements.hpp"
 
 #include <array>
-#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
 #include <stdexcept>
 #include <string>
+
+#include "statistics/halves.hpp"
 
 namespace dsh {
 namespace {
@@ -32,28 +33,20 @@ void decode_bool(const std::byte *from, std::size_t count, void *into) {
 
 void decode_bf16(const std::byte *from, std::size_t count, void *into) {
     for (std::size_t i = 0; i < count; ++i) {
-        static_cast<float *>(into)[i] = std::bit_cast<float>(std::uint32_t{loaded<std::uint16_t>(from, i)} << 16);
+        static_cast<float *>(into)[i] = widened(loaded<BF16>(from, i));
     }
-}
-
-// Multiplying by 2^112 corrects the exponent's bias and normalises denormals; Inf and NaN get their exponent
-// afterwards.
-float from_f16(std::uint32_t half) {
-    const std::uint32_t magnitude = (half & 0x7fffU) << 13;
-    const std::uint32_t scaled = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) * 0x1p112F);
-    const std::uint32_t special = magnitude >= 0x0f800000U ? 0x7f800000U : 0U;
-    return std::bit_cast<float>(scaled | special | (half & 0x8000U) << 16);
 }
 
 void decode_f16(const std::byte *from, std::size_t count, void *into) {
     for (std::size_t i = 0; i < count; ++i) {
-        static_cast<float *>(into)[i] = from_f16(loaded<std::uint16_t>(from, i));
+        static_cast<float *>(into)[i] = widened(loaded<F16>(from, i));
     }
 }
 
 void decode_e5m2(const std::byte *from, std::size_t count, void *into) {
     for (std::size_t i = 0; i < count; ++i) {
-        static_cast<float *>(into)[i] = from_f16(std::to_integer<std::uint32_t>(from[i]) << 8);
+        static_cast<float *>(into)[i] =
+            widened(F16{static_cast<std::uint16_t>(std::to_integer<unsigned>(from[i]) << 8)});
     }
 }
 
@@ -81,21 +74,21 @@ void decode_e4m3(const std::byte *from, std::size_t count, void *into) {
 }
 
 constexpr std::array dtypes = {
-    Elements{"F64", 8, true, nullptr},
-    Elements{"F32", 4, false, nullptr},
-    Elements{"BF16", 2, false, &decode_bf16},
-    Elements{"F16", 2, false, &decode_f16},
-    Elements{"F8_E4M3", 1, false, &decode_e4m3},
-    Elements{"F8_E5M2", 1, false, &decode_e5m2},
-    Elements{"I64", 8, true, &decode_number<std::int64_t, double>},
-    Elements{"U64", 8, true, &decode_number<std::uint64_t, double>},
-    Elements{"I32", 4, true, &decode_number<std::int32_t, double>},
-    Elements{"U32", 4, true, &decode_number<std::uint32_t, double>},
-    Elements{"I16", 2, false, &decode_number<std::int16_t, float>},
-    Elements{"U16", 2, false, &decode_number<std::uint16_t, float>},
-    Elements{"I8", 1, false, &decode_number<std::int8_t, float>},
-    Elements{"U8", 1, false, &decode_number<std::uint8_t, float>},
-    Elements{"BOOL", 1, false, &decode_bool},
+    Elements{"F64", 8, Form::f64, false, &decode_number<double, double>},
+    Elements{"F32", 4, Form::f32, false, &decode_number<float, float>},
+    Elements{"BF16", 2, Form::bf16, false, &decode_bf16},
+    Elements{"F16", 2, Form::f16, false, &decode_f16},
+    Elements{"F8_E4M3", 1, Form::f32, true, &decode_e4m3},
+    Elements{"F8_E5M2", 1, Form::f32, true, &decode_e5m2},
+    Elements{"I64", 8, Form::f64, true, &decode_number<std::int64_t, double>},
+    Elements{"U64", 8, Form::f64, true, &decode_number<std::uint64_t, double>},
+    Elements{"I32", 4, Form::f64, true, &decode_number<std::int32_t, double>},
+    Elements{"U32", 4, Form::f64, true, &decode_number<std::uint32_t, double>},
+    Elements{"I16", 2, Form::f32, true, &decode_number<std::int16_t, float>},
+    Elements{"U16", 2, Form::f32, true, &decode_number<std::uint16_t, float>},
+    Elements{"I8", 1, Form::f32, true, &decode_number<std::int8_t, float>},
+    Elements{"U8", 1, Form::f32, true, &decode_number<std::uint8_t, float>},
+    Elements{"BOOL", 1, Form::f32, true, &decode_bool},
 };
 
 } // namespace

@@ -1,6 +1,7 @@
 // The statistics of whole blocks of 16 numbers, written once for every width of vector registers.
 #pragma once
 
+#include "statistics/halves.hpp"
 #include "statistics/sketch_placement.hpp"
 
 namespace dsh {
@@ -30,11 +31,16 @@ struct Sketching {
     uint64_t state;
 };
 
+using AddBlocks = void (*)(const void *numbers, size_t blocks, uint64_t first_block, Sketching sketching, Tally &tally);
+
+// One function for each form of numbers. The order in which numbers are added up is the same for all forms.
 struct Kernel {
     const char *name;
     bool (*works)(); // on this processor
-    void (*narrow)(const void *floats, size_t blocks, uint64_t first_block, Sketching sketching, Tally &tally);
-    void (*wide)(const void *doubles, size_t blocks, uint64_t first_block, Sketching sketching, Tally &tally);
+    AddBlocks f64;
+    AddBlocks f32;
+    AddBlocks bf16;
+    AddBlocks f16;
 };
 
 extern const Kernel portable_kernel;
@@ -43,42 +49,45 @@ extern const Kernel avx512_kernel;
 
 namespace {
 
-// `Lanes` is a vector register of a few numbers: its width divides 16, its masks are the low bits of an unsigned.
-template <typename Lanes> struct BlockSums {
+// `Lanes` is a vector register of a few float64: its width divides 16, its masks are the low bits of an unsigned.
+// `Counted` is one of the numbers as they are counted: float64 too, or float32 for what is no wider, with twice as many
+// in a register. Extremes and exponents are the same in both.
+template <typename Lanes, typename Counted> struct BlockSums {
     using Vector = typename Lanes::Vector;
     static constexpr unsigned width = Lanes::width;
     static constexpr unsigned vectors = block_elements / width;
     static constexpr unsigned chains = 2; // hide an addition's latency
 
-    Vector min[chains], max[chains], sum[chains], squares[chains];
+    typename Counted::Vector min, max;
+    Vector sum[chains], squares[chains];
     uint64_t zeros = 0;
 
     BlockSums() {
+        min = Counted::all(__builtin_inf());
+        max = Counted::all(-__builtin_inf());
         for (unsigned chain = 0; chain < chains; ++chain) {
-            min[chain] = Lanes::all(__builtin_inf());
-            max[chain] = Lanes::all(-__builtin_inf());
             sum[chain] = squares[chain] = Lanes::all(0.0);
         }
     }
 
     // Add one block of 16 numbers, at any address.
     template <typename Number> void add(const char *numbers, Sketching sketching, uint64_t hash, Tally &tally) {
+        typename Counted::Vector counted[block_elements / Counted::width];
         Vector values[vectors];
-        alignas(64) uint64_t pairs[block_elements / 2];
+        alignas(64) uint32_t pairs[block_elements / 2];
         unsigned special = 0;
-        for (unsigned i = 0; i < vectors; ++i) {
-            values[i] = Lanes::load(numbers + i * width * sizeof(Number), Number{});
-            min[i % chains] = Lanes::min(values[i], min[i % chains]);
-            max[i % chains] = Lanes::max(values[i], max[i % chains]);
-            zeros += static_cast<unsigned>(__builtin_popcount(Lanes::zeros(values[i])));
-            special |= Lanes::special(values[i]) << i * width;
+        for (unsigned i = 0; i < block_elements / Counted::width; ++i) {
+            counted[i] = Counted::load(numbers + i * Counted::width * sizeof(Number), Number{});
+            min = Counted::min(counted[i], min);
+            max = Counted::max(counted[i], max);
+            zeros += static_cast<unsigned>(__builtin_popcount(Counted::zeros(counted[i])));
+            special |= Counted::special(counted[i]) << i * Counted::width;
         }
-        for (unsigned i = 0; i < vectors / 2; ++i) {
-            Lanes::pairs(values[i], values[i + vectors / 2], pairs + i * width);
-        }
+        Counted::pairs(counted, pairs);
         for (unsigned i = 0; i < block_elements / 2; ++i) {
             ++tally.pairs[i % pair_tables][pairs[i]];
         }
+        Counted::widen(counted, values);
         if (special != 0) {
             set_apart(values, special, tally);
         }
@@ -114,29 +123,32 @@ template <typename Lanes> struct BlockSums {
 
     void into(Tally &tally) const {
         tally.zeros += zeros;
+        typename Counted::Element least[Counted::width], most[Counted::width];
+        Counted::store(least, min);
+        Counted::store(most, max);
+        for (unsigned lane = 0; lane < Counted::width; ++lane) {
+            tally.min = least[lane] < tally.min ? least[lane] : tally.min;
+            tally.max = most[lane] > tally.max ? most[lane] : tally.max;
+        }
         for (unsigned chain = 0; chain < chains; ++chain) {
-            double lanes[4][width];
-            Lanes::store(lanes[0], min[chain]);
-            Lanes::store(lanes[1], max[chain]);
-            Lanes::store(lanes[2], sum[chain]);
-            Lanes::store(lanes[3], squares[chain]);
+            double lanes[2][width];
+            Lanes::store(lanes[0], sum[chain]);
+            Lanes::store(lanes[1], squares[chain]);
             for (unsigned lane = 0; lane < width; ++lane) {
-                tally.min = lanes[0][lane] < tally.min ? lanes[0][lane] : tally.min;
-                tally.max = lanes[1][lane] > tally.max ? lanes[1][lane] : tally.max;
-                tally.sum += lanes[2][lane];
-                tally.sum_of_squares += lanes[3][lane];
+                tally.sum += lanes[0][lane];
+                tally.sum_of_squares += lanes[1][lane];
             }
         }
     }
 };
 
-template <typename Lanes, typename Number>
+template <typename Lanes, typename Counted, typename Number>
 void add_blocks(const void *numbers, size_t blocks, uint64_t first_block, Sketching sketching, Tally &tally) {
     uint64_t hashes[most_blocks];
     for (size_t block = 0; block < blocks; ++block) {
         hashes[block] = block_hash(sketching.state, first_block + block);
     }
-    BlockSums<Lanes> sums;
+    BlockSums<Lanes, Counted> sums;
     for (size_t block = 0; block < blocks; ++block) {
         const char *first = static_cast<const char *>(numbers) + block * block_elements * sizeof(Number);
         sums.template add<Number>(first, sketching, hashes[block], tally);

@@ -9,12 +9,10 @@ namespace {
 
 struct Lanes {
     using Vector = __m512d;
+    using Element = double;
     static constexpr unsigned width = 8;
 
     static Vector all(double value) { return _mm512_set1_pd(value); }
-    static Vector load(const void *numbers, float) {
-        return _mm512_cvtps_pd(_mm256_loadu_ps(static_cast<const float *>(numbers)));
-    }
     static Vector load(const void *numbers, double) { return _mm512_loadu_pd(static_cast<const double *>(numbers)); }
     static void store(double *numbers, Vector values) { _mm512_storeu_pd(numbers, values); }
 
@@ -37,8 +35,13 @@ struct Lanes {
         const __m512i above = _mm512_subs_epu16(exponents, _mm512_set1_epi64(1023 + least_exponent));
         return _mm512_min_epu16(above, _mm512_set1_epi64(exponent_bins - 1));
     }
-    static void pairs(Vector first, Vector second, uint64_t *into) {
-        _mm512_storeu_si512(into, _mm512_or_si512(bins(first), _mm512_slli_epi64(bins(second), 6)));
+    static void pairs(const Vector *values, uint32_t *into) {
+        const __m512i both = _mm512_or_si512(bins(values[0]), _mm512_slli_epi64(bins(values[1]), 6));
+        _mm256_store_si256(reinterpret_cast<__m256i *>(into), _mm512_cvtepi64_epi32(both));
+    }
+    static void widen(const Vector *values, Vector *into) {
+        into[0] = values[0];
+        into[1] = values[1];
     }
 
     static Vector negated(Vector values, unsigned mask) {
@@ -50,6 +53,41 @@ struct Lanes {
     }
 };
 
+struct Floats {
+    using Vector = __m512;
+    using Element = float;
+    static constexpr unsigned width = 16;
+
+    static Vector all(double value) { return _mm512_set1_ps(static_cast<float>(value)); }
+    static Vector load(const void *numbers, float) { return _mm512_loadu_ps(numbers); }
+    static Vector load(const void *numbers, BF16) {
+        const __m256i halves = _mm256_loadu_si256(static_cast<const __m256i *>(numbers));
+        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+    }
+    static Vector load(const void *numbers, F16) {
+        return _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i *>(numbers)));
+    }
+    static void store(float *numbers, Vector values) { _mm512_storeu_ps(numbers, values); }
+
+    static Vector min(Vector values, Vector least) { return _mm512_min_ps(values, least); }
+    static Vector max(Vector values, Vector most) { return _mm512_max_ps(values, most); }
+    static unsigned zeros(Vector values) { return _mm512_fpclass_ps_mask(values, 0x06); }
+    static unsigned special(Vector values) { return _mm512_fpclass_ps_mask(values, 0x99); }
+
+    static void pairs(const Vector *values, uint32_t *into) {
+        const __m512i exponents =
+            _mm512_and_si512(_mm512_srli_epi32(_mm512_castps_si512(*values), 23), _mm512_set1_epi32(0xff));
+        const __m512i above = _mm512_subs_epu16(exponents, _mm512_set1_epi32(127 + least_exponent));
+        const __m512i bins = _mm512_min_epu16(above, _mm512_set1_epi32(exponent_bins - 1));
+        const __m256i second = _mm256_slli_epi32(_mm512_extracti64x4_epi64(bins, 1), 6);
+        _mm256_store_si256(reinterpret_cast<__m256i *>(into), _mm256_or_si256(_mm512_castsi512_si256(bins), second));
+    }
+    static void widen(const Vector *values, __m512d *into) {
+        into[0] = _mm512_cvtps_pd(_mm512_castps512_ps256(*values));
+        into[1] = _mm512_cvtps_pd(_mm512_extractf32x8_ps(*values, 1));
+    }
+};
+
 bool works() {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
            __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
@@ -57,6 +95,13 @@ bool works() {
 
 } // namespace
 
-const Kernel avx512_kernel = {"avx512", &works, &add_blocks<Lanes, float>, &add_blocks<Lanes, double>};
+const Kernel avx512_kernel = {
+    "avx512",
+    &works,
+    &add_blocks<Lanes, Lanes, double>,
+    &add_blocks<Lanes, Floats, float>,
+    &add_blocks<Lanes, Floats, BF16>,
+    &add_blocks<Lanes, Floats, F16>,
+};
 
 } // namespace dsh

@@ -9,12 +9,17 @@ namespace {
 
 struct Lanes {
     using Vector = double;
+    using Element = double;
     static constexpr unsigned width = 1;
 
     static double all(double value) { return value; }
-    template <typename Number> static double load(const void *numbers, Number value) {
+    static double load(const void *numbers, double value) {
         std::memcpy(&value, numbers, sizeof value);
         return value;
+    }
+    template <typename Number> static double load(const void *numbers, Number value) {
+        std::memcpy(&value, numbers, sizeof value);
+        return widened(value);
     }
     static void store(double *number, double value) { *number = value; }
 
@@ -34,7 +39,12 @@ struct Lanes {
         const uint64_t above = exponent(value) > first ? exponent(value) - first : 0;
         return above < exponent_bins ? above : exponent_bins - 1;
     }
-    static void pairs(double first, double second, uint64_t *into) { *into = bin(first) | bin(second) << 6; }
+    static void pairs(const double *values, uint32_t *into) {
+        for (size_t i = 0; i < block_elements / 2; ++i) {
+            into[i] = static_cast<uint32_t>(bin(values[i]) | bin(values[i + block_elements / 2]) << 6);
+        }
+    }
+    static void widen(const double *values, double *into) { std::memcpy(into, values, block_elements * sizeof *into); }
 
     static double negated(double value, unsigned mask) {
         return std::bit_cast<double>(std::bit_cast<uint64_t>(value) ^ uint64_t{mask} << 63);
@@ -46,6 +56,13 @@ bool works() { return true; }
 
 } // namespace
 
-const Kernel portable_kernel = {"portable", &works, &add_blocks<Lanes, float>, &add_blocks<Lanes, double>};
+const Kernel portable_kernel = {
+    "portable",
+    &works,
+    &add_blocks<Lanes, Lanes, double>,
+    &add_blocks<Lanes, Lanes, float>,
+    &add_blocks<Lanes, Lanes, BF16>,
+    &add_blocks<Lanes, Lanes, F16>,
+};
 
 } // namespace dsh

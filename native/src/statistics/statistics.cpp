@@ -4,6 +4,7 @@
 #include <bit>
 #include <cfenv>
 #include <cmath>
+#include <cstdlib>
 #include <limits>
 #include <stdexcept>
 
@@ -57,7 +58,7 @@ class DefaultArithmetic {
 class Gathering {
   public:
     Gathering(const Kernel &kernel, const Elements &elements, Sketching sketching)
-        : kernel_(kernel), elements_(elements), sketching_(sketching) {
+        : kernel_(kernel), elements_(elements), adding_(adding()), sketching_(sketching) {
         tally_.min = std::numeric_limits<double>::infinity();
         tally_.max = -tally_.min;
     }
@@ -67,16 +68,14 @@ class Gathering {
     // Add at most stretch_elements. Blocks begin at global indices that are multiples of 16, so the elements before the
     // first such index and after the last one are added as parts of a block.
     void add(const std::byte *data, std::uint64_t start, std::size_t count) {
-        const void *numbers = data;
-        if (elements_.decode != nullptr) {
-            elements_.decode(data, count, decoded_);
-            numbers = decoded_;
-        }
         const std::size_t first = std::min(count, static_cast<std::size_t>(-start % block_elements));
         const std::size_t whole = (count - first) / block_elements;
-        add_some(numbers, start, 0, first);
-        add_whole(at(numbers, first), whole, (start + first) / block_elements);
-        add_some(numbers, start, first + whole * block_elements, count);
+        const std::size_t last = first + whole * block_elements;
+        add_some(data, start, first);
+        if (whole != 0) {
+            add_whole(data + first * elements_.nbytes, whole, (start + first) / block_elements);
+        }
+        add_some(data + last * elements_.nbytes, start + last, count - last);
     }
 
     // Move the counts of pairs to the bins of their elements.
@@ -98,38 +97,56 @@ class Gathering {
   private:
     const Kernel &kernel_;
     const Elements &elements_;
+    AddBlocks adding_;
     Sketching sketching_;
     Tally tally_{};
     alignas(64) std::byte decoded_[stretch_elements * sizeof(double)];
 
-    std::size_t number_bytes() const { return elements_.wide ? sizeof(double) : sizeof(float); }
-    const void *at(const void *numbers, std::size_t index) const {
-        return static_cast<const std::byte *>(numbers) + index * number_bytes();
+    bool wide() const { return elements_.form == Form::f64; }
+    std::size_t number_bytes() const { return wide() ? sizeof(double) : sizeof(float); }
+
+    AddBlocks adding() const {
+        switch (elements_.form) {
+        case Form::f64:
+            return kernel_.f64;
+        case Form::f32:
+            return kernel_.f32;
+        case Form::bf16:
+            return kernel_.bf16;
+        case Form::f16:
+            return kernel_.f16;
+        }
+        std::abort();
     }
 
-    void add_whole(const void *numbers, std::size_t blocks, std::uint64_t first_block) {
-        (elements_.wide ? kernel_.wide : kernel_.narrow)(numbers, blocks, first_block, sketching_, tally_);
+    void add_whole(const std::byte *data, std::size_t blocks, std::uint64_t first_block) {
+        const void *numbers = data;
+        if (elements_.decoded) {
+            elements_.decode(data, blocks * block_elements, decoded_);
+            numbers = decoded_;
+        }
+        adding_(numbers, blocks, first_block, sketching_, tally_);
     }
 
     // Add a part of a block, filled up with zeros. The zeros change only counts and extremes, which are corrected here.
-    void add_some(const void *numbers, std::uint64_t start, std::size_t from, std::size_t to) {
-        if (from == to) {
+    void add_some(const std::byte *data, std::uint64_t start, std::size_t count) {
+        if (count == 0) {
             return;
         }
+        elements_.decode(data, count, decoded_);
         alignas(64) std::byte block[block_elements * sizeof(double)] = {};
-        const std::uint64_t lane = (start + from) % block_elements;
-        const auto *bytes = static_cast<const std::byte *>(numbers);
-        std::copy(bytes + from * number_bytes(), bytes + to * number_bytes(), block + lane * number_bytes());
+        std::copy(decoded_, decoded_ + count * number_bytes(), block + start % block_elements * number_bytes());
         const double min = tally_.min;
         const double max = tally_.max;
-        add_whole(block, 1, (start + from) / block_elements);
-        const std::uint64_t padding = block_elements - (to - from);
+        (wide() ? kernel_.f64 : kernel_.f32)(block, 1, start / block_elements, sketching_, tally_);
+        const std::uint64_t padding = block_elements - count;
         tally_.zeros -= padding;
         tally_.padding += padding;
         tally_.min = min;
         tally_.max = max;
-        for (std::size_t i = from; i < to; ++i) {
-            widen(elements_.wide ? loaded<double>(at(numbers, i)) : loaded<float>(at(numbers, i)));
+        for (std::size_t i = 0; i < count; ++i) {
+            const std::byte *number = decoded_ + i * number_bytes();
+            widen(wide() ? loaded<double>(number) : loaded<float>(number));
         }
     }
 

@@ -4,8 +4,8 @@
 //   - A short write is resumed from its last aligned byte, for O_DIRECT takes no other offset. -EINTR and -EAGAIN mean
 //     that the kernel did nothing, so the write is submitted again.
 //   - When the ring itself fails, the writes that the kernel did take are still waited for, since the device may be
-//     reading live memory, and `release` may not return before that ends. The writes it did not take, and all that
-//     follow, fail with the ring's error.
+//     reading live memory, and `release` may not return before that ends. The writes it did not take fail with the
+//     ring's error. Later ones wait until nothing is in flight any more, and then go through a new ring.
 //   - The thread never takes the GIL. It touches only the queue, the ring and the files of jobs, so the barrier can
 //   wait
 //     for it from any Python thread.
@@ -41,15 +41,13 @@ struct Flight {
 class IoUringBackend : public Backend {
   public:
     IoUringBackend(WriteQueue &queue, std::size_t depth) : queue_(queue), flights_(depth) {
-        const int result = io_uring_queue_init(static_cast<unsigned>(depth), &ring_, 0);
-        if (result < 0) {
-            throw std::system_error(-result, std::generic_category(), "io_uring_queue_init");
+        if (const int code = make_ring()) {
+            throw std::system_error(code, std::generic_category(), "io_uring_queue_init");
         }
         for (Flight &flight : flights_) {
             free_.push_back(&flight);
         }
         completions_.reserve(depth);
-        register_budget();
         try {
             thread_ = start_thread([this] { work(); });
         } catch (...) {
@@ -66,6 +64,23 @@ class IoUringBackend : public Backend {
     bool registered() const override { return registered_; }
 
   private:
+    // Put a new ring in the place of the one before. Returns errno when it can't be made, and the one before stays.
+    int make_ring() {
+        io_uring fresh{};
+        const int result = io_uring_queue_init(static_cast<unsigned>(flights_.size()), &fresh, 0);
+        if (result < 0) {
+            return -result;
+        }
+        if (made_) {
+            io_uring_queue_exit(&ring_);
+        }
+        ring_ = fresh;
+        made_ = true;
+        broken_ = 0;
+        register_budget();
+        return 0;
+    }
+
     // Registered buffers are pinned once instead of once a write. RLIMIT_MEMLOCK may forbid it; writes then go out as
     // plain ones, with the same result.
     void register_budget() {
@@ -81,7 +96,8 @@ class IoUringBackend : public Backend {
 
     void work() {
         for (;;) {
-            while (!free_.empty()) {
+            // A broken ring gets no new writes: the next one waits for those in flight, and then for a new ring.
+            while (!free_.empty() && (broken_ == 0 || in_flight() == 0)) {
                 // With writes in flight the thread must not sleep in the queue: it would leave their completions
                 // unread.
                 auto write = queue_.next(in_flight() == 0);
@@ -113,7 +129,9 @@ class IoUringBackend : public Backend {
             }
             want = static_cast<std::uint64_t>(admitted);
         }
-        if (broken_ != 0) {
+        // This write's own flight is counted. When another one is still with the broken ring, or no new ring can be
+        // made, this write fails; the next one tries again.
+        if (broken_ != 0 && (in_flight() > 1 || make_ring() != 0)) {
             complete(flight, broken_);
             return;
         }
@@ -225,6 +243,7 @@ class IoUringBackend : public Backend {
     std::uint64_t turn_ = 0; // submissions so far
     int broken_ = 0;         // errno of the ring itself, once it has failed
     io_uring ring_{};
+    bool made_ = false; // there is a ring
     bool registered_ = false;
     std::jthread thread_;
 };

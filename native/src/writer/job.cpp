@@ -39,32 +39,59 @@ WriteJob::WriteJob(std::shared_ptr<const WritePlan> plan, std::vector<Block> blo
                    std::shared_ptr<Faults> faults)
     : plan_(std::move(plan)), blocks_(std::move(blocks)), live_blocks_(count_live(blocks_, *plan_)),
       file_(std::move(path), plan_->data_end(), plan_->align(), std::move(faults)),
-      live_digests_(plan_->extents().size() - plan_->fed_extents()), fed_digests_(plan_->fed_extents()) {
+      live_digests_(plan_->extents().size() - plan_->fed_extents()), fed_digests_(plan_->fed_extents()),
+      end_(plan_->data_end()) {
     next_lent = next_fed = live_blocks_;
 }
 
 void WriteJob::hash_live() {
-    const auto *source = reinterpret_cast<const std::byte *>(block().source);
+    const std::uint64_t source = block().source;
     each_piece(plan_->extents(), block(),
                [&](std::size_t extent, std::uint64_t position, std::uint64_t at, std::uint64_t nbytes) {
-                   require_mapped(extent, source + at, nbytes);
-                   live_digests_.feed(extent, position, plan_->extents()[extent].nbytes, source + at, nbytes);
+                   for (std::uint64_t done = 0; done < nbytes; done += cached_bytes) {
+                       const Region piece{source + at + done, std::min(cached_bytes, nbytes - done)};
+                       const std::byte *data = cached_copy(piece);
+                       if (data == nullptr) {
+                           throw unreadable(extent, errno);
+                       }
+                       live_digests_.feed(extent, position + done, plan_->extents()[extent].nbytes, data, piece.nbytes);
+                   }
                });
 }
 
 void WriteJob::compose(std::byte *destination) {
     const std::vector<Extent> &extents = plan_->extents();
     std::uint64_t filled = 0;
+    Copies copies;
     each_piece(extents, block(),
                [&](std::size_t extent, std::uint64_t position, std::uint64_t at, std::uint64_t nbytes) {
-                   const auto *source = reinterpret_cast<const std::byte *>(extents[extent].address) + position;
-                   require_mapped(extent, source, nbytes);
                    std::memset(destination + filled, 0, at - filled);
-                   std::memcpy(destination + at, source, nbytes);
-                   live_digests_.feed(extent, position, extents[extent].nbytes, destination + at, nbytes);
+                   for (std::uint64_t done = 0; done < nbytes;) {
+                       const std::uint64_t piece = std::min(cached_bytes - copies.nbytes, nbytes - done);
+                       copies.add(extent, position + done,
+                                  {destination + at + done, {extents[extent].address + position + done, piece}});
+                       done += piece;
+                       if (copies.full()) {
+                           copy_and_hash(copies);
+                       }
+                   }
                    filled = at + nbytes;
                });
+    copy_and_hash(copies);
     std::memset(destination + filled, 0, block().nbytes - filled);
+}
+
+// Many small extents are copied by one call of the kernel, and hashed while they are in the cache.
+void WriteJob::copy_and_hash(Copies &copies) {
+    if (const auto failure = copy_memory(copies.regions)) {
+        throw unreadable(copies.origins[failure->index].extent, failure->code);
+    }
+    for (std::size_t i = 0; i < copies.regions.size(); ++i) {
+        const auto [extent, position] = copies.origins[i];
+        live_digests_.feed(extent, position, plan_->extents()[extent].nbytes, copies.regions[i].into,
+                           copies.regions[i].from.nbytes);
+    }
+    copies = {};
 }
 
 void WriteJob::hash_fed(const Feed &feed) {
@@ -87,6 +114,24 @@ std::vector<Digest> WriteJob::digests() const {
     return all;
 }
 
+std::uint64_t WriteJob::end() {
+    std::lock_guard lock(ends_);
+    return end_;
+}
+
+void WriteJob::set_end(std::uint64_t end) {
+    std::lock_guard lock(ends_);
+    end_ = end;
+}
+
+void WriteJob::write_behind(const std::byte *data, std::uint64_t offset, std::uint64_t nbytes) {
+    std::lock_guard lock(ends_);
+    const int code = file_.descriptor() < 0 ? ECANCELED : file_.write(data, offset, nbytes);
+    if (code != 0) {
+        throw IoError("write of " + std::to_string(nbytes) + " bytes", path(), offset, code);
+    }
+}
+
 std::uint64_t WriteJob::finish(std::string_view header, std::string_view trailer) {
     if (header.size() != plan_->data_start() || trailer.size() % plan_->align() != 0) {
         throw std::invalid_argument("the header must have " + std::to_string(plan_->data_start()) + " bytes, not " +
@@ -97,9 +142,9 @@ std::uint64_t WriteJob::finish(std::string_view header, std::string_view trailer
     if (finished_) {
         throw std::logic_error("finished already: " + file_.path());
     }
-    write_through_bounce(file_, trailer, plan_->data_end());
+    write_through_bounce(file_, trailer, end_);
     write_through_bounce(file_, header, 0);
-    const std::uint64_t nbytes = plan_->data_end() + trailer.size();
+    const std::uint64_t nbytes = end_ + trailer.size();
     file_.seal(nbytes);
     finished_ = true;
     return nbytes;
@@ -115,11 +160,9 @@ bool WriteJob::finished() {
     return finished_;
 }
 
-void WriteJob::require_mapped(std::size_t extent, const std::byte *data, std::uint64_t nbytes) const {
-    if (!is_mapped(reinterpret_cast<std::uint64_t>(data), nbytes)) {
-        throw IoError("reading the memory of extent " + std::to_string(extent) + ", which is no longer mapped,",
-                      file_.path(), plan_->extents()[extent].offset, EFAULT);
-    }
+IoError WriteJob::unreadable(std::size_t extent, int code) const {
+    return {"reading the memory of extent " + std::to_string(extent) + ", which is no longer mapped,", file_.path(),
+            plan_->extents()[extent].offset, code};
 }
 
 } // namespace dsh

@@ -24,6 +24,7 @@
 
 #include "base/checksum.hpp"
 #include "base/io_error.hpp"
+#include "base/mapped_memory.hpp"
 #include "blocks/cutting.hpp"
 #include "writer/feed.hpp"
 #include "writer/output_file.hpp"
@@ -59,16 +60,22 @@ class WriteJob {
     // Every block is written, or the job has failed and nothing of it is pending.
     bool settled() const { return pending == 0 && !busy && (prepared() || error); }
 
-    // Hash the next block where it is; only for direct blocks. Both this and `compose` throw IoError (EFAULT) when
-    // memory of the plan is no longer mapped: a tensor that was freed too early fails the job, not the process.
+    // Hash the next block, which stays where it is; only for direct blocks. Both this and `compose` throw IoError
+    // (EFAULT) when memory of the plan is no longer mapped: a tensor that was freed too early fails the job, not the
+    // process. Neither reads the plan's memory itself, for that memory may go at any instruction.
     void hash_live();
     // Compose the next block in a slot (gaps become zeros) and hash it there.
     void compose(std::byte *destination);
     // Hash a block that its feeder has filled; gaps become zeros.
     void hash_fed(const Feed &feed);
 
-    // Write header and trailer, cut the file to its end, fdatasync and close it; returns its size in bytes. Throws
-    // std::logic_error when finished already, IoError when a write fails.
+    // Where the next bytes behind the planned ones go: data_end, or the end of the last appendix.
+    std::uint64_t end();
+    void set_end(std::uint64_t end);
+    // Write bytes of a buffer that is aligned in every way. Throws IoError, ECANCELED once the file is gone or sealed.
+    void write_behind(const std::byte *data, std::uint64_t offset, std::uint64_t nbytes);
+    // Write the header, and the trailer at the end; cut the file there, fdatasync and close it; returns its size in
+    // bytes. Throws std::logic_error when finished already, IoError when a write fails.
     std::uint64_t finish(std::string_view header, std::string_view trailer);
     // Close and unlink the file, unless it is finished.
     void discard();
@@ -98,7 +105,26 @@ class WriteJob {
     std::chrono::steady_clock::time_point started = std::chrono::steady_clock::now();
 
   private:
-    void require_mapped(std::size_t extent, const std::byte *data, std::uint64_t nbytes) const;
+    // Pieces of extents that are copied together.
+    struct Copies {
+        struct Origin {
+            std::size_t extent;
+            std::uint64_t position; // in the extent
+        };
+        std::vector<CopiedRegion> regions;
+        std::vector<Origin> origins;
+        std::uint64_t nbytes = 0;
+
+        void add(std::size_t extent, std::uint64_t position, const CopiedRegion &region) {
+            regions.push_back(region);
+            origins.push_back({extent, position});
+            nbytes += region.from.nbytes;
+        }
+        bool full() const { return nbytes == cached_bytes; }
+    };
+
+    void copy_and_hash(Copies &copies);
+    IoError unreadable(std::size_t extent, int code) const;
 
     std::shared_ptr<const WritePlan> plan_;
     std::vector<Block> blocks_;
@@ -106,7 +132,9 @@ class WriteJob {
     OutputFile file_;
     Digests live_digests_;
     Digests fed_digests_;
-    std::mutex ends_; // one caller at a time finishes or discards the file; never taken together with the queue's mutex
+    // One caller at a time appends to, finishes or discards the file; never taken together with the queue's mutex.
+    std::mutex ends_;
+    std::uint64_t end_;
     bool finished_ = false;
 };
 

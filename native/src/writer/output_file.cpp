@@ -8,16 +8,29 @@
 #include "base/io_error.hpp"
 
 namespace dsh {
+namespace {
+
+// Call again for as long as a signal has interrupted the call before it did anything.
+template <typename Call> int uninterrupted(Call call) {
+    int result = 0;
+    do {
+        result = call();
+    } while (result < 0 && errno == EINTR);
+    return result;
+}
+
+} // namespace
 
 OutputFile::OutputFile(std::string path, std::uint64_t nbytes, std::uint64_t align, std::shared_ptr<Faults> faults)
     : path_(std::move(path)), align_(align), faults_(std::move(faults)), owner_(getpid()) {
     constexpr int flags = O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC;
-    fd_ = open(path_.c_str(), flags | O_DIRECT, 0644);
+    // O_EXCL refuses whatever has the name, a symbolic link or a FIFO too, without following or opening it.
+    fd_ = uninterrupted([&] { return open(path_.c_str(), flags | O_DIRECT, 0644); });
     if (fd_ < 0 && errno == EINVAL) {
         // Some file systems create the name before they refuse O_DIRECT.
         unlink(path_.c_str());
         direct_ = false;
-        fd_ = open(path_.c_str(), flags, 0644);
+        fd_ = uninterrupted([&] { return open(path_.c_str(), flags, 0644); });
     }
     if (fd_ < 0) {
         throw IoError("open", path_, 0, errno);
@@ -33,10 +46,7 @@ OutputFile::OutputFile(std::string path, std::uint64_t nbytes, std::uint64_t ali
 OutputFile::~OutputFile() { discard(); }
 
 void OutputFile::preallocate(std::uint64_t nbytes) {
-    int result = 0;
-    do {
-        result = fallocate(fd_, 0, 0, static_cast<off_t>(nbytes));
-    } while (result < 0 && errno == EINTR);
+    const int result = uninterrupted([&] { return fallocate(fd_, 0, 0, static_cast<off_t>(nbytes)); });
     if (result < 0 && errno != EOPNOTSUPP && errno != ENOSYS) {
         throw IoError("fallocate of " + std::to_string(nbytes) + " bytes", path_, 0, errno);
     }
@@ -74,15 +84,16 @@ int OutputFile::write(const void *data, std::uint64_t offset, std::uint64_t nbyt
 }
 
 void OutputFile::seal(std::uint64_t nbytes) {
-    if (ftruncate(fd_, static_cast<off_t>(nbytes)) < 0) {
+    if (uninterrupted([&] { return ftruncate(fd_, static_cast<off_t>(nbytes)); }) < 0) {
         throw IoError("ftruncate to " + std::to_string(nbytes) + " bytes", path_, 0, errno);
     }
-    if (fdatasync(fd_) < 0) {
+    if (uninterrupted([&] { return fdatasync(fd_); }) < 0) {
         throw IoError("fdatasync", path_, 0, errno);
     }
     const int fd = fd_;
     fd_ = -1;
-    if (close(fd) < 0) {
+    // An interrupted close has closed the descriptor, and everything is on the disk already.
+    if (close(fd) < 0 && errno != EINTR) {
         throw IoError("close", path_, 0, errno);
     }
     ours_ = false;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <stdexcept>
 
 namespace dsh {
@@ -14,14 +15,35 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 // A longer timeout is none: the clock's own range ends at 292 years.
 constexpr double longest_timeout_s = 1e9;
 
+// The time between two looks at whether a waiting thread is to leave.
+constexpr std::chrono::milliseconds interrupt_interval{50};
+
 IoError closed(const WriteJob &job) {
     return {"close of the writer, before all was prepared,", job.path(), 0, ECANCELED};
 }
 
 } // namespace
 
+// Wait until `ready`, with a look at `interrupt` now and then; it throws with the mutex held again.
+template <class Ready> void WriteQueue::wait_for(Lock &lock, const CheckInterrupt &interrupt, Ready ready) {
+    if (!interrupt) {
+        changed_.wait(lock, ready);
+        return;
+    }
+    while (!changed_.wait_for(lock, interrupt_interval, ready)) {
+        lock.unlock();
+        try {
+            interrupt();
+        } catch (...) {
+            lock.lock();
+            throw;
+        }
+        lock.lock();
+    }
+}
+
 std::shared_ptr<WriteJob> WriteQueue::start(std::shared_ptr<const WritePlan> plan, std::string path,
-                                            std::shared_ptr<Faults> faults) {
+                                            std::shared_ptr<Faults> faults, const CheckInterrupt &interrupt) {
     if (block_bytes_ % plan->align() != 0) {
         throw std::invalid_argument("blocks of " + std::to_string(block_bytes_) +
                                     " bytes can't hold a plan aligned to " + std::to_string(plan->align()) +
@@ -39,7 +61,13 @@ std::shared_ptr<WriteJob> WriteQueue::start(std::shared_ptr<const WritePlan> pla
     // The job is in no list yet, so the backend leaves its eager blocks to this thread, which copies them before it
     // returns.
     job->busy = true;
-    while (job->eager_block() && stage_next(job, lock)) {
+    try {
+        while (job->eager_block() && stage_next(job, lock, interrupt)) {
+        }
+    } catch (...) {
+        // What is staged is dropped, and the file goes with the last reference to the job.
+        fail_locked(*job, {"start, which was interrupted,", job->path(), 0, ECANCELED});
+        throw;
     }
     job->busy = false;
     job->eager_s = seconds_since(job->started);
@@ -53,22 +81,31 @@ std::shared_ptr<WriteJob> WriteQueue::start(std::shared_ptr<const WritePlan> pla
     return job;
 }
 
-double WriteQueue::release(const std::shared_ptr<WriteJob> &job) {
+double WriteQueue::release(const std::shared_ptr<WriteJob> &job, const CheckInterrupt &interrupt) {
     const auto start = std::chrono::steady_clock::now();
     Lock lock(mutex_);
     // From here on the backend prepares nothing more of this job, so no new write from live memory is submitted; this
     // thread takes over as the one that prepares.
-    job->releasing = true;
-    changed_.wait(lock, [&] { return !job->busy; });
-    job->busy = true;
-    // What is left is copied into slots. Copying waits for slots, but is all the barrier needs: those writes read the
-    // slot, and may complete after it.
-    while (!job->live_prepared() && stage_next(job, lock)) {
+    bool preparing = false;
+    try {
+        job->releasing = true;
+        wait_for(lock, interrupt, [&] { return !job->busy; });
+        // Once more: another thread at this barrier, interrupted meanwhile, has cleared it.
+        job->releasing = job->busy = preparing = true;
+        // What is left is copied into slots. Copying waits for slots, but is all the barrier needs: those writes read
+        // the slot, and may complete after it.
+        while (!job->live_prepared() && stage_next(job, lock, interrupt)) {
+        }
+        job->busy = preparing = false;
+        changed_.notify_all();
+        // What was submitted from live memory has to complete: the device reads the memory until it answers.
+        wait_for(lock, interrupt, [&] { return job->live_pending == 0; });
+    } catch (...) {
+        job->releasing = false;
+        job->busy = job->busy && !preparing;
+        changed_.notify_all();
+        throw;
     }
-    job->busy = false;
-    changed_.notify_all();
-    // What was submitted from live memory has to complete: the device reads the memory until it answers.
-    changed_.wait(lock, [&] { return job->live_pending == 0; });
     forget_prepared();
     const double waited = seconds_since(start);
     job->stall_s += waited;
@@ -232,13 +269,19 @@ std::optional<Write> WriteQueue::prepare_lazily(Lock &lock) {
 
 // Compose the job's next block in a slot and stage it, waiting for a slot as long as it takes. While it waits it counts
 // as urgent, so feeders take no slot. The caller holds `busy`. Returns false when the job has failed.
-bool WriteQueue::stage_next(const std::shared_ptr<WriteJob> &job, Lock &lock) {
+bool WriteQueue::stage_next(const std::shared_ptr<WriteJob> &job, Lock &lock, const CheckInterrupt &interrupt) {
     std::optional<Slot> slot;
     // A job that is just being started is in no list, so `stop` can't fail it; `stopping_` ends its wait instead.
     const auto taken = [&] { return job->error || stopping_ || (slot = staging_.take(job->block().nbytes)); };
     if (!taken()) {
         ++urgent_;
-        changed_.wait(lock, taken);
+        try {
+            wait_for(lock, interrupt, taken);
+        } catch (...) {
+            --urgent_;
+            changed_.notify_all();
+            throw;
+        }
         --urgent_;
         changed_.notify_all();
     }

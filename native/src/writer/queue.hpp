@@ -26,6 +26,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -42,6 +43,9 @@ struct WriteStats {
     double bytes_direct, bytes_copied, write_s, stall_s, eager_s, direct;
 };
 
+// A user's thread calls this now and then while it waits, without the mutex. It may throw, which ends the wait.
+using CheckInterrupt = std::function<void()>;
+
 class WriteQueue {
   public:
     WriteQueue(std::uint64_t budget_bytes, std::uint64_t block_bytes)
@@ -49,11 +53,13 @@ class WriteQueue {
 
     // For users' threads.
     // Create the file, copy the eager extents into slots, and open the job for the backend. Throws IoError when there
-    // can be no file, std::runtime_error when the queue is stopped; later failures are the job's.
+    // can be no file, std::runtime_error when the queue is stopped; later failures are the job's. What `interrupt`
+    // throws leaves no job and no file.
     std::shared_ptr<WriteJob> start(std::shared_ptr<const WritePlan> plan, std::string path,
-                                    std::shared_ptr<Faults> faults);
-    // The barrier. Returns the seconds waited; never throws for a failed job.
-    double release(const std::shared_ptr<WriteJob> &job);
+                                    std::shared_ptr<Faults> faults, const CheckInterrupt &interrupt = {});
+    // The barrier. Returns the seconds waited; never throws for a failed job. After what `interrupt` throws the barrier
+    // is not passed, and the job goes on as if this had not been called.
+    double release(const std::shared_ptr<WriteJob> &job, const CheckInterrupt &interrupt = {});
     bool released(const WriteJob &job);
     // True once all data bytes are written, false on timeout (negative: none). Throws the job's IoError.
     bool wait(const WriteJob &job, double timeout_s);
@@ -86,7 +92,8 @@ class WriteQueue {
 
     std::optional<Write> pop_staged();
     std::optional<Write> prepare_lazily(Lock &lock);
-    bool stage_next(const std::shared_ptr<WriteJob> &job, Lock &lock);
+    template <class Ready> void wait_for(Lock &lock, const CheckInterrupt &interrupt, Ready ready);
+    bool stage_next(const std::shared_ptr<WriteJob> &job, Lock &lock, const CheckInterrupt &interrupt);
     std::optional<Write> prepare(const std::shared_ptr<WriteJob> &job, std::optional<Slot> slot, Lock &lock);
     void fail_locked(WriteJob &job, IoError error);
     void forget_prepared();

@@ -1,4 +1,5 @@
-// The staging budget: one aligned mapping, touched once, cut into slots that are lent and given back whole.
+// The staging budget: one aligned mapping, touched once, cut into slots that are lent and given back whole. A forked
+// child does not have it.
 //
 // Guarantee: a slot is lent to one holder at a time and its memory stays mapped until it is given back, so memory that
 // a request in flight still reads is never handed out again. An empty pool is no error but back-pressure: `take`

@@ -48,14 +48,15 @@ void Writer::require_here() const {
     }
 }
 
-std::shared_ptr<WriteJob> Writer::start(std::shared_ptr<const WritePlan> plan, std::string path) {
+std::shared_ptr<WriteJob> Writer::start(std::shared_ptr<const WritePlan> plan, std::string path,
+                                        const CheckInterrupt &interrupt) {
     require_here();
-    return queue_->start(std::move(plan), std::move(path), faults_);
+    return queue_->start(std::move(plan), std::move(path), faults_, interrupt);
 }
 
-double Writer::release(const std::shared_ptr<WriteJob> &job) {
+double Writer::release(const std::shared_ptr<WriteJob> &job, const CheckInterrupt &interrupt) {
     require_here();
-    return queue_->release(job);
+    return queue_->release(job, interrupt);
 }
 
 bool Writer::released(const WriteJob &job) {
@@ -72,6 +73,21 @@ std::vector<Digest> Writer::digests(const WriteJob &job) {
     require_here();
     queue_->require_written(job);
     return job.digests();
+}
+
+std::unique_ptr<Appendix> Writer::append(std::shared_ptr<WriteJob> job, std::vector<std::uint64_t> sizes) {
+    require_here();
+    return std::make_unique<Appendix>(std::move(job), std::move(sizes));
+}
+
+void Writer::add(Appendix &appendix, std::uint64_t address, std::uint64_t nbytes) {
+    require_here();
+    appendix.add(address, nbytes);
+}
+
+std::vector<Digest> Writer::end(Appendix &appendix) {
+    require_here();
+    return appendix.end();
 }
 
 std::uint64_t Writer::finish(WriteJob &job, std::string_view header, std::string_view trailer) {

@@ -12,6 +12,7 @@
 #include <string_view>
 #include <sys/types.h>
 
+#include "writer/appendix.hpp"
 #include "writer/backend.hpp"
 #include "writer/faults.hpp"
 #include "writer/queue.hpp"
@@ -27,11 +28,16 @@ class Writer : public std::enable_shared_from_this<Writer> {
     Writer(const Writer &) = delete;
     Writer &operator=(const Writer &) = delete;
 
-    std::shared_ptr<WriteJob> start(std::shared_ptr<const WritePlan> plan, std::string path);
-    double release(const std::shared_ptr<WriteJob> &job);
+    std::shared_ptr<WriteJob> start(std::shared_ptr<const WritePlan> plan, std::string path,
+                                    const CheckInterrupt &interrupt = {});
+    double release(const std::shared_ptr<WriteJob> &job, const CheckInterrupt &interrupt = {});
     bool released(const WriteJob &job);
     bool wait(const WriteJob &job, double timeout_s);
     std::vector<Digest> digests(const WriteJob &job);
+    // Extents of these sizes behind all that the job's file has so far; one appendix at a time.
+    std::unique_ptr<Appendix> append(std::shared_ptr<WriteJob> job, std::vector<std::uint64_t> sizes);
+    void add(Appendix &appendix, std::uint64_t address, std::uint64_t nbytes);
+    std::vector<Digest> end(Appendix &appendix);
     std::uint64_t finish(WriteJob &job, std::string_view header, std::string_view trailer);
     // Fail the job, wait for what is in flight, remove the file. Does nothing to a finished job.
     void abort(const std::shared_ptr<WriteJob> &job);
