@@ -1,76 +1,166 @@
 """Garbage collection: removes the parts of checkpoints that killed sessions left unfinished.
 
-Only runs without a live process are touched. Their locks are held meanwhile, so no process can begin to write there.
+Only runs that are certainly dead are touched. Their locks are held meanwhile, so no process can begin to write there.
 Each removed checkpoint is recorded in the run's journal first, so that queries still show it as incomplete.
+
+A history may contain anything, since people copy, link and mount. Folders are therefore opened without following
+symbolic links, files are removed through the folder that was opened, and only regular files with names of the format
+are removed. Whatever else lies there stays and is reported. Trouble with one run ends the collection of that run alone.
 """
 
+import os
 import secrets
-from collections.abc import Iterator
+import stat
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from dataclasses import dataclass, field
 
-from catalog.disk.durable import is_temporary, sync_dir
+from catalog.disk.durable import final_name
 from catalog.disk.locks import free_lock, try_lock
-from catalog.format.journal import NO_RANK, Journal
-from catalog.paths import HistoryPaths
-from catalog.read.runs import runs, step_dirs
+from catalog.disk.regular_file import check_folders
+from catalog.errors import HistoryError
+from catalog.format.journal import NO_RANK, Journal, is_segment
+from catalog.format.statistics_file import parse_name
+from catalog.paths import HistoryPaths, is_part_name, parse_step_dir
+from catalog.read.liveness import is_certainly_dead
+from catalog.read.runs import run_facts, run_names
 from catalog.records import CheckpointRef
 
-__all__ = ["collect_garbage"]
+__all__ = ["Collected", "collect_garbage"]
 
 
-def collect_garbage(paths: HistoryPaths) -> list[CheckpointRef]:
-    """Delete the files of incomplete checkpoints, and temporary files, of all runs that no process writes; return these
-    checkpoints. Committed checkpoints and live runs are never touched."""
-    collected = []
-    for facts in runs(paths):
-        with _locked_run(paths, facts.run) as locked:
-            if locked:
-                collected += _collect_run(paths, facts.run)
+@dataclass(slots=True)
+class Collected:
+    """The result of a collection: the checkpoints whose files were removed, and what was left, each with the reason."""
+
+    checkpoints: list[CheckpointRef] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
+
+
+def collect_garbage(paths: HistoryPaths) -> Collected:
+    """Delete the files of incomplete checkpoints, and temporary files, of all runs that no process writes.
+
+    Committed checkpoints, live runs, and whatever is not a file of the format are never touched. Nothing that is wrong
+    with a run raises: it is reported in `kept`.
+    """
+    collected = Collected()
+    for run in run_names(paths):
+        try:
+            with _locked_run(paths, run) as locked:
+                if locked:
+                    _collect_run(paths, run, collected)
+        except (HistoryError, OSError) as error:
+            collected.kept.append(f"run {run}: {error}")
     return collected
 
 
-def _collect_run(paths: HistoryPaths, run: str) -> list[CheckpointRef]:
-    steps = step_dirs(paths, run)
-    uncommitted = [step for step in steps if not paths.marker(run, step).exists()]
-    if uncommitted:
+def _collect_run(paths: HistoryPaths, run: str, collected: Collected) -> None:
+    check_folders(paths.journal_dir(run), root=paths.root)
+    with _folder(paths.runs) as runs, _folder(run, runs) as own:
+        _remove(own, lambda name: name == paths.run_json(run).name, only_temporaries=True)
+        present = os.listdir(own)
+        for path, is_known in (
+            (paths.journal_dir(run), is_segment),
+            (paths.statistics_dir(run), lambda name: parse_name(name) is not None),
+        ):
+            if path.name in present:
+                with _folder(path.name, own) as folder:
+                    _remove(folder, is_known, only_temporaries=True)
+        if (name := paths.steps_dir(run).name) in present:
+            with _folder(name, own) as steps:
+                _collect_steps(paths, run, steps, collected)
+
+
+def _collect_steps(paths: HistoryPaths, run: str, steps: int, collected: Collected) -> None:
+    marker = paths.marker(run, 0).name
+    begun = []
+    for name in sorted(os.listdir(steps)):
+        step = parse_step_dir(name)
+        if step is None:
+            continue
+        try:
+            with _folder(name, steps) as folder:
+                names = os.listdir(folder)
+                if marker in names:
+                    _remove(folder, lambda name: name == marker or is_part_name(name), only_temporaries=True)
+                elif not names or any(is_part_name(final_name(name) or name) for name in names):
+                    begun.append((step, name))
+                else:
+                    collected.kept.append(f"{paths.step_dir(run, step)}: contains only {_listed(names)}")
+        except OSError as error:
+            collected.kept.append(f"{paths.step_dir(run, step)}: {error.strerror}: not a folder of this history")
+    if begun:
+        # Imported here, since most collections find nothing: they must not wait for DuckDB's import.
+        from catalog.index.registered import registered_steps
+
+        lost = registered_steps(paths, run) & {step for step, _ in begun}
+        collected.kept += [f"{paths.marker(run, step)}: registered, but it is gone" for step in sorted(lost)]
+        begun = [(step, name) for step, name in begun if step not in lost]
+    if begun:
         # The record comes before the removal: after a kill in between, the next collection finds the folders again.
         journal = Journal(paths.journal_dir(run), run=run, writer=f"collector-{secrets.token_hex(4)}", rank=NO_RANK)
-        for step in uncommitted:
+        for step, _ in begun:
             journal.event("collected", step)
         journal.flush()
-    for step in uncommitted:
-        folder = paths.step_dir(run, step)
-        for path in folder.iterdir():
-            path.unlink()
-        folder.rmdir()
-    for folder in (
-        paths.run_dir(run),
-        paths.steps_dir(run),
-        paths.journal_dir(run),
-        paths.statistics_dir(run),
-        *(paths.step_dir(run, step) for step in steps),
-    ):
-        if folder.is_dir():
-            _remove_temporaries(folder)
-    return [CheckpointRef(run, step) for step in uncommitted]
+    for step, name in begun:
+        with _folder(name, steps) as folder:
+            # The folder is opened and listed again: an answer from a network file system's cache may be old.
+            if marker in os.listdir(folder):
+                continue
+            foreign = _remove(folder, lambda name: name == marker or is_part_name(name), only_temporaries=False)
+        if foreign:
+            collected.kept.append(f"{paths.step_dir(run, step)}: contains {_listed(foreign)}, which is not ours")
+        else:
+            os.rmdir(name, dir_fd=steps)
+        collected.checkpoints.append(CheckpointRef(run, step))
 
 
-def _remove_temporaries(folder: Path) -> None:
-    for path in [path for path in folder.iterdir() if is_temporary(path.name)]:
-        path.unlink()
-    sync_dir(folder)
+def _remove(folder: int, is_known: Callable[[str], bool], *, only_temporaries: bool) -> list[str]:
+    """Remove the regular files with a known name, or with a temporary name for one; return the names of the others."""
+    others = []
+    removed = False
+    for name in os.listdir(folder):
+        final = final_name(name)
+        ours = is_known(final) if final is not None else is_known(name) and not only_temporaries
+        if ours and stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+            os.unlink(name, dir_fd=folder)
+            removed = True
+        else:
+            others.append(name)
+    if removed:
+        os.fsync(folder)
+    return others
+
+
+@contextmanager
+def _folder(path: os.PathLike[str] | str, parent: int | None = None) -> Iterator[int]:
+    """Open a folder, in `parent` if that is given; OSError when it is none, or a symbolic link."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(sorted(names)[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
 
 
 @contextmanager
 def _locked_run(paths: HistoryPaths, run: str) -> Iterator[bool]:
-    """Lock every rank of a run until the end of the body. Yields False when a rank is alive."""
+    """Lock every rank of a run until the end of the body. Yields False unless the run is certainly dead."""
     with ExitStack() as held:
-        folder = paths.locks_dir(run)
-        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-            lock = try_lock(path)
+        check_folders(paths.locks_dir(run), root=paths.root)
+        world_size = run_facts(paths, run).world_size
+        for rank in range(world_size):
+            try:
+                lock = try_lock(paths.lock(run, rank), create=False)
+            except FileNotFoundError:
+                # The rank was killed before it took its lock, or somebody has removed the file.
+                continue
             if lock is None:
                 yield False
                 return
             held.callback(free_lock, lock)
-        yield True
+        yield is_certainly_dead(paths, run, world_size=world_size)

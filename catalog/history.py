@@ -25,6 +25,7 @@ from catalog.records import CheckpointRef, Extent, Marker, RunFacts
 
 if TYPE_CHECKING:
     from catalog.index.index import Asking
+    from catalog.index.registered import Gone
 
 __all__ = ["History", "State"]
 
@@ -137,6 +138,13 @@ class History:
             and (wanted_kinds is None or extent.kind in wanted_kinds)
         ]
         return sorted(chosen, key=lambda extent: (extent.kind, extent.name, extent.start, extent.file))
+
+    def gone(self) -> list[Gone]:
+        """Return what the index has registered and the folders no longer have, though nobody has removed the whole
+        checkpoint: markers, run.json files and journal segments."""
+        from catalog.index import registered
+
+        return registered.gone(self.paths)
 
     def query(self, sql: str, params: Sequence[object] | Mapping[str, object] = ()) -> pa.Table:
         """Return the result of one SELECT over the views of the catalog (docs/format.md), every committed checkpoint

@@ -11,6 +11,8 @@ __all__ = [
     "HistoryPaths",
     "check_run_id",
     "data_file",
+    "is_lock_name",
+    "is_part_name",
     "is_run_id",
     "parse_data_file",
     "parse_step_dir",
@@ -21,6 +23,8 @@ MAX_RANKS = 100_000
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _STEP_DIR = re.compile(r"[0-9]{12}")
+_PART = re.compile(r"rank-[0-9]{5}\.(safetensors|manifest\.parquet)")
+_LOCK = re.compile(r"rank-[0-9]{5}\.lock")
 _DATA_FILE = re.compile(rf"runs/({_RUN_ID.pattern})/steps/([0-9]{{12}})/rank-([0-9]{{5}})\.safetensors")
 
 
@@ -39,6 +43,16 @@ def check_run_id(run: str) -> str:
 def parse_step_dir(name: str) -> int | None:
     """Return the step that a folder's name stands for, or None for any other name."""
     return int(name) if _STEP_DIR.fullmatch(name) else None
+
+
+def is_part_name(name: str) -> bool:
+    """Return whether a rank's data file or manifest, in the folder of its step, can have this name."""
+    return _PART.fullmatch(name) is not None
+
+
+def is_lock_name(name: str) -> bool:
+    """Return whether a rank's lock file can have this name."""
+    return _LOCK.fullmatch(name) is not None
 
 
 def data_file(run: str, step: int, rank: int) -> str:

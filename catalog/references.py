@@ -9,6 +9,7 @@ import operator
 
 import pyarrow as pa
 
+from catalog.disk.regular_file import check_folders
 from catalog.errors import NotFoundError, SetupError
 from catalog.paths import HistoryPaths
 from catalog.read.runs import current_run, run_facts, run_names, steps
@@ -112,6 +113,7 @@ def _in_run(paths: HistoryPaths, run: str, step: int) -> CheckpointRef:
             raise NotFoundError(f"checkpoint {step} from the end: run {run} of {paths.root} has only {len(captured)}")
         return CheckpointRef(run, captured[step])
     if step not in captured:
+        check_folders(paths.step_dir(run, step), root=paths.root)
         refs = [CheckpointRef(run, other) for other in captured]
         raise NotFoundError(f"step {step} was not captured in run {run} of {paths.root}: {_nearest(refs, step)}")
     return CheckpointRef(run, step)

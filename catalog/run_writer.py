@@ -17,20 +17,31 @@ while it lives.
 
 import datetime
 import secrets
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import pyarrow as pa
 
-from catalog.disk.durable import is_temporary, make_dirs, publish, publish_bytes, sync_dir, temporary_path
+from catalog.disk.durable import (
+    is_temporary,
+    make_dirs,
+    publish,
+    publish_bytes,
+    sync_dir,
+    sync_dir_if_allowed,
+    temporary_path,
+)
 from catalog.disk.locks import free_lock, take_lock
 from catalog.errors import MismatchError, SetupError, SnapshotError
 from catalog.format.journal import Journal
 from catalog.format.json_facts import encode_history, encode_run_facts, read_history_json
+from catalog.format.lock_file import lock_owner, write_lock_owner
 from catalog.format.manifest import encode_manifest
 from catalog.format.marker import build_marker, encode_marker
 from catalog.paths import HistoryPaths
+from catalog.read.runs import RUN_NUMBER, next_number
 from catalog.records import RunFacts
 
 __all__ = ["RunWriter", "create_history", "create_run", "new_run_id"]
@@ -48,7 +59,7 @@ def create_history(root: Path) -> str:
     SetupError when the folder has other contents; FormatError when a newer release wrote the history. Several processes
     may call this at once.
     """
-    root.mkdir(parents=True, exist_ok=True)
+    make_dirs(root, root=Path(root.absolute().anchor))
     paths = HistoryPaths(root)
     if not paths.history_json.exists():
         others = [path.name for path in root.iterdir() if not path.name.startswith(".")]
@@ -58,12 +69,17 @@ def create_history(root: Path) -> str:
             )
         publish_bytes(encode_history(), paths.history_json, exclusive=True)
     make_dirs(paths.runs, root=root)
+    # Also when the folders were there: a process that was killed may have made them and not synced them.
+    sync_dir(root)
+    sync_dir_if_allowed(root.absolute().parent)
     return str(read_history_json(paths)["uuid"])
 
 
 def create_run(root: Path, facts: RunFacts) -> None:
-    """Create a run's folder with its facts. MismatchError when the run exists already."""
+    """Create a run's folder with its facts, among them its number: it is the newest of the runs that are there.
+    MismatchError when the run exists already."""
     paths = HistoryPaths(root)
+    facts = replace(facts, facts={**facts.facts, RUN_NUMBER: next_number(paths)})
     folder = paths.run_dir(facts.run)
     try:
         folder.mkdir()
@@ -86,7 +102,13 @@ class RunWriter:
         self.rank = rank
         self.world_size = world_size
         self.layout_hash = layout_hash
-        self._lock = take_lock(self.paths.lock(run, rank))
+        lock = take_lock(self.paths.lock(run, rank))
+        if lock is None:
+            raise SetupError(
+                f"{self.paths.lock(run, rank)}: another live process writes this rank of the run; only one may"
+            )
+        self._lock = lock
+        write_lock_owner(lock, lock_owner())
         self.journal = Journal(self.paths.journal_dir(run), run=run, writer=f"rank-{rank:05d}", rank=rank)
 
     def begin(self, step: int) -> Path:
@@ -125,6 +147,8 @@ class RunWriter:
         False while a part is missing. MismatchError when the parts do not belong together."""
         marker = self.paths.marker(self.run, step)
         if marker.exists():
+            # Another rank made it, and may not have synced the folder yet: the caller relies on the checkpoint.
+            sync_dir(marker.parent)
             return True
         if not all(self.paths.manifest(self.run, step, rank).exists() for rank in range(self.world_size)):
             return False
@@ -143,11 +167,15 @@ class RunWriter:
                     path.unlink(missing_ok=True)
         self.journal.event("failed", step, reason=reason)
 
+    def note_shared_locks(self) -> None:
+        """Write into the lock file that ranks on different hosts have seen each other's locks."""
+        write_lock_owner(self._lock, replace(lock_owner(), shared=True))
+
     def close(self) -> None:
-        """Flush the journal and free the lock. Idempotent."""
+        """Flush the journal, merge its segments, and free the lock. Idempotent."""
         if self._lock >= 0:
             try:
-                self.journal.flush()
+                self.journal.close()
             finally:
                 free_lock(self._lock)
                 self._lock = -1

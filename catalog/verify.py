@@ -2,7 +2,8 @@
 
 Every byte is covered by a checksum. JSON files, journal segments and statistics carry their own, a marker has the
 checksum of each manifest, a manifest that of each extent, and each byte of a data file belongs to one extent. The index
-and the lock files are not checked: the index is derived, and it is rebuilt when it is damaged.
+and the lock files are not checked: the index is derived, and it is rebuilt when it is damaged. But files that it has
+registered and that are gone are problems.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,8 +14,9 @@ from typing import TypeVar
 
 import pyarrow.compute as pc
 
+from catalog.disk.regular_file import check_folders, is_real_folder
 from catalog.errors import HistoryError
-from catalog.format.journal import read_segment, segments
+from catalog.format.journal import Segment, current_segments, read_segment, segments
 from catalog.format.json_facts import read_history_json
 from catalog.format.manifest import Manifest
 from catalog.format.marker import read_marker
@@ -43,15 +45,21 @@ class Problem:
 
 
 def verify(
-    history: History, refs: Sequence[CheckpointRef] | None = None, *, progress: Callable[[int], None] | None = None
+    history: History,
+    refs: Sequence[CheckpointRef] | None = None,
+    *,
+    progress: Callable[[int], None] | None = None,
+    share: tuple[int, int] = (0, 1),
 ) -> list[Problem]:
     """Return every problem of the history, or of `refs` alone; an empty list when there is none. Nothing is changed.
 
     A flipped bit in any byte of any published file is found and named. This takes as much memory as the largest extent,
     or 64 MiB if that is more. `progress` is called with the bytes of data files checked since its last call.
-    Checkpoints that are not committed do not exist and are skipped.
+    Checkpoints that are not committed do not exist and are skipped. `share`, such as (2, 8), is for 8 processes that
+    verify together: the third of them checks the bytes of its eighth of every data file, and everything else as the
+    others do.
     """
-    check = _Verification(history.paths, progress or (lambda nbytes: None))
+    check = _Verification(history.paths, progress or (lambda nbytes: None), share)
     if refs is None:
         check.everything()
     else:
@@ -66,43 +74,67 @@ def verify(
 class _Verification:
     """One pass over a history, which gathers problems instead of raising them."""
 
-    def __init__(self, paths: HistoryPaths, progress: Callable[[int], None]) -> None:
+    def __init__(self, paths: HistoryPaths, progress: Callable[[int], None], share: tuple[int, int]) -> None:
         self.paths = paths
         self.progress = progress
+        self.share = share
         self.problems: list[Problem] = []
 
     def everything(self) -> None:
         self.attempt(self.paths.history_json, "content", lambda: read_history_json(self.paths))
-        for folder in _folders(self.paths.runs):
-            if is_run_id(folder.name):
+        self.attempt(self.paths.runs, "folder", partial(check_folders, self.paths.runs, root=self.paths.root))
+        for folder in _entries(self.paths.runs):
+            if not is_real_folder(folder):
+                if folder.is_symlink():
+                    self.link(folder)
+            elif is_run_id(folder.name):
                 self.run(folder.name)
             else:
                 self.add(folder, "name", "no run can have this name")
+        self.registered()
+
+    def registered(self) -> None:
+        """Add what only the index still knows."""
+        # Imported here: `verify` of single checkpoints, before a restore, must not wait for DuckDB's import.
+        from catalog.index.registered import gone
+
+        known = {problem.file for problem in self.problems}
+        for lost in gone(self.paths):
+            if self.paths.relative(lost.path) not in known:
+                self.add(lost.path, "file", lost.message)
 
     def run(self, run: str) -> None:
         refs = [CheckpointRef(run, step) for step in steps(self.paths, run)]
         path = self.paths.run_json(run)
         if path.exists() or refs:
             self.attempt(path, "content", lambda: run_facts(self.paths, run))
+        for link in (path for path in _entries(self.paths.run_dir(run)) if path.is_symlink()):
+            self.link(link)
+        for link in (path for path in _entries(self.paths.steps_dir(run)) if path.is_symlink()):
+            self.link(link)
         self.journal(run)
-        folder = self.paths.statistics_dir(run)
-        for name in sorted(path.name for path in folder.iterdir()) if folder.is_dir() else ():
-            if parse_name(name) is not None:
-                self.attempt(folder / name, "content", partial(read_statistics, folder / name, run=run))
+        for path in _entries(self.paths.statistics_dir(run)):
+            if parse_name(path.name) is not None:
+                self.attempt(path, "content", partial(read_statistics, path, run=run))
         for ref in refs:
             self.checkpoint(ref)
+
+    def link(self, path: Path) -> None:
+        self.add(path, "file", "is a symbolic link: a history has none inside, and nothing behind it is read")
 
     def journal(self, run: str) -> None:
         """Check all segments. Each writer numbers its own from 0 without gaps, so a missing one shows, unless it was
         the last."""
-        expected: dict[str, int] = {}
-        for path in segments(self.paths.journal_dir(run)):
+        folder = self.paths.journal_dir(run)
+        found = list(segments(folder))
+        for path in found:
             self.attempt(path, "content", partial(read_segment, path, run=run))
-            writer, _, sequence = path.stem.rpartition("-")
-            if (first := expected.get(writer, 0)) < int(sequence):
-                missing = path.with_name(f"{writer}-{first:0{len(sequence)}d}.parquet")
-                self.add(missing, "file", f"missing, as are all segments up to {path.name}")
-            expected[writer] = int(sequence) + 1
+        expected: dict[str, int] = {}
+        for segment in current_segments(path.name for path in found):
+            if (first := expected.get(segment.writer, 0)) < segment.first:
+                missing = folder / Segment(segment.writer, first, first).name
+                self.add(missing, "file", f"missing, as are all segments up to {segment.name}")
+            expected[segment.writer] = segment.last + 1
 
     def checkpoint(self, ref: CheckpointRef) -> None:
         """Check the marker and the manifests, and then the data files whose manifest can be trusted."""
@@ -134,14 +166,15 @@ class _Verification:
         """Check one data file. A symbolic link out of the history is a problem, and nothing behind it is read."""
         root = self.paths.root.resolve()
         files = {manifest.file, *manifest.table["file"].unique().to_pylist()}
-        outside = [path for path in (self.paths.root / file for file in sorted(files)) if not _within(path, root)]
-        for path in outside:
-            self.add(path, "file", f"leads out of the history, to {path.resolve()}")
-        if outside:
+        reached = {file: (root / file).resolve() for file in sorted(files)}
+        for file, path in reached.items():
+            if path != root / file:
+                self.add(self.paths.root / file, "file", f"is behind a symbolic link, to {path}: nothing there is read")
+        if any(path != root / file for file, path in reached.items()):
             return
         path = self.paths.root / manifest.file
         self.attempt(path, "header", lambda: check_header(path, manifest))
-        for found in check_data_file(self.paths.root, manifest, progress=self.progress):
+        for found in check_data_file(self.paths.root, manifest, progress=self.progress, share=self.share):
             self.add(self.paths.root / found.file, found.field, found.message)
 
     def attempt(self, path: Path, field: str, call: Callable[[], T]) -> T | None:
@@ -156,9 +189,6 @@ class _Verification:
         self.problems.append(Problem(self.paths.relative(path), field, message))
 
 
-def _folders(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
-
-
-def _within(path: Path, root: Path) -> bool:
-    return path.resolve().is_relative_to(root)
+def _entries(folder: Path) -> list[Path]:
+    """Return what a folder has, sorted; nothing when there is no real folder."""
+    return sorted(folder.iterdir()) if is_real_folder(folder) else []

@@ -5,8 +5,9 @@ finds the footer from the end of the file and everything else through the footer
 no row group claims are invisible to it. The 16 bytes there are the XXH3-128 of all other bytes of the file. A flipped
 bit anywhere is therefore found, without a second file that could get lost or be published apart from the first.
 
-A file is hostile until proven otherwise: sizes are limited before anything is decompressed, since a few bytes of
-compressed data can stand for gigabytes, and the schema must be exactly the expected one.
+A file is hostile until proven otherwise: `parquet_pages` limits sizes before anything is decompressed, since a few
+bytes can stand for gigabytes; strings are limited before each row gets its own; and the schema must be exactly the
+expected one.
 """
 
 import io
@@ -14,8 +15,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from catalog.disk.parquet_pages import decoded_bytes
+from catalog.disk.regular_file import open_regular
 from catalog.errors import CorruptError, FormatError
 from catalog.records import CHECKSUM_BYTES
 from native import checksum
@@ -28,12 +32,11 @@ MAX_TABLE_BYTES = 1 << 30
 """The largest size of a decompressed table."""
 
 _MAGIC = b"PAR1"
-_BATCH_ROWS = 16_384
 
 
 def read_bounded(path: Path) -> bytes:
     """Read a whole file; FormatError when it is larger than MAX_FILE_BYTES."""
-    with path.open("rb") as stream:
+    with open_regular(path) as stream:
         # One byte more than allowed: the size from stat could change before the read.
         data = stream.read(MAX_FILE_BYTES + 1)
     if len(data) > MAX_FILE_BYTES:
@@ -71,40 +74,56 @@ def decode_checked(data: bytes, *, schema: pa.Schema, file: str) -> tuple[pa.Tab
         )
     try:
         return _decode(data, schema=schema, file=file)
-    except (pa.ArrowException, OSError, OverflowError, UnicodeDecodeError) as error:
+    except FormatError:
+        raise
+    except (pa.ArrowException, OSError, OverflowError, ValueError) as error:
         raise FormatError(f"{file}: is not a Parquet table of this format: {error}") from error
 
 
 def _decode(data: bytes, *, schema: pa.Schema, file: str) -> tuple[pa.Table, dict[str, str]]:
-    reader = pq.ParquetFile(
-        pa.BufferReader(data), thrift_string_size_limit=16 << 20, thrift_container_size_limit=100_000
-    )
-    footer = reader.metadata
+    limits = {"thrift_string_size_limit": 16 << 20, "thrift_container_size_limit": 100_000}
+    footer = pq.ParquetFile(pa.BufferReader(data), **limits).metadata
     if footer.num_row_groups > 1 or not 0 <= footer.num_rows <= MAX_ROWS:
         raise FormatError(
             f"{file}: {footer.num_rows} rows in {footer.num_row_groups} row groups; at most {MAX_ROWS} rows in one "
             "group are allowed"
         )
-    found = reader.schema_arrow
+    found = footer.schema.to_arrow_schema()
     if found.names != schema.names or found.types != schema.types:
         raise FormatError(
             f"{file}: field 'schema': the columns are {_columns(found)}, the format has {_columns(schema)}"
         )
-    # In small batches: the footer of a hostile file may understate what a page decompresses to.
-    batches: list[pa.RecordBatch] = []
-    taken = 0
-    for batch in reader.iter_batches(batch_size=_BATCH_ROWS, use_threads=False):
-        taken += batch.nbytes
-        if taken > MAX_TABLE_BYTES:
-            raise FormatError(f"{file}: takes more than {MAX_TABLE_BYTES} bytes once decompressed")
-        batches.append(batch)
-    table = pa.Table.from_batches(batches, schema=found).replace_schema_metadata(None).cast(schema)
+    _require_bounded(decoded_bytes(data, footer, file=file), file=file)
+    # A dictionary stays one at first, so that a string that stands in all rows is in memory once.
+    columns = (footer.schema.column(index) for index in range(footer.num_columns))
+    strings = [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
+    reader = pq.ParquetFile(pa.BufferReader(data), read_dictionary=strings, **limits)
+    table = reader.read(use_threads=False)
+    _require_bounded(table.nbytes + sum(_expanded_bytes(table[name]) for name in schema.names), file=file)
+    table = table.replace_schema_metadata(None).cast(schema)
     table.validate(full=True)
     for field in schema:
         if not field.nullable and table[field.name].null_count:
             raise FormatError(f"{file}: column {field.name!r} has missing values")
     metadata: Mapping[bytes, bytes] = footer.metadata or {}
     return table, {key.decode(): value.decode() for key, value in metadata.items()}
+
+
+def _require_bounded(nbytes: int, *, file: str) -> None:
+    if nbytes > MAX_TABLE_BYTES:
+        raise FormatError(f"{file}: takes {nbytes} bytes once decompressed, where {MAX_TABLE_BYTES} are allowed")
+
+
+def _expanded_bytes(column: pa.ChunkedArray) -> int:
+    """Return how many bytes the strings of a column take once each row has its own."""
+    total = 0
+    for chunk in column.chunks:
+        values = chunk.flatten() if pa.types.is_list(chunk.type) else chunk
+        if pa.types.is_dictionary(values.type):
+            # A row without a value has no index.
+            lengths = pc.binary_length(values.dictionary).cast(pa.int64()).take(values.indices)
+            total += pc.sum(lengths).as_py() or 0
+    return total
 
 
 def _footer_start(data: bytes, *, file: str) -> int:

@@ -11,22 +11,42 @@ this order, and no step can be left out or swapped:
    same file (`publish_exclusive`).
 4. fsync of the folder. A name is data of its folder; until then a power cut may take the file away again.
 
-A new folder is a name too: `make_dirs` makes each one durable in its parent, up to the history's root.
+A new folder is a name too: `make_dirs` makes each one durable in its parent.
 """
 
+import contextlib
 import errno
 import os
+import re
 import secrets
 from pathlib import Path
 
-__all__ = ["is_temporary", "make_dirs", "publish", "publish_bytes", "publish_exclusive", "sync_dir", "temporary_path"]
+__all__ = [
+    "final_name",
+    "is_temporary",
+    "make_dirs",
+    "publish",
+    "publish_bytes",
+    "publish_exclusive",
+    "sync_dir",
+    "sync_dir_if_allowed",
+    "temporary_path",
+]
 
 _TEMPORARY_SUFFIX = ".tmp"
+_TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}\.tmp")
 
 
 def sync_dir(path: Path) -> None:
     """Make the names in a folder durable."""
     _sync(path, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def sync_dir_if_allowed(path: Path) -> None:
+    """Make the names in a folder durable, unless this process may not read it: somebody else's folder, in which one may
+    make files but not list them, can't be synced."""
+    with contextlib.suppress(PermissionError):
+        sync_dir(path)
 
 
 def _sync_file(path: Path) -> None:
@@ -47,8 +67,14 @@ def temporary_path(final: Path) -> Path:
 
 
 def is_temporary(name: str) -> bool:
-    """Return whether `temporary_path` makes names like this one."""
+    """Return whether a name is one that readers ignore, as those that `temporary_path` makes."""
     return name.startswith(".") and name.endswith(_TEMPORARY_SUFFIX)
+
+
+def final_name(temporary: str) -> str | None:
+    """Return the name for whose file `temporary_path` made exactly this name, or None when it made no such name."""
+    match = _TEMPORARY.fullmatch(temporary)
+    return match[1] if match else None
 
 
 def publish(tmp: Path, final: Path) -> None:
@@ -111,4 +137,4 @@ def make_dirs(path: Path, *, root: Path) -> None:
             # Another process may create the same folder at the same time.
             if error.errno != errno.EEXIST or not folder.is_dir():
                 raise
-        sync_dir(folder.parent)
+        sync_dir_if_allowed(folder.parent)

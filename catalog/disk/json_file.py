@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import native
+from catalog.disk.regular_file import open_regular
 from catalog.errors import CorruptError, FormatError
 
 __all__ = ["canonical", "decode", "encode", "load"]
@@ -55,7 +56,9 @@ def decode(data: bytes, *, path: Path) -> dict[str, Any]:
 def load(path: Path) -> dict[str, Any]:
     """Read and check one file. FileNotFoundError when it does not exist; FormatError and CorruptError as in
     `decode`."""
-    size = path.stat().st_size
-    if size > MAX_JSON_BYTES:
-        raise FormatError(f"{path}: {size} bytes where at most {MAX_JSON_BYTES} are allowed")
-    return decode(path.read_bytes(), path=path)
+    with open_regular(path) as file:
+        # One byte more than allowed: a file may grow while it is read.
+        data = file.read(MAX_JSON_BYTES + 1)
+    if len(data) > MAX_JSON_BYTES:
+        raise FormatError(f"{path}: more than the {MAX_JSON_BYTES} bytes that are allowed")
+    return decode(data, path=path)

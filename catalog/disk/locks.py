@@ -12,7 +12,7 @@ import os
 import time
 from pathlib import Path
 
-from catalog.errors import SetupError
+from catalog.disk.regular_file import open_descriptor
 
 __all__ = ["free_lock", "is_locked", "open_lock", "take_lock", "try_lock"]
 
@@ -22,9 +22,10 @@ _POLL_S = 0.001
 _open: set[int] = set()
 
 
-def open_lock(path: Path) -> int:
-    """Open the lock file at `path`, creating it when it is missing. The caller closes it with `free_lock`."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+def open_lock(path: Path, *, create: bool = True) -> int:
+    """Open the lock file at `path`, and create it when it is missing, unless `create` is false: then raise
+    FileNotFoundError. The caller closes it with `free_lock`. FormatError when it is no regular file."""
+    descriptor = open_descriptor(path, os.O_RDWR | (os.O_CREAT if create else 0))
     _open.add(descriptor)
     return descriptor
 
@@ -46,9 +47,10 @@ def _close_inherited() -> None:
 os.register_at_fork(after_in_child=_close_inherited)
 
 
-def try_lock(path: Path) -> int | None:
-    """Return a descriptor that holds the lock until `free_lock`, or None when another process or thread holds it."""
-    descriptor = open_lock(path)
+def try_lock(path: Path, *, create: bool = True) -> int | None:
+    """Return a descriptor that holds the lock until `free_lock`, or None when another process or thread holds it. The
+    errors are those of `open_lock`."""
+    descriptor = open_lock(path, create=create)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -57,21 +59,22 @@ def try_lock(path: Path) -> int | None:
     return descriptor
 
 
-def take_lock(path: Path) -> int:
-    """Return a descriptor that holds the lock until `free_lock`, or until its process dies. SetupError when another
-    process holds it."""
+def take_lock(path: Path) -> int | None:
+    """Return a descriptor that holds the lock until `free_lock`, or until its process dies; None when another process
+    or thread goes on holding it. Creates the file when it is missing."""
     # `is_locked` itself holds the lock for an instant, so one refusal does not mean that somebody writes there.
     deadline = time.monotonic() + _PROBE_PATIENCE_S
     while (descriptor := try_lock(path)) is None:
         if time.monotonic() >= deadline:
-            raise SetupError(f"{path}: another live process writes this rank of the run")
+            return None
         time.sleep(_POLL_S)
     return descriptor
 
 
 def is_locked(path: Path) -> bool:
-    """Return whether anybody holds the lock file at `path`. FileNotFoundError when there is no such file."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    """Return whether anybody holds the lock file at `path`, as far as this host can see. FileNotFoundError when there
+    is no such file, FormatError when it is no regular file."""
+    descriptor = open_descriptor(path, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

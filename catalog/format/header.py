@@ -5,12 +5,14 @@ absurd lengths.
 """
 
 import json
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
 
+from catalog.disk.regular_file import open_regular
 from catalog.errors import FormatError
 from catalog.format.dtypes import DTYPES, MAX_DIMENSIONS
 
@@ -78,8 +80,8 @@ def _dumps(tree: Mapping[str, Any]) -> bytes:
 def read_header(path: Path) -> Header:
     """Parse the header of a data file and check it against the file's size. FormatError names the field that is
     wrong."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
         if length > min(MAX_HEADER_BYTES, size - _LENGTH_BYTES):
             raise FormatError(f"{path}: field header length: {length} bytes in a file of {size}")

@@ -7,7 +7,7 @@ from typing import Any
 
 from catalog.disk import json_file
 from catalog.errors import FormatError
-from catalog.paths import MAX_RANKS, HistoryPaths
+from catalog.paths import MAX_RANKS, HistoryPaths, parse_step_dir
 from catalog.records import RunFacts
 
 __all__ = ["FORMAT", "encode_history", "encode_run_facts", "read_history_json", "read_run_facts"]
@@ -68,6 +68,10 @@ def read_run_facts(paths: HistoryPaths, run: str) -> RunFacts:
     if type(facts.world_size) is not int or not 1 <= facts.world_size <= MAX_RANKS:
         raise FormatError(f"{path}: field world_size: {facts.world_size!r} is no number of ranks")
     parent = (facts.parent_run, facts.parent_step)
-    if parent != (None, None) and not (isinstance(parent[0], str) and type(parent[1]) is int and parent[1] >= 0):
+    if parent != (None, None) and not (isinstance(parent[0], str) and _is_step(parent[1])):
         raise FormatError(f"{path}: field parent_run: {parent} is neither empty nor a run and a step")
     return facts
+
+
+def _is_step(value: object) -> bool:
+    return type(value) is int and value >= 0 and parse_step_dir(f"{value:012d}") is not None

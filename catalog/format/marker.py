@@ -11,6 +11,7 @@ from typing import Any
 import native
 from catalog.disk import json_file
 from catalog.disk.checked_parquet import read_bounded
+from catalog.disk.regular_file import check_folders
 from catalog.errors import FormatError, MismatchError, NotFoundError
 from catalog.format.json_facts import FORMAT
 from catalog.format.manifest import Manifest, decode_manifest
@@ -87,6 +88,7 @@ def read_marker(paths: HistoryPaths, run: str, step: int) -> Marker:
     NotFoundError when the checkpoint is not committed; FormatError or CorruptError names file and field.
     """
     path = paths.marker(run, step)
+    check_folders(path.parent, root=paths.root)
     try:
         content = json_file.load(path)
     except FileNotFoundError as error:

@@ -58,6 +58,10 @@ SCHEMA = pa.schema(
 when no other value is left. `sum`, `sum_of_squares`, `exponents` and `sketch` leave out everything that is not finite.
 `sketch` is empty for a tensor without one."""
 
+_EXPONENTS = (64,)
+_SKETCHES = (0, 16, 32, 64, 128, 256)
+"""The lengths that lists of these columns may have."""
+
 _NAME = re.compile(r"([0-9]{12})-([0-9]{5})-of-([0-9]{5})\.parquet")
 
 
@@ -96,7 +100,7 @@ def publish_statistics(paths: HistoryPaths, run: str, about: StatisticsFile, row
 
 def read_statistics(path: Path, *, run: str) -> pa.Table:
     """Read the rows of a file, with the columns of SCHEMA. CorruptError when the file is damaged, FormatError when it
-    has another version or belongs to another run or part."""
+    has another version, belongs to another run or part, or has lists of a length that the format does not know."""
     about = parse_name(path.name)
     if about is None:
         raise FormatError(f"{path}: no statistics file has this name")
@@ -104,6 +108,10 @@ def read_statistics(path: Path, *, run: str) -> pa.Table:
     for field, expected in _metadata(run, about).items():
         if metadata.get(field) != expected:
             raise FormatError(f"{path}: field {field}: {metadata.get(field)!r} where {expected!r} belongs")
+    for column, allowed in (("exponents", _EXPONENTS), ("sketch", _SKETCHES)):
+        for length in pc.unique(pc.list_value_length(table[column])).to_pylist():
+            if length not in allowed:
+                raise FormatError(f"{path}: column {column}: a list of {length} where one of {allowed} belongs")
     return table
 
 
@@ -120,7 +128,8 @@ def merged_statistics(parts: Sequence[pa.Table]) -> pa.Table:
     """Merge the statistics of fragments into those of logical tensors, one row for each.
 
     `parts` are the tables of all ranks, in order. For rank-local tensors, the rows of rank 0 are taken. Counts are
-    exact; sums are exact up to float64 rounding.
+    exact; sums are exact up to float64 rounding. FormatError when the sketches of one tensor differ in length, or a
+    sum of counts exceeds an int64.
     """
     local = pc.field("placement") == "rank_local"
     rows = pa.concat_tables([parts[0], *(part.filter(~local) for part in parts[1:])])
@@ -131,12 +140,19 @@ def merged_statistics(parts: Sequence[pa.Table]) -> pa.Table:
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows.filter(several).to_pylist():
         groups.setdefault((row["kind"], row["name"]), []).append(row)
-    merged = pa.Table.from_pylist([_sum(members) for members in groups.values()], schema=SCHEMA)
+    try:
+        merged = pa.Table.from_pylist([_sum(members) for members in groups.values()], schema=SCHEMA)
+    except OverflowError as error:
+        raise FormatError(f"statistics: the counts of the fragments of a tensor add up to no count: {error}") from error
     return pa.concat_tables([rows.filter(pc.invert(several)), merged])
 
 
 def _sum(members: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     members = sorted(members, key=lambda row: row["start"])
+    buckets = sorted({len(row["sketch"]) for row in members})
+    if len(buckets) > 1:
+        tensor = f"{members[0]['kind']}/{members[0]['name']}"
+        raise FormatError(f"statistics of {tensor}: its fragments have sketches of {buckets} buckets, must be equal")
     lows = [row["min"] for row in members if row["min"] is not None]
     highs = [row["max"] for row in members if row["max"] is not None]
     sums = ("numel", "nan", "inf", "zeros", "sum", "sum_of_squares")

@@ -16,6 +16,7 @@ loads no extension, and its configuration is locked.
 
 import ctypes
 import os
+import stat
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,13 +27,14 @@ from typing import TypeAlias
 import duckdb
 import pyarrow as pa
 
+from catalog.disk.regular_file import what_it_is
 from catalog.errors import FormatError, SetupError
 from catalog.index.fair_lock import FairLock, IndexBusyError
 from catalog.index.sql_errors import explain_sql_error
 from catalog.index.sql_guard import check_select
 from catalog.paths import HistoryPaths
 
-__all__ = ["Connection", "Database", "IndexMissingError", "database", "select", "tables_read"]
+__all__ = ["Connection", "Database", "IndexDamagedError", "IndexMissingError", "database", "select", "tables_read"]
 
 Connection: TypeAlias = duckdb.DuckDBPyConnection
 
@@ -51,6 +53,28 @@ _LOCKED_DOWN = (
 )
 
 
+_REGISTRATION = ("SET threads = 2", "SET memory_limit = '128MiB'", "SET allocator_flush_threshold = '1MiB'")
+"""A registration runs beside a training: it takes memory for one batch of rows, and few threads. Not one: with one
+thread DuckDB 2.0 returned rows of a join twice."""
+
+_QUERIES = (f"SET threads = {max(2, len(os.sched_getaffinity(0)))}",)
+
+
+_DAMAGE = (
+    "not a valid DuckDB database",
+    "Could not read enough bytes",
+    "Corrupt database file",
+    "Failure while replaying WAL",
+)
+"""DuckDB's words for a file whose content is wrong, as opposed to a disk that is full or fails."""
+
+
+class IndexDamagedError(FormatError):
+    """The index file was changed or torn. It is derived: questions are answered without it, and the next registration
+    builds it anew.
+    """
+
+
 class IndexMissingError(IndexBusyError):
     """There is no index file yet. It never leaves this package."""
 
@@ -65,7 +89,10 @@ class Database:
         self.path = paths.catalog_db
         self._lock = FairLock(queue=paths.index_queue_lock, access=paths.index_access_lock)
         self._mutex = threading.Lock()
-        self._connection: Connection | None = None
+        self._connections: dict[bool, Connection] = {}
+        """One for queries, and one for registrations, by whether it writes."""
+        self._damaged: tuple[int, int, int] | None = None
+        """Tells apart the file that was found to be damaged, which another process may replace."""
 
     @contextmanager
     def reading(self, *, patience_s: float) -> Iterator[Connection]:
@@ -100,17 +127,28 @@ class Database:
     @contextmanager
     def detached(self) -> Iterator[Connection]:
         """Yield a connection inside one transaction, rolled back at the end, without the index."""
-        with self._mutex, self._transaction() as connection:
+        with self._mutex, self._transaction(self._base(writes=False)) as connection:
             yield connection
+
+    @property
+    def is_damaged(self) -> bool:
+        """True when this process has found the index file that is there now to be damaged."""
+        return self._damaged is not None and self._damaged == self._identity()
+
+    def _identity(self) -> tuple[int, int, int] | None:
+        try:
+            found = self.path.stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns, found.st_size
 
     def close_if_idle(self) -> None:
         """Free DuckDB's threads and memory, unless a session is under way. The next session opens the database
         again."""
         if self._mutex.acquire(blocking=False):
             try:
-                if self._connection is not None:
-                    self._connection.close()
-                    self._connection = None
+                while self._connections:
+                    self._connections.popitem()[1].close()
             finally:
                 self._mutex.release()
 
@@ -134,39 +172,44 @@ class Database:
 
     @contextmanager
     def _attached(self, mode: str) -> Iterator[Connection]:
-        if mode == "READ_ONLY" and not self.path.exists():
+        if mode == "READ_ONLY" and not os.path.lexists(self.path):
             raise IndexMissingError(f"{self.path}: no index yet")
-        base = self._base()
+        for suffix in _LOG_SUFFIXES:
+            _require_regular(self.path.with_name(self.path.name + suffix))
+        base = self._base(writes=mode == _WRITING)
         try:
             base.execute(f"ATTACH ? AS idx ({mode})", [str(self.path)])
             try:
-                with self._transaction() as connection:
+                with self._transaction(base) as connection:
                     yield connection
             finally:
                 base.execute("DETACH idx")
         except duckdb.Error as error:
+            if isinstance(error, (duckdb.FatalException, duckdb.InternalException)):
+                # DuckDB refuses all further work in such a database, also when the disk has recovered: open another.
+                self._connections.pop(mode == _WRITING).close()
             raise self._translated(error) from error
 
     @contextmanager
-    def _transaction(self) -> Iterator[Connection]:
+    def _transaction(self, base: Connection) -> Iterator[Connection]:
         """Yield a new cursor. Temporary tables and views vanish with it, and without a commit the transaction is rolled
         back."""
-        cursor = self._base().cursor()
+        cursor = base.cursor()
         try:
             cursor.begin()
             yield cursor
         finally:
             cursor.close()
 
-    def _base(self) -> Connection:
-        if self._connection is None:
+    def _base(self, *, writes: bool) -> Connection:
+        if writes not in self._connections:
             connection = duckdb.connect(":memory:")
             allowed = [str(self.path.with_name(self.path.name + suffix)) for suffix in _LOG_SUFFIXES]
             connection.execute("SET allowed_paths = ?", [allowed])
-            for statement in _LOCKED_DOWN:
+            for statement in (*(_REGISTRATION if writes else _QUERIES), *_LOCKED_DOWN):
                 connection.execute(statement)
-            self._connection = connection
-        return self._connection
+            self._connections[writes] = connection
+        return self._connections[writes]
 
     def _translated(self, error: duckdb.Error) -> Exception:
         """Return the error to raise instead of DuckDB's. A foreign client that holds the file is an ordinary case; any
@@ -175,10 +218,22 @@ class Database:
             return IndexBusyError(f"{self.path}: a foreign client holds the file")
         if isinstance(error, duckdb.IOException) and not self.path.exists():
             return IndexMissingError(f"{self.path}: no index yet")
-        return FormatError(
-            f"{self.path}: DuckDB can't use the index: {str(error).splitlines()[0]}: it is derived, so delete it or "
-            f"run `dshistory reindex {self.path.parent}`"
-        )
+        told = f"{self.path}: DuckDB can't use the index: {str(error).splitlines()[0]}: it is derived, so delete it or "
+        told += f"run `dshistory reindex {self.path.parent}`"
+        if any(words in str(error) for words in _DAMAGE):
+            self._damaged = self._identity()
+            return IndexDamagedError(told)
+        return FormatError(told)
+
+
+def _require_regular(path: Path) -> None:
+    """Raise FormatError when there is anything but a regular file: DuckDB would wait at a FIFO for ever."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(mode):
+        raise FormatError(f"{path}: is {what_it_is(mode)} where the index belongs, which is derived: delete it")
 
 
 def tables_read(connection: Connection, sql: str) -> frozenset[str] | None:

@@ -74,12 +74,15 @@ def migrate(connection: Connection, paths: HistoryPaths) -> None:
 
 
 def insert(connection: Connection, unindexed: Unindexed) -> None:
-    """Delete the stale rows from the attached index and insert the unindexed ones."""
-    for name, table in unindexed.tables(TABLES).items():
+    """Delete the stale rows from the attached index and insert the unindexed ones. FormatError when DuckDB does not
+    insert exactly these: the transaction must not be committed then.
+    """
+    tables = unindexed.tables(TABLES)
+    for name, table in tables.items():
         connection.register(name, table)
-    if unindexed.stale_runs:
+    if unindexed.removed_runs:
         for table in TABLES:
-            connection.execute(f"DELETE FROM idx.{table} WHERE run IN (SELECT run FROM stale_runs)")
+            connection.execute(f"DELETE FROM idx.{table} WHERE run IN (SELECT run FROM removed_runs)")
     if unindexed.stale_steps:
         for table in ("checkpoints", "tensors", "fragments"):
             connection.execute(f"DELETE FROM idx.{table} WHERE (run, step) IN (SELECT (run, step) FROM stale_steps)")
@@ -88,7 +91,14 @@ def insert(connection: Connection, unindexed: Unindexed) -> None:
             connection.execute(
                 f"DELETE FROM idx.{table} WHERE (run, step) IN (SELECT (run, step) FROM stale_statistics)"
             )
+    if unindexed.stale_segments:
+        connection.execute(
+            "DELETE FROM idx.segments WHERE (run, segment) IN (SELECT (run, segment) FROM stale_segments)"
+        )
     connection.execute(changed_statement(indexed=True, hiding=False, before=unindexed.before()))
     for name in TABLES:
         source = "unindexed_changed" if name == "tensors" else f"unindexed_{name}"
-        connection.execute(f"INSERT INTO idx.{name} SELECT * FROM {source}")
+        (inserted,) = connection.execute(f"INSERT INTO idx.{name} SELECT * FROM {source}").fetchone() or (0,)
+        expected = tables[f"unindexed_{name}"].num_rows
+        if inserted != expected:
+            raise FormatError(f"table {name} of the index: DuckDB has inserted {inserted} rows, {expected} were given")

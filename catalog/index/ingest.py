@@ -4,22 +4,24 @@ Published files never change, so parsed rows stay right; a file is identified by
 rows of a checkpoint are remembered by its marker, which is published after all files that it names.
 
 The rows are the same whether a query adds them to the index or registration inserts them, so an answer never depends on
-what is registered. Rows of statistics also depend on the step before them: that step, `since`, is part of the key.
+what is registered. Rows of statistics also depend on the step before them, and those of a merged journal segment on
+what the index has of it already: that, the `variant`, is part of the key.
 """
 
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from catalog.errors import FormatError
-from catalog.format.journal import read_segment
+from catalog.format.journal import parse_segment, read_segment_rows
 from catalog.format.manifest import NOT_STATE
 from catalog.index.schema import TABLES
 from catalog.paths import HistoryPaths
@@ -28,7 +30,7 @@ from catalog.read.tensors import logical_tensors
 from catalog.records import RunFacts
 from catalog.statistics.updates import with_updates, without_updates
 
-__all__ = ["RowCache", "Rows", "checkpoint_rows", "run_rows", "segment_rows", "statistics_rows"]
+__all__ = ["RowCache", "Rows", "checkpoint_rows", "run_rows", "segment_names", "segment_rows", "statistics_rows"]
 
 CACHE_BYTES = 512 << 20
 
@@ -46,10 +48,10 @@ class RowCache:
         self._bytes = 0
         self._lock = threading.Lock()
 
-    def get(self, path: Path, parse: Callable[[], Rows], *, since: int | None = None) -> Rows:
-        """Return the rows of the file at `path`, and call `parse` when they are not in the cache. `since` is the step
-        that the rows are compared with, if any. FileNotFoundError when there is no such file."""
-        key = self._key(path, since)
+    def get(self, path: Path, parse: Callable[[], Rows], *, variant: Hashable = None) -> Rows:
+        """Return the rows of the file at `path`, and call `parse` when they are not in the cache. `variant`
+        is what the rows depend on besides the file, if anything. FileNotFoundError when there is no such file."""
+        key = self._key(path, variant)
         with self._lock:
             if key in self._rows:
                 self._rows.move_to_end(key)
@@ -67,14 +69,14 @@ class RowCache:
                 self._bytes -= self._rows.popitem(last=False)[1][1]
         return rows
 
-    def has(self, path: Path, *, since: int | None = None) -> bool:
+    def has(self, path: Path, *, variant: Hashable = None) -> bool:
         """Return whether `get` finds the rows without parsing."""
         with self._lock:
-            return self._key(path, since) in self._rows
+            return self._key(path, variant) in self._rows
 
-    def _key(self, path: Path, since: int | None) -> tuple[Any, ...]:
-        facts = path.stat()
-        return (str(path), facts.st_ino, facts.st_size, facts.st_mtime_ns, since)
+    def _key(self, path: Path, variant: Hashable) -> tuple[Any, ...]:
+        facts = path.lstat()
+        return (str(path), facts.st_ino, facts.st_size, facts.st_mtime_ns, variant)
 
 
 def checkpoint_rows(paths: HistoryPaths, run: str, step: int) -> Rows:
@@ -120,17 +122,25 @@ def run_rows(facts: RunFacts) -> Rows:
     return {"runs": _table("runs", [row])}
 
 
-def segment_rows(path: Path, *, run: str) -> Rows:
-    """Return the rows of one journal segment. FormatError when it can't be trusted."""
-    table = read_segment(path, run=run)
+def segment_rows(path: Path, *, run: str, spans: Sequence[tuple[int, int]]) -> Rows:
+    """Return the rows of a journal segment that were published under the numbers of these spans. FormatError when it
+    can't be trusted."""
+    table, counts = read_segment_rows(path, run=run)
+    segment = parse_segment(path.name)
+    if segment is not None and list(spans) != [(segment.first, segment.last)]:
+        ends = np.concatenate([[0], np.cumsum(counts)])
+        at = [(ends[first - segment.first], ends[last + 1 - segment.first]) for first, last in spans]
+        table = pa.concat_tables([table.slice(begin, end - begin) for begin, end in at])
     columns = {name: table[name] for name in table.schema.names}
     columns["run"] = pa.array([run]).take(pa.nulls(table.num_rows, pa.int64()).fill_null(0))
     columns["rank"] = columns["rank"].cast(pa.int64())
     schema = TABLES["journal"]
-    return {
-        "journal": pa.table({name: columns[name] for name in schema.names}, schema=schema),
-        "segments": _table("segments", [{"run": run, "segment": path.name}]),
-    }
+    return {"journal": pa.table({name: columns[name] for name in schema.names}, schema=schema)}
+
+
+def segment_names(run: str, name: str) -> Rows:
+    """Return the row that says that the index has all rows of a journal segment."""
+    return {"segments": _table("segments", [{"run": run, "segment": name}])}
 
 
 def _checkpoint(checkpoint: Checkpoint, *, tensors: int, nbytes: int) -> pa.Table:

@@ -17,22 +17,26 @@ Files are parsed through the `RowCache`, so a checkpoint that stays unindexed is
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 
+from catalog.disk.regular_file import is_real_folder
 from catalog.errors import FormatError, MismatchError
-from catalog.format.journal import is_segment
+from catalog.format.journal import Segment, current_segments, parse_segment
 from catalog.format.statistics_file import StatisticsFile, parse_name, read_merged
-from catalog.index.ingest import RowCache, Rows, checkpoint_rows, run_rows, segment_rows, statistics_rows
+from catalog.index.ingest import RowCache, Rows, checkpoint_rows, run_rows, segment_names, segment_rows, statistics_rows
 from catalog.index.schema import TABLES
 from catalog.paths import HistoryPaths
 from catalog.read.runs import run_facts, run_is_held, run_names, step_dirs
 
 __all__ = ["Ingested", "Unindexed", "find_unindexed"]
+
+_MAX_LISTINGS = 20
+"""So often is a journal's folder listed when files that it names are gone, because their writer merges them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +74,13 @@ class Unindexed:
     """Indexed checkpoints that are gone, or that `rows` has again."""
     stale_statistics: list[tuple[str, int]] = field(default_factory=list)
     """Indexed statistics whose checkpoint is gone, or that `rows` has again."""
+    stale_segments: list[tuple[str, str]] = field(default_factory=list)
+    """(run, name) of each indexed segment of a journal that a merged one has replaced. Its rows stay right."""
     stale_runs: list[str] = field(default_factory=list)
-    """Indexed runs that are gone."""
+    """Indexed runs without a run.json."""
+    removed_runs: list[str] = field(default_factory=list)
+    """Those of them whose folder is gone too. The index goes on knowing the others: nobody has removed them on
+    purpose."""
 
     def add(self, rows: Rows) -> None:
         for name, table in rows.items():
@@ -97,7 +106,9 @@ class Unindexed:
         tables["damaged_files"] = _columns(self.damaged, [("run", run), ("step", step), ("detail", text)])
         tables["stale_steps"] = _columns(self.stale_steps, [("run", run), ("step", step)])
         tables["stale_statistics"] = _columns(self.stale_statistics, [("run", run), ("step", step)])
+        tables["stale_segments"] = _columns(self.stale_segments, [("run", run), ("segment", text)])
         tables["stale_runs"] = _columns([(name,) for name in self.stale_runs], [("run", run)])
+        tables["removed_runs"] = _columns([(name,) for name in self.removed_runs], [("run", run)])
         return tables
 
 
@@ -118,6 +129,13 @@ def find_unindexed(
     found = Unindexed()
     runs = run_names(paths)
     found.stale_runs = sorted(ingested.runs - set(runs))
+    for run in found.stale_runs:
+        if is_real_folder(paths.run_dir(run)):
+            problem = "registered, but it is gone: put it back from a copy"
+            detail = json.dumps({"file": paths.relative(paths.run_json(run)), "problem": problem}, sort_keys=True)
+            found.damaged.append((run, None, detail))
+        else:
+            found.removed_runs.append(run)
     for run in runs:
         search = _RunSearch(paths, run, ingested, cache, found, max_unparsed, max_bytes)
         if not (search.facts() and search.steps() and search.statistics() and search.journal()):
@@ -174,9 +192,9 @@ class _RunSearch:
                 previous = step
                 continue
             marker = self.paths.marker(self.run, step)
-            if not marker.exists():
+            if not os.path.lexists(marker):
                 if held is None:
-                    held = run_is_held(self.paths, self.run)
+                    held = self._held()
                 self.found.uncommitted.append((self.run, step, "pending" if held else "incomplete"))
                 continue
             parse = partial(checkpoint_rows, self.paths, self.run, step)
@@ -193,6 +211,13 @@ class _RunSearch:
                 previous = step
                 follows_new = not known
         return True
+
+    def _held(self) -> bool:
+        try:
+            return run_is_held(self.paths, self.run)
+        except FormatError as error:
+            self._damaged(self.paths.locks_dir(self.run), None, str(error))
+            return False
 
     def statistics(self) -> bool:
         """Add the statistics of the steps whose every rank has a statistics file."""
@@ -217,7 +242,7 @@ class _RunSearch:
                 continue
             first = folder / StatisticsFile(step, 0, world_size).name
             parse = partial(self._statistics_rows, step, world_size, previous)
-            added = self._parse(first, None, parse, since=previous[0] if previous else None, ignore_limits=known)
+            added = self._parse(first, None, parse, variant=previous[0] if previous else None, ignore_limits=known)
             if added is None:
                 return False
             if added:
@@ -244,13 +269,39 @@ class _RunSearch:
             return None
 
     def journal(self) -> bool:
-        """Add the segments of the journal."""
+        """Add the rows of the journal's segments.
+
+        A writer merges its segments at any time. Rows that the index has, or that were added here, are left out of a
+        merged segment; and when a segment that was listed is gone, another one has replaced it, so the folder is listed
+        again.
+        """
         folder = self.paths.journal_dir(self.run)
-        for name in sorted(set(_names(folder)) - self.ingested_segments):
-            if is_segment(name):
-                path = folder / name
-                if self._parse(path, None, partial(segment_rows, path, run=self.run)) is None:
-                    return False
+        names = _names(folder)
+        if not set(names) - self.ingested_segments:
+            return True
+        known = _Numbers(self.ingested_segments)
+        for _ in range(_MAX_LISTINGS):
+            try:
+                new = (segment for segment in current_segments(names) if segment.name not in known.names)
+                return all(self._segment(folder, segment, known) for segment in new)
+            except FileNotFoundError:
+                names = _names(folder)
+        self._damaged(folder, None, f"names files that are not there, in {_MAX_LISTINGS} listings one after the other")
+        return True
+
+    def _segment(self, folder: Path, segment: Segment, known: "_Numbers") -> bool:
+        """Add the rows of those numbers of a segment that are not known yet; return False when a limit is reached."""
+        missing = known.missing(segment)
+        if missing:
+            path = folder / segment.name
+            parse = partial(segment_rows, path, run=self.run, spans=missing)
+            added = self._parse(path, None, parse, variant=missing)
+            if not added:
+                return added is not None
+        self.found.add(segment_names(self.run, segment.name))
+        known.add(segment.name)
+        replaced = (name for name in self.ingested_segments if (old := parse_segment(name)) and segment.replaces(old))
+        self.found.stale_segments += [(self.run, name) for name in replaced]
         return True
 
     def _parse(
@@ -259,28 +310,61 @@ class _RunSearch:
         step: int | None,
         parse: Callable[[], Rows],
         *,
-        since: int | None = None,
+        variant: Hashable = None,
         ignore_limits: bool = False,
     ) -> bool | None:
         """Add the rows of one file. Return True when they are added, False when the file is damaged, and None when a
         limit is reached.
 
-        `ignore_limits` is for a file whose indexed rows have become stale because of a row already found: both must be
-        registered in the same transaction.
+        `variant` is what the rows depend on besides the file. `ignore_limits` is for a file whose indexed rows
+        have become stale because of a row already found: both must be registered in the same transaction.
         """
-        unparsed = self.found.unparsed + (not self.cache.has(path, since=since))
+        unparsed = self.found.unparsed + (not self.cache.has(path, variant=variant))
         if not ignore_limits and (_exceeds(unparsed, self.max_unparsed) or _exceeds(self.found.nbytes, self.max_bytes)):
             return None
         self.found.unparsed = unparsed
         try:
-            self.found.add(self.cache.get(path, parse, since=since))
+            self.found.add(self.cache.get(path, parse, variant=variant))
         except (FormatError, MismatchError) as error:
-            detail = json.dumps({"file": self.paths.relative(path), "problem": str(error)}, sort_keys=True)
-            self.found.damaged.append((self.run, step, detail))
+            self._damaged(path, step, str(error))
             if step is not None:
                 self.found.uncommitted.append((self.run, step, "failed"))
             return False
         return True
+
+    def _damaged(self, path: Path, step: int | None, problem: str) -> None:
+        detail = json.dumps({"file": self.paths.relative(path), "problem": problem}, sort_keys=True)
+        self.found.damaged.append((self.run, step, detail))
+
+
+class _Numbers:
+    """The numbers of journal segments whose rows are known."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names: set[str] = set()
+        self._spans: dict[str, list[tuple[int, int]]] = {}
+        for name in names:
+            self.add(name)
+
+    def add(self, name: str) -> None:
+        self.names.add(name)
+        segment = parse_segment(name)
+        if segment is not None:
+            self._spans.setdefault(segment.writer, []).append((segment.first, segment.last))
+
+    def missing(self, segment: Segment) -> tuple[tuple[int, int], ...]:
+        """Return the spans of a segment's numbers, first and last, that are not known, ascending."""
+        missing = []
+        at = segment.first
+        for first, last in sorted(self._spans.get(segment.writer, ())):
+            if first > segment.last:
+                break
+            if at < first:
+                missing.append((at, first - 1))
+            at = max(at, last + 1)
+        if at <= segment.last:
+            missing.append((at, segment.last))
+        return tuple(missing)
 
 
 def _exceeds(value: int, limit: int | None) -> bool:

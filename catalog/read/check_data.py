@@ -1,16 +1,16 @@
 """Checks a data file against its manifest: its size, its header, and every byte by checksum."""
 
+import stat
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-import numpy as np
-
+from catalog.disk.regular_file import what_it_is
 from catalog.errors import FormatError
 from catalog.format.header import Entry, read_header
 from catalog.format.manifest import Manifest
-from catalog.read.stored_bytes import Buffer, batches, mismatches, read_pieces
+from catalog.read.stored_bytes import ReadBuffer, batches, mismatches
 from catalog.records import Extent
 
 __all__ = ["DamagedExtent", "check_data_file", "check_extents", "check_header"]
@@ -53,19 +53,43 @@ def _entry(extent: Extent, data_start: int) -> Entry:
     return Entry(key, extent.dtype, extent.shape if whole else (extent.numel,), begin, begin + extent.nbytes)
 
 
-def check_data_file(root: Path, manifest: Manifest, *, progress: Callable[[int], None]) -> Iterator[DamagedExtent]:
+def check_data_file(
+    root: Path, manifest: Manifest, *, progress: Callable[[int], None], share: tuple[int, int] = (0, 1)
+) -> Iterator[DamagedExtent]:
     """Read every extent of a manifest and yield the damaged ones; `progress` gets the bytes of each batch read.
+
+    `share`: a process's number and the number of processes that read together; each extent is one process's.
 
     Takes memory for the largest extent, or BATCH_BYTES. An extent that can't be read is damaged, too.
     """
     path = root / manifest.file
-    size = path.stat().st_size if path.is_file() else None
-    if size != manifest.data_bytes:
-        told = "the file is missing" if size is None else f"{size} bytes, the manifest says {manifest.data_bytes}"
-        yield DamagedExtent(manifest.file, "data_bytes", told)
-    if size is None:
+    try:
+        facts = path.lstat()
+    except FileNotFoundError:
+        yield DamagedExtent(manifest.file, "data_bytes", "the file is missing")
         return
-    yield from check_extents(root, manifest.extents(), progress=progress)
+    if not stat.S_ISREG(facts.st_mode):
+        told = f"is {what_it_is(facts.st_mode)} where a history has a regular file"
+        yield DamagedExtent(manifest.file, "data_bytes", told)
+        return
+    if facts.st_size != manifest.data_bytes:
+        told = f"{facts.st_size} bytes, the manifest says {manifest.data_bytes}"
+        yield DamagedExtent(manifest.file, "data_bytes", told)
+    yield from check_extents(root, _share_of(manifest, share), progress=progress)
+
+
+def _share_of(manifest: Manifest, share: tuple[int, int]) -> Iterator[Extent]:
+    """Yield neighbours of about the same number of bytes for each process."""
+    own, count = share
+    extents = manifest.extents()
+    total = max(1, _total_bytes(extents))
+    position = 0
+    for extent in extents:
+        # The middle of an extent decides, so that a large one has one owner. Files of one large extent each, as
+        # sharded trainings write them, fall to different processes.
+        if ((2 * position + extent.nbytes) * count // (2 * total) + manifest.rank) % count == own:
+            yield extent
+        position += extent.nbytes
 
 
 def check_extents(
@@ -76,10 +100,8 @@ def check_extents(
     Takes memory for the largest extent, or BATCH_BYTES. An extent that can't be read is damaged, too.
     """
     in_order = sorted(extents, key=lambda extent: (extent.file, extent.offset))
-    todo = list(batches(in_order, most_bytes=BATCH_BYTES))
-    # One buffer for all: fresh memory costs a page fault every 4 KiB.
-    buffer = np.empty(max([1, *map(_total_bytes, todo)]), np.uint8)
-    for batch in todo:
+    buffer = ReadBuffer()
+    for batch in batches(in_order, most_bytes=BATCH_BYTES):
         yield from _compared(root, batch, buffer)
         progress(_total_bytes(batch))
 
@@ -88,9 +110,9 @@ def _total_bytes(batch: list[Extent]) -> int:
     return sum(extent.nbytes for extent in batch)
 
 
-def _compared(root: Path, batch: list[Extent], buffer: Buffer) -> Iterator[DamagedExtent]:
+def _compared(root: Path, batch: list[Extent], buffer: ReadBuffer) -> Iterator[DamagedExtent]:
     try:
-        checksums = read_pieces(root, [(extent.file, extent.offset, extent.nbytes) for extent in batch], buffer)
+        _, checksums = buffer.read(root, [(extent.file, extent.offset, extent.nbytes) for extent in batch])
     except (OSError, ValueError) as error:
         if len(batch) > 1:
             for extent in batch:

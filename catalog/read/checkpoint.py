@@ -1,5 +1,6 @@
 """One committed checkpoint: its marker and its manifests, checked against each other."""
 
+import stat
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -7,6 +8,7 @@ import pyarrow.compute as pc
 
 import native
 from catalog.disk.checked_parquet import read_bounded
+from catalog.disk.regular_file import check_folders, what_it_is
 from catalog.errors import CorruptError, FormatError
 from catalog.format.manifest import Manifest, decode_manifest
 from catalog.format.marker import check_manifest, read_marker
@@ -78,12 +80,16 @@ def check_data_files(paths: HistoryPaths, checkpoint: Checkpoint) -> None:
         path = paths.root / file
         if not path.resolve().is_relative_to(root):
             raise FormatError(f"{path}: field file: leads out of the history {root}")
+        check_folders(path.parent, root=paths.root)
         try:
-            size = path.stat().st_size
+            facts = path.lstat()
         except FileNotFoundError as error:
             raise CorruptError(
                 f"{path}: the file is missing, checkpoint {checkpoint.marker.run}:{checkpoint.marker.step} needs it"
             ) from error
+        if not stat.S_ISREG(facts.st_mode):
+            raise FormatError(f"{path}: is {what_it_is(facts.st_mode)} where a history has a regular file")
+        size = facts.st_size
         if size != sizes.get(file, size):
             raise CorruptError(
                 f"{path}: field data_bytes: {size} bytes, the marker says {sizes[file]}: truncated or changed"

@@ -1,28 +1,50 @@
 """The runs of a history and their steps, listed from its folders. Neither a manifest nor the index is read."""
 
+import contextlib
 import os
+from pathlib import Path
 
 from catalog.disk.locks import is_locked
-from catalog.errors import NotFoundError
+from catalog.disk.regular_file import check_folders, is_real_folder
+from catalog.errors import HistoryError, NotFoundError
 from catalog.format.json_facts import read_run_facts
-from catalog.paths import HistoryPaths, is_run_id, parse_step_dir
+from catalog.paths import HistoryPaths, is_lock_name, is_run_id, parse_step_dir
 from catalog.records import RunFacts
 
-__all__ = ["current_run", "run_facts", "run_is_held", "run_names", "runs", "step_dirs", "steps"]
+__all__ = [
+    "RUN_NUMBER",
+    "current_run",
+    "next_number",
+    "run_facts",
+    "run_folders",
+    "run_is_held",
+    "run_names",
+    "runs",
+    "step_dirs",
+    "steps",
+]
+
+RUN_NUMBER = "number"
+"""The field of a run's facts that orders the runs of a history."""
+_MAX_NUMBER = 1 << 53
 
 
 def run_names(paths: HistoryPaths) -> list[str]:
     """Return the names of all runs, sorted: the folders with a valid name and a run.json."""
-    try:
-        names = os.listdir(paths.runs)
-    except FileNotFoundError:
-        return []
-    return sorted(name for name in names if is_run_id(name) and paths.run_json(name).is_file())
+    return [name for name in run_folders(paths) if os.path.lexists(paths.run_json(name))]
+
+
+def run_folders(paths: HistoryPaths) -> list[str]:
+    """Return the names of all folders that can be a run's, sorted, with and without a run.json. FormatError when the
+    folder of runs is no real folder."""
+    check_folders(paths.runs, root=paths.root)
+    return sorted(name for name in _folders(paths.runs) if is_run_id(name))
 
 
 def run_facts(paths: HistoryPaths, run: str) -> RunFacts:
     """Return the checked facts of one run. NotFoundError names the runs that exist; FormatError and CorruptError say
     which field of run.json can't be trusted."""
+    check_folders(paths.run_dir(run), root=paths.root)
     try:
         return read_run_facts(paths, run)
     except FileNotFoundError as error:
@@ -31,12 +53,33 @@ def run_facts(paths: HistoryPaths, run: str) -> RunFacts:
 
 
 def runs(paths: HistoryPaths) -> list[RunFacts]:
-    """Return the facts of all runs, oldest first."""
-    return sorted((run_facts(paths, name) for name in run_names(paths)), key=lambda facts: (facts.created, facts.run))
+    """Return the facts of all runs, oldest first.
+
+    Clocks go backwards, and those of two hosts differ. So each run has a number in its facts, greater than those of the
+    runs that it found. Runs without one, of earlier releases, come first; equal numbers are ordered by time.
+    """
+    return sorted(
+        (run_facts(paths, name) for name in run_names(paths)),
+        key=lambda facts: (_number(facts), facts.created, facts.run),
+    )
+
+
+def next_number(paths: HistoryPaths) -> int:
+    """Return the number of a new run: greater than that of every run that is there and can be read."""
+    number = 0
+    for name in run_names(paths):
+        with contextlib.suppress(HistoryError, OSError):
+            number = max(number, _number(run_facts(paths, name)))
+    return number + 1
+
+
+def _number(facts: RunFacts) -> int:
+    number = facts.facts.get(RUN_NUMBER)
+    return number if type(number) is int and 0 < number < _MAX_NUMBER else 0
 
 
 def current_run(paths: HistoryPaths) -> str:
-    """Return the newest training run, the one that a plain step refers to. A replay never becomes current.
+    """Return the training run that was made last, the one that a plain step refers to. A replay never becomes current.
     NotFoundError when the history has no run."""
     training = [facts for facts in runs(paths) if not facts.facts.get("replay")]
     if not training:
@@ -48,13 +91,15 @@ def current_run(paths: HistoryPaths) -> str:
 
 
 def run_is_held(paths: HistoryPaths, run: str) -> bool:
-    """Return whether a live process writes this run: each of its ranks locks a file of its own while it may write."""
+    """Return whether a live process writes this run, as far as this host can see: each of its ranks locks a file of its
+    own while it may write. FormatError when such a file is no regular file."""
     folder = paths.locks_dir(run)
+    check_folders(folder, root=paths.root)
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
         return False
-    return any(is_locked(folder / name) for name in names)
+    return any(is_locked(folder / name) for name in names if is_lock_name(name))
 
 
 def steps(paths: HistoryPaths, run: str) -> list[int]:
@@ -62,13 +107,20 @@ def steps(paths: HistoryPaths, run: str) -> list[int]:
     folder = paths.steps_dir(run)
     marker = paths.marker(run, 0).name
     # Creating a Path for each of ten thousand steps would take longer than the look at the disk.
-    return [step for step in step_dirs(paths, run) if os.path.exists(f"{folder}/{step:012d}/{marker}")]  # noqa: PTH110
+    return [step for step in step_dirs(paths, run) if os.path.lexists(f"{folder}/{step:012d}/{marker}")]
 
 
 def step_dirs(paths: HistoryPaths, run: str) -> list[int]:
-    """Return the steps that have a folder, committed or not, ascending."""
-    try:
-        names = os.listdir(paths.steps_dir(run))
-    except (FileNotFoundError, NotADirectoryError):
+    """Return the steps that have a folder, committed or not, ascending. Symbolic links to folders do not count."""
+    return sorted(step for step in map(parse_step_dir, _folders(paths.steps_dir(run))) if step is not None)
+
+
+def _folders(parent: Path) -> list[str]:
+    """Return the names of the real folders in a folder; none when it is missing, or is a symbolic link itself."""
+    if not is_real_folder(parent):
         return []
-    return sorted(step for step in map(parse_step_dir, names) if step is not None)
+    try:
+        with os.scandir(parent) as entries:
+            return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except FileNotFoundError:
+        return []

@@ -1,9 +1,12 @@
 """The bytes of data files: many ranges are read in one call and compared with their checksums.
 
-`native.read` is called here alone. Whole extents are verified; a piece of an extent has no checksum of its own, so only
+`native.read` is called here alone. Whoever only looks at bytes reads them into a `ReadBuffer`, which the disk fills
+without a copy. Whole extents are verified; a piece of an extent has no checksum of its own, so only
 `verify` vouches for those.
 """
 
+import contextlib
+import mmap
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeAlias
@@ -15,9 +18,12 @@ import native
 from catalog.errors import CorruptError
 from catalog.records import CHECKSUM_BYTES, Extent
 
-__all__ = ["Buffer", "Piece", "batches", "mismatches", "read_pieces", "read_to", "read_unverified", "read_verified"]
+__all__ = ["Buffer", "Piece", "ReadBuffer", "batches", "mismatches", "read_to", "read_unverified", "read_verified"]
 
 _MOST_EXTENTS = 4096
+
+_ALIGN = 4096
+"""Bytes go from the disk straight to an address that is congruent to their offset modulo this."""
 
 Buffer: TypeAlias = npt.NDArray[np.uint8]
 
@@ -39,8 +45,58 @@ def batches(extents: Iterable[Extent], *, most_bytes: int) -> Iterator[list[Exte
         yield batch
 
 
-def read_to(root: Path, pieces: Sequence[Piece], addresses: Sequence[int] | npt.NDArray[np.uint64]) -> bytes:
-    """Read every piece to its address, in parallel, and return the XXH3-128 of each, 16 bytes each, in order.
+class ReadBuffer:
+    """Memory for pieces of files that are looked at and then forgotten; each call of `read` takes it anew.
+
+    It grows to the largest call's bytes, and somewhat more for gaps. Each piece lies at an address congruent to its
+    offset, so a long one comes from the disk without a copy: memory of numpy or torch lies where only the processor
+    could put those bytes.
+    """
+
+    def __init__(self) -> None:
+        self._memory: Buffer = np.empty(0, np.uint8)
+
+    def read(self, root: Path, pieces: Sequence[Piece], *, checksums: bool = True) -> tuple[list[Buffer], bytes]:
+        """Return the bytes of each piece, which hold until the next call, and what `read_to` returns. Its errors are
+        those of `read_to`. Pieces should be in the order of files and offsets."""
+        positions, nbytes = _congruent(pieces)
+        if nbytes > self._memory.size:
+            self._memory = _pages(nbytes)
+        addresses = np.array(positions, np.uint64) + np.uint64(self._memory.ctypes.data)
+        found = read_to(root, pieces, addresses, checksums=checksums)
+        return [self._memory[at : at + size] for at, (_, _, size) in zip(positions, pieces, strict=True)], found
+
+
+def _congruent(pieces: Sequence[Piece]) -> tuple[list[int], int]:
+    """Return the position of each piece in aligned memory, and the bytes that all take. Neighbours in a file stay
+    neighbours, so that they come by one read."""
+    positions = []
+    before, end, shift = "", 0, 0
+    for file, offset, nbytes in pieces:
+        if file != before or not end <= offset + shift < end + _ALIGN:
+            shift = -(-end // _ALIGN) * _ALIGN - offset // _ALIGN * _ALIGN
+        positions.append(offset + shift)
+        before, end = file, offset + shift + nbytes
+    return positions, end
+
+
+def _pages(nbytes: int) -> Buffer:
+    """Return memory that begins on a page, in huge pages where the host gives them."""
+    memory = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, np.uint8)
+
+
+def read_to(
+    root: Path,
+    pieces: Sequence[Piece],
+    addresses: Sequence[int] | npt.NDArray[np.uint64],
+    *,
+    checksums: bool = True,
+) -> bytes:
+    """Read every piece to its address, in parallel, and return the XXH3-128 of each, 16 bytes each, in order; no bytes
+    when the caller hashes them (`checksums=False`).
 
     The memory at an address must hold the piece until this returns. OSError names the path and offset that can't be
     read; ValueError when two pieces of a file overlap. After an error the memory holds a mixture.
@@ -53,14 +109,8 @@ def read_to(root: Path, pieces: Sequence[Piece], addresses: Sequence[int] | npt.
         offsets=np.array([offset for _, offset, _ in pieces], np.uint64),
         addresses=np.asarray(addresses, np.uint64),
         nbytes=np.array([nbytes for _, _, nbytes in pieces], np.uint64),
+        checksums=checksums,
     )
-
-
-def read_pieces(root: Path, pieces: Sequence[Piece], buffer: Buffer) -> bytes:
-    """Read pieces one behind the other into the buffer; checksums and errors are those of `read_to`."""
-    nbytes = np.array([size for _, _, size in pieces], np.uint64)
-    starts = np.concatenate([np.zeros(1, np.uint64), np.cumsum(nbytes)[:-1]]).astype(np.uint64)
-    return read_to(root, pieces, starts + np.uint64(buffer.ctypes.data))
 
 
 def read_verified(root: Path, reads: Sequence[tuple[Extent, int]]) -> None:

@@ -4,7 +4,7 @@ extents of the part -> read in batches, verified -> the native kernel -> rows of
                     -> extents whose bytes are those of an earlier, analyzed checkpoint: its row, without reading
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from math import prod
 from pathlib import Path
@@ -21,12 +21,13 @@ from catalog.format.marker import read_marker
 from catalog.format.statistics_file import SCHEMA, StatisticsFile, publish_statistics, read_statistics
 from catalog.paths import HistoryPaths, parse_data_file
 from catalog.read.checkpoint import read_part
-from catalog.read.stored_bytes import Buffer, Piece, batches, mismatches, read_pieces
+from catalog.read.stored_bytes import Buffer, Piece, ReadBuffer, batches, mismatches
 from catalog.records import CheckpointRef, Extent
 
 __all__ = ["BUCKETS", "SKETCHED_KINDS", "analyze_part", "buckets_of", "missing_parts", "sketch_key"]
 
 BATCH_BYTES = 32 << 20
+_MOST_ROWS = 256
 BUCKETS = 256
 _LEAST_BUCKETS = 16
 
@@ -54,29 +55,31 @@ def analyze_part(
     """Compute and publish the statistics of one rank's part of a committed checkpoint.
 
     Return False, with nothing published, when `stopped` returns True; it is called before each batch. `progress` is
-    called with the bytes of each batch. The buffer takes BATCH_BYTES. CorruptError when the bytes of an extent differ
-    from its checksum; an extent larger than BATCH_BYTES is read in pieces and is not verified, since its pieces have no
-    checksums of their own.
+    called with the bytes of each batch. The buffer takes little more than BATCH_BYTES. CorruptError when the bytes of
+    an extent differ from its checksum; an extent larger than BATCH_BYTES is read in pieces and is not verified, since
+    its pieces have no checksums of their own.
     """
     marker = read_marker(paths, run, about.step)
     manifest = read_part(paths, marker, marker.parts[about.rank])
     state = [extent for extent in manifest.extents() if extent.kind not in NOT_STATE]
     earlier = _EarlierStatistics(paths)
-    rows: list[dict[str, Any]] = []
+    rows = _Rows()
     to_read = []
     for extent in state:
         row = earlier.row(extent) if extent.file != manifest.file else None
         if row is None:
             to_read.append(extent)
         else:
-            rows.append(row)
-    buffer = np.empty(BATCH_BYTES, np.uint8)
+            rows.add([row])
+    buffer = ReadBuffer()
     for batch in batches(sorted(to_read, key=lambda extent: (extent.file, extent.offset)), most_bytes=BATCH_BYTES):
         if stopped():
             return False
-        rows += _computed(paths.root, batch, buffer)
+        rows.add(_computed(paths.root, batch, buffer))
         progress(sum(extent.nbytes for extent in batch))
-    publish_statistics(paths, run, about, pa.Table.from_pylist(rows, schema=SCHEMA))
+    publish_statistics(paths, run, about, rows.table())
+    # The pool keeps what a thread has freed for that thread, which comes back for it after the next checkpoint only.
+    pa.default_memory_pool().release_unused()
     return True
 
 
@@ -92,6 +95,29 @@ def buckets_of(kind: str, numel: int) -> int:
     if kind not in SKETCHED_KINDS or numel < _LEAST_BUCKETS:
         return 0
     return min(BUCKETS, 1 << (numel.bit_length() - 1))
+
+
+class _Rows:
+    """Rows of statistics, as columns but for the latest few: as Python objects each takes many times the bytes."""
+
+    def __init__(self) -> None:
+        self._tables = [SCHEMA.empty_table()]
+        self._rows: list[dict[str, Any]] = []
+
+    def add(self, rows: Iterable[dict[str, Any]]) -> None:
+        for row in rows:
+            self._rows.append(row)
+            if len(self._rows) == _MOST_ROWS:
+                self._convert()
+
+    def table(self) -> pa.Table:
+        """Return all rows in the order in which they came."""
+        self._convert()
+        return pa.concat_tables(self._tables)
+
+    def _convert(self) -> None:
+        self._tables.append(pa.Table.from_pylist(self._rows, schema=SCHEMA))
+        self._rows = []
 
 
 class _EarlierStatistics:
@@ -121,32 +147,35 @@ class _EarlierStatistics:
         return {(row["kind"], row["name"], row["start"], row["numel"]): row for row in table.to_pylist()}
 
 
-def _computed(root: Path, batch: list[Extent], buffer: Buffer) -> list[dict[str, Any]]:
+def _computed(root: Path, batch: list[Extent], buffer: ReadBuffer) -> Iterator[dict[str, Any]]:
     if len(batch) == 1 and batch[0].nbytes > BATCH_BYTES:
-        return [_in_pieces(root, batch[0], buffer)]
-    starts = np.concatenate([[0], np.cumsum([extent.nbytes for extent in batch])]).astype(np.int64)
-    digests = _read(root, [(extent.file, extent.offset, extent.nbytes) for extent in batch], buffer)
-    for extent, _ in mismatches(batch, digests):
+        yield _in_pieces(root, batch[0], buffer)
+        return
+    pieces = _read(root, [(extent.file, extent.offset, extent.nbytes) for extent in batch], buffer)
+    found = [_statistics(extent, data, 0) for extent, data in zip(batch, pieces, strict=True)]
+    for extent, _ in mismatches(batch, b"".join(one.checksum for one in found)):
         raise CorruptError(
             f"{root / extent.file}: {extent.kind} {extent.name!r} at offset {extent.offset}: the bytes are not "
             "those that were written: the file is damaged"
         )
-    return [_row(extent, [_statistics(extent, buffer[starts[i] : starts[i + 1]], 0)]) for i, extent in enumerate(batch)]
+    for extent, one in zip(batch, found, strict=True):
+        yield _row(extent, [one])
 
 
-def _in_pieces(root: Path, extent: Extent, buffer: Buffer) -> dict[str, Any]:
+def _in_pieces(root: Path, extent: Extent, buffer: ReadBuffer) -> dict[str, Any]:
     itemsize = DTYPES[extent.dtype]
     found = []
     for at in range(0, extent.nbytes, BATCH_BYTES):
         nbytes = min(BATCH_BYTES, extent.nbytes - at)
-        _read(root, [(extent.file, extent.offset + at, nbytes)], buffer)
-        found.append(_statistics(extent, buffer[:nbytes], at // itemsize))
+        (data,) = _read(root, [(extent.file, extent.offset + at, nbytes)], buffer)
+        found.append(_statistics(extent, data, at // itemsize))
     return _row(extent, found)
 
 
-def _read(root: Path, pieces: Sequence[Piece], buffer: Buffer) -> bytes:
+def _read(root: Path, pieces: Sequence[Piece], buffer: ReadBuffer) -> list[Buffer]:
+    """Read pieces without their checksums, which the kernel computes together with the statistics."""
     try:
-        return read_pieces(root, pieces, buffer)
+        return buffer.read(root, pieces, checksums=False)[0]
     except OSError as error:
         raise CorruptError(f"{error.filename}: {error.strerror}: the file is damaged, truncated or missing") from error
 

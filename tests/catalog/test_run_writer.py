@@ -47,6 +47,7 @@ def _plain(path: str) -> str:
     return ".".join(name.split(".")[:-2]) + ".tmp" if name.endswith(".tmp") else name
 
 
+@pytest.mark.guards("A checkpoint exists whole or not at all")
 def test_each_thing_is_durable_before_the_next_one_names_it(history: Path, calls: list[tuple[str, str]]) -> None:
     with Run(history) as run:
         calls.clear()

@@ -9,7 +9,7 @@ from catalog_helpers import Run, pieces_of
 from places import SUPPORT
 
 from catalog.disk.durable import is_temporary
-from catalog.gc import collect_garbage
+from catalog.gc import Collected, collect_garbage
 from catalog.history import History
 from catalog.records import CheckpointRef
 from catalog.verify import verify
@@ -38,7 +38,8 @@ def killed_training(root, run, *, lines_heard):
     return [int(line) for line in "".join([*lines[1:], rest]).split("\n")[:-1] if line.strip().isdigit()]
 
 
-def test_a_training_killed_at_any_point(tmp_path):
+@pytest.mark.guards("A checkpoint exists whole or not at all")
+def test_a_training_killed_at_any_point(tmp_path, figure):
     root = tmp_path / "h"
     chance = random.Random(7)
     for kill in range(KILLS):
@@ -59,18 +60,23 @@ def test_a_training_killed_at_any_point(tmp_path):
     history.reindex()
     assert [history.query(f"SELECT * FROM {table} ORDER BY ALL").to_pylist() for table in tables] == before
     assert verify(history) == []
-    for ref in collect_garbage(history.paths):
+    collected = collect_garbage(history.paths)
+    assert collected.kept == []
+    for ref in collected.checkpoints:
         assert history.state(ref.run, ref.step) == "incomplete"
     assert verify(history) == []
     assert not [path for path in root.rglob("*") if is_temporary(path.name) and path.parent != root]
+    figure("kills", KILLS)
 
 
-def test_a_training_killed_before_each_of_its_calls_to_the_file_system(tmp_path):
+@pytest.mark.guards("A checkpoint exists whole or not at all")
+def test_a_training_killed_before_each_of_its_calls_to_the_file_system(tmp_path, figure):
     """Two ranks train two steps and are killed before the first call, the second, and so on to the last."""
     root = tmp_path / "h"
     command = [sys.executable, PROGRAM, "train-killed-everywhere", str(root)]
     kills = int(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=300).stdout)
     assert kills > 40
+    figure("kills", kills)
     history = History.open(root)
     assert verify(history) == []
     refs = history.checkpoints()
@@ -80,7 +86,7 @@ def test_a_training_killed_before_each_of_its_calls_to_the_file_system(tmp_path)
     rows = history.query("SELECT run, step, count(*) AS n FROM tensors GROUP BY run, step ORDER BY ALL").to_pylist()
     assert [CheckpointRef(row["run"], row["step"]) for row in rows] == refs
     assert {row["n"] for row in rows} == {2}
-    collect_garbage(history.paths)
+    assert collect_garbage(history.paths).kept == []
     assert history.checkpoints() == refs
     assert verify(history) == []
     assert not [
@@ -88,6 +94,7 @@ def test_a_training_killed_before_each_of_its_calls_to_the_file_system(tmp_path)
     ]
 
 
+@pytest.mark.guards("Nothing of others is deleted")
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_gc_removes_leftovers_of_dead_runs_and_keeps_live_runs(tmp_path, world_size):
     live = Run(tmp_path / "h", "live", world_size=world_size)
@@ -99,12 +106,12 @@ def test_gc_removes_leftovers_of_dead_runs_and_keeps_live_runs(tmp_path, world_s
             run.part(1, rank, ranks[rank])
         run.writers[0].begin(2).write_bytes(b"half")
     history = History.open(tmp_path / "h")
-    assert collect_garbage(history.paths) == []
+    assert collect_garbage(history.paths) == Collected()
     for writer in dead.writers:
-        assert collect_garbage(history.paths) == []
+        assert collect_garbage(history.paths) == Collected()
         writer.close()
-    assert collect_garbage(history.paths) == [CheckpointRef("dead", 1), CheckpointRef("dead", 2)]
-    assert collect_garbage(history.paths) == []
+    assert collect_garbage(history.paths) == Collected([CheckpointRef("dead", 1), CheckpointRef("dead", 2)])
+    assert collect_garbage(history.paths) == Collected()
     assert {step: history.state("dead", step) for step in (0, 1, 2)} == {
         0: "committed",
         1: "incomplete",

@@ -57,6 +57,7 @@ def test_there_is_a_file_of_every_kind(root: Path) -> None:
     assert len(_published(root)) > 15
 
 
+@pytest.mark.guards("Damage is found and named")
 @pytest.mark.slow
 @settings(max_examples=120, deadline=None)
 @given(data=st.data())
@@ -85,6 +86,7 @@ def test_a_flipped_bit_in_history_json_is_found(root: Path) -> None:
             flip_bit(root / "history.json", offset=offset)
 
 
+@pytest.mark.guards("Damage is found and named")
 @pytest.mark.parametrize(
     ("offset", "field"),
     [
@@ -114,12 +116,16 @@ def test_a_missing_file_is_named(tmp_path: Path, pattern: str) -> None:
 
 
 def test_a_missing_journal_segment_is_named(tmp_path: Path) -> None:
-    root = _history(tmp_path / "history")
-    first = sorted((root / "runs/run-a/journal").iterdir())[0]
-    first.unlink()
-    assert [problem.file for problem in _problems(root)] == [str(first.relative_to(root))]
+    root = tmp_path / "history"
+    with Run(root) as run:
+        for step in range(3):
+            run.checkpoint(step, pieces_of({"w": b"1234"}), loss=1.0)
+        first = sorted((root / "runs/run-a/journal").iterdir())[0]
+        first.unlink()
+        assert [problem.file for problem in _problems(root)] == [str(first.relative_to(root))]
 
 
+@pytest.mark.guards("Damage is found and named")
 @pytest.mark.parametrize("change", [-1, 1, -ALIGN])
 def test_a_cut_or_lengthened_data_file_is_named(tmp_path: Path, change: int) -> None:
     root = _history(tmp_path / "history")

@@ -1,11 +1,16 @@
 """Runs and steps are listed from the folders, without manifests and without the index."""
 
+import dataclasses
+
 import pytest
 from catalog_helpers import Run, pieces_of
 
 from catalog.errors import FormatError, NotFoundError
+from catalog.format.json_facts import encode_run_facts
 from catalog.paths import HistoryPaths
 from catalog.read import runs
+from catalog.records import CheckpointRef
+from catalog.references import resolve
 from catalog.run_writer import create_history
 
 
@@ -21,6 +26,31 @@ def test_runs_are_sorted_by_their_creation(paths):
     assert runs.run_names(paths) == ["a", "b"]
     assert [facts.run for facts in runs.runs(paths)] == ["b", "a"]
     assert runs.current_run(paths) == "a"
+
+
+def test_a_clock_that_goes_backwards_does_not_make_an_older_run_current(paths):
+    for name, created in (("b", "2026-11-21T11:00:00+00:00"), ("a", "2026-11-21T10:00:00+00:00")):
+        with Run(paths.root, name, created=created) as run:
+            run.checkpoint(3, pieces_of({"w": b"a"}), register=False)
+    assert [facts.run for facts in runs.runs(paths)] == ["b", "a"]
+    assert runs.current_run(paths) == "a"
+    assert resolve(paths, 3) == CheckpointRef("a", 3)
+
+
+def test_a_run_that_cannot_be_read_does_not_keep_a_new_one_from_being_made(paths):
+    Run(paths.root, "a").close()
+    paths.run_json("a").write_bytes(b"{")
+    Run(paths.root, "b").close()
+    assert runs.run_facts(paths, "b").facts == {"number": 1}
+
+
+def test_runs_without_a_number_are_ordered_by_time_and_come_first(paths):
+    for name, created in (("b", "2026-11-21T10:00:00+00:00"), ("c", "2026-11-21T12:00:00+00:00")):
+        Run(paths.root, name, created=created).close()
+        old = dataclasses.replace(runs.run_facts(paths, name), facts={})
+        paths.run_json(name).write_bytes(encode_run_facts(old))
+    Run(paths.root, "a", created="2026-11-21T11:00:00+00:00").close()
+    assert [facts.run for facts in runs.runs(paths)] == ["b", "c", "a"]
 
 
 def test_a_replay_never_becomes_the_current_run(paths):
@@ -54,7 +84,7 @@ def test_an_unknown_run_names_those_that_exist(paths):
 def test_facts_come_back_as_written(paths):
     Run(paths.root, "a", facts={"every": 10}).close()
     facts = runs.run_facts(paths, "a")
-    assert (facts.run, facts.layout_hash, facts.facts) == ("a", "layout-1", {"every": 10})
+    assert (facts.run, facts.layout_hash, facts.facts) == ("a", "layout-1", {"every": 10, "number": 1})
 
 
 def test_a_step_has_a_folder_before_it_is_committed(paths):

@@ -8,7 +8,7 @@ import pytest
 
 import native
 from catalog.errors import CorruptError
-from catalog.read.stored_bytes import read_pieces, read_to, read_unverified, read_verified
+from catalog.read.stored_bytes import ReadBuffer, read_to, read_unverified, read_verified
 from catalog.records import Extent
 
 CONTENT = bytes(range(64))
@@ -35,10 +35,36 @@ def test_pieces_of_several_files_go_where_they_are_wanted(root):
     assert checksums == native.checksum(CONTENT[::-1][4:8]) + native.checksum(CONTENT[60:])
 
 
-def test_pieces_follow_each_other_in_a_buffer(root):
-    buffer = np.zeros(6, np.uint8)
-    read_pieces(root, [("a", 10, 4), ("b", 0, 2)], buffer)
-    assert buffer.tobytes() == CONTENT[10:14] + CONTENT[::-1][:2]
+def test_a_buffer_gives_the_pieces_in_order(root):
+    pieces, checksums = ReadBuffer().read(root, [("a", 10, 4), ("b", 0, 2)])
+    assert [piece.tobytes() for piece in pieces] == [CONTENT[10:14], CONTENT[::-1][:2]]
+    assert checksums == native.checksum(CONTENT[10:14]) + native.checksum(CONTENT[::-1][:2])
+
+
+def test_a_buffer_leaves_the_checksums_to_who_wants_no_others(root):
+    (piece,), checksums = ReadBuffer().read(root, [("a", 10, 4)], checksums=False)
+    assert piece.tobytes() == CONTENT[10:14]
+    assert checksums == b""
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_pieces_lie_where_the_disk_can_put_them(tmp_path, seed):
+    """Direct reads want address and offset aligned at once; a buffer that is used again fits other pieces too."""
+    random = np.random.default_rng(seed)
+    content = random.integers(0, 256, 300_000, np.uint8).tobytes()
+    for name in "ab":
+        (tmp_path / name).write_bytes(content)
+    buffer = ReadBuffer()
+    for _ in range(4):
+        pieces = []
+        for name in "ab":
+            bounds = np.sort(random.integers(0, len(content), 2 * random.integers(1, 9)))
+            pieces += [(name, int(at), int(end - at)) for at, end in bounds.reshape(-1, 2)]
+        found, checksums = buffer.read(tmp_path, pieces)
+        expected = [content[offset : offset + nbytes] for _, offset, nbytes in pieces]
+        assert [data.tobytes() for data in found] == expected
+        assert checksums == b"".join(map(native.checksum, expected))
+        assert all(data.ctypes.data % 4096 == offset % 4096 for data, (_, offset, _) in zip(found, pieces, strict=True))
 
 
 def test_an_empty_list_of_reads_is_accepted(root):

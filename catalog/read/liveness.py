@@ -1,0 +1,74 @@
+"""Decides whether a run whose locks look free is dead, so that its leftovers may be removed.
+
+A lock that looks free proves a dead owner only where this host would see that lock held. flock(2) works between the
+processes of one host on every file system, and between hosts on some:
+
+- taken on this host, in this boot: the lock decides;
+- taken on another host of a run whose ranks have seen each other's locks across hosts: the lock decides;
+- taken on this host in an earlier boot, and nothing in the run has changed since this boot began: the owner is dead;
+- anything else, such as another host, or a lock file of an earlier release, which does not say where it was taken: the
+  run is taken for dead when nothing in it has changed for `DEAD_AFTER_S`.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+
+from catalog.format.lock_file import LockOwner, lock_owner, read_lock_owner
+from catalog.paths import HistoryPaths
+
+__all__ = ["DEAD_AFTER_S", "is_certainly_dead"]
+
+DEAD_AFTER_S = 7 * 86_400.0
+"""A live session writes to its journal at least once a minute while it trains. A week is longer than a training waits
+in a queue, in a debugger or behind a file server that is down over a long weekend, and what lies there meanwhile costs
+only disk space."""
+
+
+def is_certainly_dead(paths: HistoryPaths, run: str, *, world_size: int) -> bool:
+    """Return whether no process can be writing a run. Its locks must look free, and the caller must hold them.
+    FormatError when a lock file is no regular file."""
+    here = lock_owner()
+    owners = (_owner(paths, run, rank) for rank in range(world_size))
+    undecided = [owner for owner in owners if owner is None or not _lock_decides(owner, here)]
+    if not undecided:
+        return True
+    last_change = _last_change(paths, run)
+    if all(owner is not None and owner.host == here.host for owner in undecided):
+        # Two hosts may have one name: then the run may live on the other, and go on changing.
+        booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+        if last_change < booted:
+            return True
+    return time.time() - last_change > DEAD_AFTER_S
+
+
+def _owner(paths: HistoryPaths, run: str, rank: int) -> LockOwner | None:
+    try:
+        return read_lock_owner(paths.lock(run, rank))
+    except FileNotFoundError:
+        return None
+
+
+def _lock_decides(owner: LockOwner, here: LockOwner) -> bool:
+    return owner.shared or (owner.host == here.host and owner.boot == here.boot != "")
+
+
+def _last_change(paths: HistoryPaths, run: str) -> float:
+    """Return the time of the last change in the run's folders, in seconds since 1970, by the file system's clock."""
+    return max(os.lstat(path).st_mtime for path in _changing(paths, run))
+
+
+def _changing(paths: HistoryPaths, run: str) -> Iterator[str]:
+    """Yield the paths one of which changes whenever a session does anything: all folders of the run, and all files that
+    a session writes to over a time."""
+    yield str(paths.run_dir(run))
+    marker = paths.marker(run, 0).name
+    for folder in (paths.steps_dir(run), paths.journal_dir(run), paths.statistics_dir(run), paths.locks_dir(run)):
+        if not folder.is_dir():
+            continue
+        yield str(folder)
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                yield entry.path
+                if entry.is_dir(follow_symlinks=False) and marker not in (names := os.listdir(entry.path)):
+                    yield from (f"{entry.path}/{name}" for name in names)
