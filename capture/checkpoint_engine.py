@@ -20,6 +20,8 @@ def checkpoint_engine(
     lazy: bool = True,
     pickle: bool = False,
     backend: Literal["io_uring", "posix"] | None = None,
+    wait: bool = False,
+    strict: bool = False,
     faults: native.Faults | None = None,
 ) -> "NativeCheckpointEngine":
     """Send `save_checkpoint` and `load_checkpoint` of a DeepSpeed engine through the native writer from now on.
@@ -38,6 +40,9 @@ def checkpoint_engine(
     pickle: pickle objects that can't be stored as data, and unpickle them when loading, which runs code that the file
        chooses.
     backend: the writer's backend; by default io_uring where the host allows it, else POSIX threads.
+    wait: whether `save_checkpoint` returns only when the files of all ranks are durable and `latest` is moved, and
+       raises when a save has failed. For scripts that read, copy or upload the files right after the call.
+    strict: whether `close` raises SnapshotError when a save has failed. By default that is a warning.
     faults: planned input/output faults, for tests.
 
     Returns the engine that is now `engine.checkpoint_engine`. Its `wait` returns when everything is durable; its
@@ -54,4 +59,13 @@ def checkpoint_engine(
         raise SetupError(f'backend={backend!r}: give "io_uring", "posix" or None')
     from capture.deepspeed_checkpoints.engine import install
 
-    return install(engine, budget_bytes=budget_bytes, lazy=lazy, pickle=pickle, backend=backend, faults=faults)
+    return install(
+        engine,
+        budget_bytes=budget_bytes,
+        lazy=lazy,
+        pickle=pickle,
+        backend=backend,
+        wait=wait,
+        strict=strict,
+        faults=faults,
+    )

@@ -1,6 +1,7 @@
 """The control plane between ranks: over torch.distributed, on the main thread only, at `enable` and `restore`.
 
-Nothing here runs while training goes on, so a dead rank can never hang a snapshot.
+Nothing here runs while training goes on, so a dead rank can never hang a snapshot. The one exception is `any`, with
+which ranks under `on_full="skip"` decide together, at a step that is due, whether it is skipped.
 """
 
 import json
@@ -13,7 +14,9 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from catalog.disk.locks import is_locked
 from catalog.errors import SetupError
+from catalog.format.lock_file import lock_owner
 
 __all__ = ["Ranks"]
 
@@ -32,6 +35,10 @@ class Ranks:
         if self.world_size == 1:
             return value
         return self._gather(json.dumps(value) if self.rank == 0 else "")[0]
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return the values of all ranks, each JSON, on every rank."""
+        return [value] if self.world_size == 1 else self._gather(json.dumps(value))
 
     def agree(self, what: str, action: Callable[[], _Result]) -> _Result:
         """Run `action` on every rank and return its result. When it raises on any, raise on all: its own error where it
@@ -54,6 +61,16 @@ class Ranks:
             raise failure
         return result  # type: ignore[return-value]
 
+    def any(self, flag: bool) -> bool:
+        """Return whether `flag` is true on any rank. One all_reduce of one number: all ranks must call it at the same
+        point of their training.
+        """
+        if self.world_size == 1:
+            return flag
+        shared = torch.tensor([int(flag)], dtype=torch.int32, device=_device())
+        dist.all_reduce(shared, op=dist.ReduceOp.MAX)
+        return bool(shared.item())
+
     def prove_shared(self, folder: Path) -> None:
         """Raise SetupError, on every rank, unless all ranks see the same `folder`: rank 0 writes a nonce there and all
         must read it.
@@ -69,6 +86,26 @@ class Ranks:
             if self.rank == 0:
                 path.unlink(missing_ok=True)
 
+    def see_locks(self, lock: Callable[[int], Path]) -> bool | None:
+        """Return whether ranks on different hosts see each other's locks, or None when all are on one host.
+
+        `lock` gives the path of a rank's lock file; every rank must hold its own. Each rank looks at one lock of every
+        other host.
+        """
+        if self.world_size == 1:
+            return None
+        owner = lock_owner()
+        hosts = [tuple(host) for host in self._gather(json.dumps([owner.host, owner.boot]))]
+        if len(set(hosts)) == 1:
+            return None
+        peers = [hosts.index(host) for host in set(hosts) if host != hosts[self.rank]]
+        seen = self.agree("looking at each other's locks", lambda: all(self._is_locked(lock(peer)) for peer in peers))
+        return all(self._gather(json.dumps(seen)))
+
+    def _is_locked(self, path: Path) -> bool:
+        # A listing makes network file systems look again instead of answering from their cache.
+        return path.name in os.listdir(path.parent) and is_locked(path)
+
     def _require(self, path: Path) -> None:
         # A listing makes network file systems look again instead of answering from their cache.
         if not path.parent.is_dir() or path.name not in os.listdir(path.parent):
@@ -79,9 +116,7 @@ class Ranks:
 
     def _gather(self, text: str) -> list[Any]:
         """Return every rank's JSON text, decoded. Lengths are exchanged first, because a gather takes equal sizes."""
-        device = (
-            torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
-        )
+        device = _device()
         data = text.encode()
         length = torch.tensor([len(data)], dtype=torch.int64, device=device)
         lengths = [torch.zeros_like(length) for _ in range(self.world_size)]
@@ -94,3 +129,8 @@ class Ranks:
         dist.all_gather(buffers, padded)
         texts = [bytes(buffer[: int(other)].cpu().numpy()) for buffer, other in zip(buffers, lengths, strict=True)]
         return [json.loads(raw) if raw else None for raw in texts]
+
+
+def _device() -> torch.device:
+    """Return the device whose tensors the process group can send."""
+    return torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")

@@ -7,7 +7,7 @@ import socket
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -17,17 +17,20 @@ from capture.collectives import Ranks
 from capture.defaults import DEFAULT_BUDGET_BYTES, history_path
 from capture.loops.interface import Loop
 from capture.loops.select import loop_for
-from capture.restore import all_providers, restore_live
+from capture.restore import all_providers
+from capture.resume import resume_newest
 from capture.session.session import Session, close_at_exit
 from capture.snapshot.change_detector import Check
 from capture.snapshot.state_listing import StateListing
 from capture.snapshot.writer_choice import ChosenWriter, agree_on_writer
+from capture.state.averages import uncaptured_averages
 from capture.state.interface import StateProvider, read_at
-from catalog.errors import NotFoundError, SetupError
+from capture.state.unwrap import unwrapped
+from catalog.errors import SetupError
 from catalog.gc import collect_garbage
 from catalog.history import History
+from catalog.read.liveness import DEAD_AFTER_S
 from catalog.records import CheckpointRef, RunFacts
-from catalog.references import lineage
 from catalog.run_writer import RunWriter, create_history, create_run, new_run_id
 
 __all__ = ["enable"]
@@ -42,13 +45,15 @@ def enable(
     providers: Sequence[StateProvider] = (),
     budget_bytes: int = DEFAULT_BUDGET_BYTES,
     on_full: Literal["wait", "skip"] = "wait",
-    check: Check = "versions",
+    check: Check = "sampled",
     stats_every: int = 1,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     scheduler: Any = None,
     scaler: Any = None,
     resume: Literal["auto"] | None = None,
     backend: Literal["io_uring", "posix"] | None = None,
+    strict: bool = False,
+    sigterm_limit_s: float | None = None,
     faults: native.Faults | None = None,
 ) -> Session:
     """Capture every `every`-th optimizer step of a DeepSpeed engine, or of a module with its optimizer, from now on.
@@ -59,24 +64,33 @@ def enable(
 
     target: a DeepSpeed engine, or a torch module together with `optimizer` (and `scheduler`, `scaler`): bare, compiled,
        in DistributedDataParallel, sharded by `fully_shard`, or as Accelerate has prepared it all. Several optimizers
-       are given in the order in which the loop calls them; the last one ends a step.
+       are given in the order in which the loop calls them; the last one ends a step. Of optimizers around each other,
+       such as Lookahead or SAM, the outermost is given: the state of all is captured, and a step ends with its call.
     history: the folder; default `$DSHISTORY`, else `./history`. Every rank must see the same.
     dataloader: anything with state_dict() and load_state_dict(), to resume at the very next batch.
     providers: further State Providers, such as `capture.Stateful("ema", ema)`. A provider may declare with its
        `read_at` when its objects are read; by default, when the next forward, or update, begins: an object that the
        loop updates after the optimizer, such as an average of the weights, belongs to the step. With
        `read_at = "step"` they are read right after the optimizer.
-    budget_bytes: the staging memory, the only memory taken beyond the training's own.
-    on_full: with too many snapshots still being written, "wait" for one or "skip" the step (which is recorded).
-    check: the way in which edits of the state between a step and the barrier are found, which fail that snapshot by
-       name: "versions" compares torch's version counters, which do not see writes through `.data`; "hash" also hashes
-       host memory at the step and again at the barrier, and the training waits for it. Edits inside
-       `with session.modify():` are fine.
+    budget_bytes: the staging memory. Beyond the training's own, a capture takes this, 128 MiB, and 12 KiB for each
+       tensor.
+    on_full: with too many snapshots still being written, "wait" for one or "skip" the step (which is recorded). Ranks
+       skip a step together: "skip" costs them one small all_reduce at each step that is due.
+    check: the way in which edits of the state between a step and the barrier, or the late capture of the last step, are
+       found, which fail that snapshot by name: "versions" compares torch's version counters, which do not see writes
+       through `.data`; "sampled" also compares a sample of every tensor in host memory, which finds every swap or clamp
+       of whole tensors; "hash" also compares all their bytes, and the training waits for two passes over them, with the
+       first one after every step. Edits inside `with session.modify():` are fine.
     stats_every: compute statistics of the checkpoints whose steps are multiples of this; 0: of none. They are computed
        from the disk at the lowest priority, the newest first; `dshistory analyze` computes those that are left.
     resume: "auto" goes on from the newest complete checkpoint of the history that verifies, or starts fresh; refused
-       while that run is still being written.
+       while that run is still being written. Each rank verifies its share of the bytes.
     backend: the writer's; by default io_uring where the host allows it, else POSIX threads.
+    strict: whether `close` raises SnapshotError when a snapshot has failed. By default that is a warning: a full disk
+       must not end a script that is about to save its model. `session.failures` has every failure either way.
+    sigterm_limit_s: on SIGTERM, capture the step that has just ended and wait for it, at most so many seconds; then
+       what SIGTERM would have done without a session happens: the handler that was there before, or the end of the
+       process. An update that is under way is ended first. For trainings of one process, in the main thread.
     faults: planned input/output faults, for tests.
 
     The first step is captured at once, the last at `close`. Enabling the same module or optimizer again closes its
@@ -84,19 +98,26 @@ def enable(
     traced into its graph.
     Raises SetupError, UnsupportedError (state that can't be stored, by name), MismatchError.
     """
-    _check_arguments(every, on_full, check, stats_every, resume, backend)
+    _check_arguments(every, on_full, check, stats_every, resume, backend, strict)
+    _check_sigterm_limit(sigterm_limit_s)
     loop = loop_for(target, optimizer=optimizer, scheduler=scheduler, scaler=scaler)
     ranks = Ranks(*loop.ranks())
     every_provider = ranks.agree("looking at the training", lambda: _providers(loop, dataloader, providers))
     subjects = loop.subjects()
+    _warn_of_averages(subjects, every_provider)
     for previous in sessions_of(subjects):
         previous.close()
+    if sigterm_limit_s is not None and ranks.world_size > 1:
+        raise SetupError(
+            f"sigterm_limit_s: {ranks.world_size} ranks are told of SIGTERM at different steps: let the ranks agree on "
+            "a step in the training itself, and call session.snapshot() and session.wait() there"
+        )
     root = history_path(history)
     ranks.agree(f"making the history {root}", lambda: _make_history(root, ranks.rank))
     ranks.prove_shared(root)
     parent = origin_of(subjects)
     if resume == "auto":
-        parent = _resume(History.open(root), ranks, every_provider) or parent
+        parent = resume_newest(History.open(root), ranks, every_provider) or parent
     file_system = native.probe_file_system(str(root))
     listing = StateListing(
         every_provider,
@@ -116,6 +137,7 @@ def enable(
         "taking the run's lock",
         lambda: RunWriter(root, run=run, rank=ranks.rank, world_size=ranks.world_size, layout_hash=layout_hash),
     )
+    _prove_locks(ranks, run_writer)
     with contextlib.ExitStack() as undo:
         session = ranks.agree(
             "capturing the first step",
@@ -129,6 +151,8 @@ def enable(
                     on_full=on_full,
                     check=check,
                     stats_every=stats_every,
+                    strict=strict,
+                    sigterm_limit_s=sigterm_limit_s,
                 )
             ),
         )
@@ -138,19 +162,29 @@ def enable(
     return session
 
 
-def _check_arguments(every: Any, on_full: Any, check: Any, stats_every: Any, resume: Any, backend: Any) -> None:
+def _check_arguments(
+    every: Any, on_full: Any, check: Any, stats_every: Any, resume: Any, backend: Any, strict: Any
+) -> None:
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         raise SetupError(f"every={every!r}: give a whole number of optimizer steps, 1 or more")
     if on_full not in ("wait", "skip"):
         raise SetupError(f'on_full={on_full!r}: give "wait" or "skip"')
-    if check not in ("versions", "hash"):
-        raise SetupError(f'check={check!r}: give "versions" or "hash"')
+    if check not in get_args(Check):
+        raise SetupError(f'check={check!r}: give "sampled", "versions" or "hash"')
     if isinstance(stats_every, bool) or not isinstance(stats_every, int) or stats_every < 0:
         raise SetupError(f"stats_every={stats_every!r}: give a whole number of optimizer steps, or 0 for no statistics")
     if resume not in (None, "auto"):
         raise SetupError(f'resume={resume!r}: give "auto" or None; for a certain step call capture.restore first')
     if backend not in (None, "io_uring", "posix"):
         raise SetupError(f'backend={backend!r}: give "io_uring", "posix" or None')
+    if not isinstance(strict, bool):
+        raise SetupError(f"strict={strict!r}: give True or False")
+
+
+def _check_sigterm_limit(limit_s: Any) -> None:
+    real = isinstance(limit_s, (int, float)) and not isinstance(limit_s, bool)
+    if limit_s is not None and not (real and 0 < limit_s < float("inf")):
+        raise SetupError(f"sigterm_limit_s={limit_s!r}: give a number of seconds above 0, or None")
 
 
 def _providers(loop: Loop, dataloader: Any, providers: Sequence[StateProvider]) -> Sequence[StateProvider]:
@@ -160,6 +194,16 @@ def _providers(loop: Loop, dataloader: Any, providers: Sequence[StateProvider]) 
         # A declaration that is misspelt is refused here, not at the first step.
         read_at(provider)
     return found
+
+
+def _warn_of_averages(subjects: Sequence[Any], providers: Sequence[StateProvider]) -> None:
+    module = next(subject for subject in subjects if isinstance(subject, torch.nn.Module))
+    for average in uncaptured_averages(unwrapped(module), providers):
+        warnings.warn(
+            f"{type(average).__qualname__} looks like an average of the captured weights and is not captured: a restore"
+            ' will not bring it back; pass capture.enable(..., providers=[capture.Stateful("average", average)])',
+            stacklevel=3,
+        )
 
 
 def _make_history(root: Path, rank: int) -> None:
@@ -186,7 +230,8 @@ def _make_run(
 ) -> str | None:
     if ranks.rank != 0:
         return None
-    collect_garbage(History.open(root).paths)
+    for kept in collect_garbage(History.open(root).paths).kept:
+        warnings.warn(f"leftovers of an earlier run stay: {kept}", stacklevel=5)
     run = new_run_id()
     created = datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds")
     create_run(
@@ -204,37 +249,15 @@ def _make_run(
     return run
 
 
-def _resume(history: History, ranks: Ranks, providers: Sequence[StateProvider]) -> CheckpointRef | None:
-    """Restore the newest checkpoint that verifies, and return it; None when there is none."""
-    found = ranks.broadcast(ranks.agree("choosing a checkpoint", lambda: _newest(history) if ranks.rank == 0 else None))
-    if found is None:
-        return None
-    ref = CheckpointRef(found[0], found[1])
-    restore_live(history, ref, ranks=ranks, providers=providers, whole=True, verify=False)
-    return ref
-
-
-def _newest(history: History) -> tuple[str, int] | None:
-    from catalog.verify import verify
-
-    try:
-        run = history.current_run()
-        candidates = lineage(history.paths, run)
-    except NotFoundError:
-        return None
-    if history.held(run):
-        raise SetupError(
-            f"resume: run {run} of {history.root} is still being written, by another process or by a session here: end "
-            "it first, or name another history"
-        )
-    for ref in reversed(candidates):
-        problems = verify(history, [ref])
-        if not problems:
-            return ref.run, ref.step
-        first = problems[0]
+def _prove_locks(ranks: Ranks, run_writer: RunWriter) -> None:
+    """Find out whether the hosts of this run see each other's locks, and note it where other sessions look."""
+    shared = ranks.see_locks(lambda rank: run_writer.paths.lock(run_writer.run, rank))
+    if shared:
+        ranks.agree("noting that locks are shared", run_writer.note_shared_locks)
+    elif shared is False and ranks.rank == 0:
         warnings.warn(
-            f"resume: checkpoint {ref} is passed over, because it does not verify: {first.file}: {first.field}: "
-            f"{first.message}",
-            stacklevel=5,
+            f"the hosts of this training do not see each other's locks in {run_writer.paths.root}: leftovers of a run "
+            f"that was killed are removed by another host only {DEAD_AFTER_S / 86_400:.0f} days after its last change, "
+            "and nothing refuses to resume from a run that is still being written on another host",
+            stacklevel=4,
         )
-    return None

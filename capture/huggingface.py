@@ -25,9 +25,9 @@ class HistoryCallback(TrainerCallback):  # type: ignore[misc]
 
     Guarantees the same as `capture.enable`; steps have the numbers of `trainer.state.global_step`. A step's `loss` is
     the mean over its own batches; the numbers that the Trainer logs are recorded too, its mean loss as `trainer_loss`.
-    The session ends with the training. A failed snapshot is a warning and does not end the training. After an
-    exception, which the Trainer does not report to its callbacks, the session ends with the process, or when a training
-    of the same model begins.
+    The session ends with the training. A failed snapshot is a warning and does not end the training; with `strict=True`
+    it is an error when the training ends. After an exception, which the Trainer does not report to its callbacks, the
+    session ends with the process, or when a training of the same model begins.
 
     options: further arguments of `capture.enable`, except those that the Trainer has itself. `resume` is refused: the
        Trainer has chosen its first batch before any callback runs.
@@ -101,9 +101,9 @@ class HistoryCallback(TrainerCallback):  # type: ignore[misc]
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
     ) -> None:
-        """End the session."""
+        """End the session. SnapshotError with `strict=True`, when a snapshot has failed."""
         self._training = False
-        _or_warn(self.session.close)
+        self.session.close()
 
 
 def _or_warn(action: Callable[[], object]) -> None:

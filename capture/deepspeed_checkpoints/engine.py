@@ -36,7 +36,8 @@ from capture.deepspeed_checkpoints.torch_files import (
 )
 from capture.deepspeed_checkpoints.tree import decode_tree, encode_tree
 from capture.exit_handler import call_at_exit
-from capture.loops.deepspeed.hooks import attach_barrier, wrap
+from capture.loops.deepspeed.hooks import attach_barrier
+from capture.loops.module_hooks import wrap
 from capture.snapshot.device_copies import CUDA
 from capture.snapshot.failures import Failures
 from capture.snapshot.writer_choice import ChosenWriter, agree_on_writer
@@ -54,6 +55,8 @@ def install(
     lazy: bool,
     pickle: bool,
     backend: Literal["io_uring", "posix"] | None,
+    wait: bool,
+    strict: bool,
     faults: native.Faults | None,
 ) -> "NativeCheckpointEngine":
     """Install a NativeCheckpointEngine on `engine`, as `capture.checkpoint_engine` documents."""
@@ -76,7 +79,14 @@ def install(
             "turn off checkpoint.use_node_local_storage"
         )
     made = NativeCheckpointEngine(
-        engine, budget_bytes=budget_bytes, lazy=lazy, pickle=pickle, backend=backend, faults=faults
+        engine,
+        budget_bytes=budget_bytes,
+        lazy=lazy,
+        pickle=pickle,
+        backend=backend,
+        wait=wait,
+        strict=strict,
+        faults=faults,
     )
     call_at_exit(made, NativeCheckpointEngine.close)
     return made
@@ -85,8 +95,8 @@ def install(
 class NativeCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
     """The checkpoint engine that `capture.checkpoint_engine` installs. Its methods are for the training thread.
 
-    A save that fails is reported as a warning at the next update, save or load, and as a SnapshotError from `wait` and
-    `close`. The training goes on, and `latest` keeps naming the tag before.
+    A save that fails is reported as a warning at the next update, save or load or at `close`, in `failures`, and as a
+    SnapshotError from `wait`. The training goes on, and `latest` keeps naming the tag before.
     """
 
     def __init__(
@@ -97,12 +107,16 @@ class NativeCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         lazy: bool,
         pickle: bool,
         backend: Literal["io_uring", "posix"] | None,
+        wait: bool,
+        strict: bool,
         faults: native.Faults | None,
     ) -> None:
         super().__init__()
         self.name = "DSHistory"
         self._engine = engine
         self._pickle = pickle
+        self._waiting = wait
+        self._strict = strict
         self._make_writer = functools.partial(
             agree_on_writer, backend=backend, budget_bytes=budget_bytes, faults=faults
         )
@@ -220,6 +234,11 @@ class NativeCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
 
     # The interface for users.
 
+    @property
+    def failures(self) -> list[SnapshotError]:
+        """Every failed save so far, in order, whether a warning or an error has reported it or not."""
+        return self._failures.all()
+
     def release(self) -> None:
         """Return once none of the state is read any more, so that it may be written to. The files may be incomplete."""
         for write in self._unreleased:
@@ -238,20 +257,26 @@ class NativeCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
     def close(self) -> None:
         """Finish pending saves and put the previous engine back. Idempotent.
 
-        SnapshotError when a save has failed that no warning has reported yet.
+        A save that failed is a warning. With `strict=True`: SnapshotError for what no `wait` has raised.
         """
         if self._closed:
             return
         self._closed = True
-        self._failures.forget_warned()
-        self.release()
-        self._saves.close()
+        try:
+            self.release()
+            self._saves.close()
+        except KeyboardInterrupt:
+            # Nothing is dropped: the saves go on, and a second call waits for them again.
+            self._closed = False
+            raise
         while self._undo:
             self._undo.pop()()
         if self._writer is not None:
             CUDA.unpin(self._writer.writer)
             self._writer.writer.close()
-        self._failures.raise_all()
+        if self._strict:
+            self._failures.raise_all()
+        self._failures.warn()
 
     # Internals.
 
@@ -274,6 +299,9 @@ class NativeCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
                 # From here on the background thread commits it: nothing waits, and no later call of DeepSpeed is
                 # needed.
                 self._saves.complete(self._current)
+                if self._waiting:
+                    # The rank whose files are durable last moves `latest`, before its own wait ends.
+                    self._ranks.agree(f"the save {self._current.tag_folder}", self.wait)
             return result
         finally:
             # A call that raised has not completed its save, so the save leaves no receipt and never becomes `latest`.

@@ -83,7 +83,7 @@ class FileWrite:
         # entry.
         reserve = [Entry(_TREE, "U8", (HUGE,), HUGE, HUGE)]
         plan = make_plan(items, rank=0, world_size=1, align=align, reserve=reserve, copies=copies)
-        change_detector = ChangeDetector(plan.live_items)
+        change_detector = ChangeDetector(plan.watched)
         # Before the job starts, and on this thread: the copies must be queued on the device before anything that could
         # overwrite the tensors.
         taken = None

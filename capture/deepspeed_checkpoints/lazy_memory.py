@@ -27,13 +27,18 @@ def lazy_providers(engine: Any) -> tuple[list[StateProvider], str | None]:
 def lazy_storages(engine: Any, providers: list[StateProvider]) -> frozenset[int]:
     """Return the data pointers of the storages that only an update writes.
 
-    The answer holds for one save: the first update, loading and offloading replace storages.
+    The answer holds for one save: the first update, loading and offloading replace storages. None are returned for an
+    optimizer whose state has another shape than the parameters: a history can't address it, while a copy of it at the
+    call is all that a save needs.
     """
     if not providers:
         return frozenset()
     # A storage counts as a whole, because that is what DeepSpeed's dictionaries share: the tensors that it saves are
     # often other views of the storages that the providers list.
-    items = [item for provider in providers for item in provider.tensors()]
+    try:
+        items = [item for provider in providers for item in provider.tensors()]
+    except UnsupportedError:
+        return frozenset()
     lazy = {item.tensor.untyped_storage().data_ptr() for item in items if item.when == "lazy"}
     # The weights too: under ZeRO 1 and 2 DeepSpeed saves views of the flat low-precision buffer that the parameters are
     # in. Not under ZeRO 3 (`ds_id`): there `param.data` is the gathered weight, which forward and backward allocate and

@@ -19,6 +19,7 @@ from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
+from capture.background_thread import BackgroundThread
 from capture.deepspeed_checkpoints.file import FileWrite
 from catalog.disk.durable import publish_bytes, sync_dir
 from catalog.errors import SnapshotError
@@ -68,9 +69,7 @@ class Saves:
         self._work: deque[_Work] = deque()
         self._failures: list[SnapshotError] = []
         self._closing = False
-        # A daemon: the interpreter joins other threads before it runs the exit handler that ends this one.
-        self._thread = threading.Thread(target=self._run, name="dshistory-saves", daemon=True)
-        self._thread.start()
+        self._thread = BackgroundThread(self._run, name="dshistory-saves")
 
     def add(self, save: Save, write: FileWrite) -> None:
         """Queue `write`, a file of `save`, to be finished."""
@@ -101,7 +100,7 @@ class Saves:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        self._thread.join()
+        self._thread.wait()
 
     def _put(self, work: _Work) -> None:
         with self._changed:

@@ -1,6 +1,7 @@
-"""Hooks on modules and optimizers: installed all or none, left out of copies and pickles."""
+"""Hooks on modules and optimizers: installed all or none, left out of copies and pickles, or around one method."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -8,7 +9,9 @@ import torch
 
 from capture.loops.interface import Barrier
 
-__all__ = ["Hook", "hooks_on_loading", "install"]
+__all__ = ["Hook", "hooks_on_loading", "install", "wrap"]
+
+_MISSING = object()
 
 
 def install(hooks: Iterable[Callable[[], None]]) -> Callable[[], None]:
@@ -28,6 +31,33 @@ def install(hooks: Iterable[Callable[[], None]]) -> Callable[[], None]:
         remove()
         raise
     return remove
+
+
+def wrap(owner: Any, name: str, around: Callable[..., Any]) -> Callable[[], None]:
+    """Make `owner.name(...)` call `around(inner, ...)`, on this instance only; return a function that undoes it.
+
+    If somebody has wrapped the method again since, this wrapper stays inside theirs and only passes calls through from
+    then on.
+    """
+    previous = vars(owner).get(name, _MISSING)
+    inner = getattr(owner, name)
+    active = True
+
+    @functools.wraps(inner)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return around(inner, *args, **kwargs) if active else inner(*args, **kwargs)
+
+    def undo() -> None:
+        nonlocal active
+        active = False
+        if vars(owner).get(name) is wrapper:
+            if previous is _MISSING:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, previous)
+
+    setattr(owner, name, wrapper)
+    return undo
 
 
 class Hook:

@@ -6,12 +6,13 @@ It never touches the training's tensors and takes part in no collective. Failure
 import collections
 import threading
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import torch
 
+from capture.background_thread import BackgroundThread
 from capture.session.statistics_thread import StatisticsThread
+from capture.session.uncommitted_parts import UncommittedParts
 from capture.snapshot.dedup import Deduplicator, StoredAt
 from capture.snapshot.snapshot import Snapshot
 from catalog.errors import SnapshotError
@@ -19,7 +20,8 @@ from catalog.run_writer import RunWriter
 
 __all__ = ["Committer"]
 
-FLUSH_INTERVAL_S = 2.0
+FLUSH_INTERVAL_S = 60.0
+"""Metrics between two commits are in the journal after so long; at a commit they are written with it."""
 REGISTER_PATIENCE_S = 0.1
 
 _Metrics = tuple[int, Mapping[str, float | torch.Tensor]]
@@ -37,13 +39,15 @@ class Committer:
         self._snapshots: collections.deque[Snapshot] = collections.deque()
         self._metrics: collections.deque[_Metrics] = collections.deque()
         self._failures: list[SnapshotError] = []
-        self._figures: list[dict[str, Any]] = []
+        self._figures: collections.defaultdict[str, float] = collections.defaultdict(float)
+        self._last_published: int | None = None
+        self._failed_steps: set[int] = set()
+        self._unflushed_failure = False
+        self._uncommitted = UncommittedParts(run)
         self._deduplicator = Deduplicator(lambda step: run.paths.marker(run.run, step).exists())
         self._closing = False
         self._flushed = time.monotonic()
-        # A daemon, because the interpreter joins all other threads before it runs the exit handler that ends this one.
-        self._thread = threading.Thread(target=self._finish_snapshots, name="dshistory-committer", daemon=True)
-        self._thread.start()
+        self._thread = BackgroundThread(self._finish_snapshots, name="dshistory-committer")
 
     def submit(self, snapshot: Snapshot) -> None:
         """Finish `snapshot` once its data is written and its objects are final."""
@@ -57,13 +61,25 @@ class Committer:
             self._metrics.append((step, values))
 
     def failed(self, step: int, error: Exception) -> None:
-        """Record the failure of a snapshot in the journal and the index, and for `take_failures`."""
+        """Record the failure of a snapshot in the journal and the index, and for `take_failures`. Other ranks then
+        remove their parts of the step, so it must not be begun again.
+        """
+        with self._changed:
+            self._failed_steps.add(step)
         unremoved = ""
         try:
             self._run.discard(step, reason=str(error))
         except OSError as unreachable:
             unremoved = f"; its temporary files could not be removed: {unreachable}"
         self._report(f"the snapshot of step {step} of run {self._run.run} failed: {error}{unremoved}", error)
+        with self._changed:
+            self._unflushed_failure = True
+            self._changed.notify_all()
+
+    def has_failed(self, step: int) -> bool:
+        """Return whether a snapshot of `step` has failed on this rank."""
+        with self._changed:
+            return step in self._failed_steps
 
     def take_failures(self) -> list[SnapshotError]:
         """Return the failures since the last call."""
@@ -76,15 +92,15 @@ class Committer:
         """The parts that are expected to be unchanged at the next snapshot, and where their bytes are stored."""
         return self._deduplicator.stored
 
-    def figures(self) -> list[dict[str, Any]]:
-        """Return the figures of each finished snapshot, in order: its step, bytes and seconds."""
+    def figures(self) -> Mapping[str, float]:
+        """Return the sums of the figures of all finished snapshots: their number as `snapshots`, bytes and seconds."""
         with self._changed:
-            return list(self._figures)
+            return self._figures.copy()
 
     def last_published(self) -> int | None:
         """Return the newest step whose part of this rank is published; None before the first."""
         with self._changed:
-            return self._figures[-1]["step"] if self._figures else None
+            return self._last_published
 
     def pending(self) -> int:
         """Return the number of snapshots that are not finished yet."""
@@ -96,19 +112,30 @@ class Committer:
         with self._changed:
             return self._changed.wait_for(lambda: len(self._snapshots) < count, timeout_s)
 
+    def give_up(self) -> None:
+        """Let every pending snapshot end as a failure, as soon as the writes that are under way have ended."""
+        with self._changed:
+            pending = list(self._snapshots)
+        for snapshot in pending:
+            snapshot.give_up()
+        self._statistics.give_up()
+
     def close(self) -> None:
         """Finish everything, flush, and end the thread. The objects of every snapshot must be final."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        self._thread.join()
+        self._thread.wait()
         if self._statistics.close():
             self._register()
 
     def _finish_snapshots(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._snapshots or self._closing, FLUSH_INTERVAL_S)
+                self._changed.wait_for(
+                    lambda: self._snapshots or self._closing or self._unflushed_failure, self._until_flush_s()
+                )
+                failure, self._unflushed_failure = self._unflushed_failure, False
                 snapshot = self._snapshots[0] if self._snapshots else None
                 closing = self._closing
             if snapshot is not None:
@@ -116,34 +143,51 @@ class Committer:
                 with self._changed:
                     self._snapshots.popleft()
                     self._changed.notify_all()
-                self._flush(force=True)
+                # It holds nothing of the training, but must not stay until the next one comes.
+                snapshot = None
                 if committed:
                     # After the snapshot has left the queue: `wait` need not wait for the index, which loses nothing.
                     self._register()
             elif closing:
+                self._remove_uncommitted(self._uncommitted.closing)
                 self._flush(force=True)
                 return
-            self._flush()
+            # The other ranks read in the journal that this one has failed a step.
+            self._flush(force=failure)
 
     def _publish(self, snapshot: Snapshot) -> bool:
         """Finish a snapshot, or report why not; return whether its checkpoint is committed now."""
         try:
-            while not snapshot.finalized.wait(FLUSH_INTERVAL_S):
+            while not snapshot.finalized.wait(self._until_flush_s()):
                 self._flush()
             snapshot.compose(self._run)
-            while not snapshot.written(FLUSH_INTERVAL_S):
+            while not snapshot.written(self._until_flush_s()):
                 self._flush()
+            # `finish` flushes the journal before it publishes: who sees a checkpoint sees its metrics too.
+            self._record_metrics()
             published = snapshot.finish(self._run)
+            self._flushed = time.monotonic()
             committed = self._run.try_commit(snapshot.step)
             self._deduplicator.published(published)
             self._statistics.published(snapshot.step)
+            self._remove_uncommitted(lambda: self._uncommitted.published(snapshot.step))
         except Exception as error:  # noqa: BLE001 - whatever fails this snapshot must not end the thread others wait for
             snapshot.abort()
             self.failed(snapshot.step, error)
+            self._flush(force=True)
             return False
         with self._changed:
-            self._figures.append({"step": snapshot.step, **published.figures})
+            for name, value in {"snapshots": 1, **published.figures}.items():
+                self._figures[name] += value
+            self._last_published = snapshot.step
         return committed
+
+    def _remove_uncommitted(self, remove: Callable[[], None]) -> None:
+        try:
+            remove()
+        except OSError as error:
+            # They stay for the garbage collection of the next run.
+            self._run.journal.event("removal_failed", None, reason=str(error))
 
     def _register(self) -> None:
         # Imported here, in the background, because it imports DuckDB: `enable` does not wait for that.
@@ -155,9 +199,22 @@ class Committer:
             # The index is derived: the checkpoint is safe, and the next registration or `reindex` includes this one.
             self._run.journal.event("registration_failed", None, reason=str(error))
 
+    def _until_flush_s(self) -> float:
+        return max(0.0, self._flushed + FLUSH_INTERVAL_S - time.monotonic())
+
     def _flush(self, *, force: bool = False) -> None:
-        if not force and time.monotonic() - self._flushed < FLUSH_INTERVAL_S:
+        """Write metrics, events and tags to the journal, when `force` is true or it is time."""
+        if not force and self._until_flush_s() > 0:
             return
+        self._record_metrics()
+        try:
+            self._run.journal.flush()
+        except Exception as error:  # noqa: BLE001 - whatever fails must not end the thread others wait for
+            self._report(f"the journal of run {self._run.run} could not be written: {error}", error)
+        self._flushed = time.monotonic()
+
+    def _record_metrics(self) -> None:
+        """Give the journal the metrics since the last call."""
         with self._changed:
             rows = list(self._metrics)
             self._metrics.clear()
@@ -167,11 +224,6 @@ class Committer:
                     self._run.journal.metric(step, name, float(value))
                 except Exception as error:  # noqa: BLE001 - one bad figure must not end the thread others wait for
                     self._report(f"metric {name!r} of step {step} of run {self._run.run} is lost: {error}", error)
-        try:
-            self._run.journal.flush()
-        except Exception as error:  # noqa: BLE001 - as above
-            self._report(f"the journal of run {self._run.run} could not be written: {error}", error)
-        self._flushed = time.monotonic()
 
     def _report(self, message: str, error: Exception) -> None:
         failure = SnapshotError(message)

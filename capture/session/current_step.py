@@ -27,7 +27,10 @@ pass before it returns.
 import enum
 import threading
 import warnings
+from collections.abc import Callable
+from dataclasses import replace
 
+from capture.snapshot.change_detector import Check
 from capture.snapshot.snapshot import Snapshot
 from capture.snapshot.state_listing import StateListing
 from capture.snapshot.transient_state import TransientState
@@ -47,18 +50,20 @@ class CurrentStep:
     """The state machine of the current step. For the training thread, except `release`, which any thread may call.
 
     may_skip_updates: objects that are read at the next forward may advance again without an update, when one is skipped
+    check: what is compared to find out whether a step that is captured late is still in memory
     """
 
-    def __init__(self, listing: StateListing, run: RunWriter, *, may_skip_updates: bool) -> None:
+    def __init__(self, listing: StateListing, run: RunWriter, *, may_skip_updates: bool, check: Check) -> None:
         self._listing = listing
         self._run = run
         self._may_skip_updates = may_skip_updates
+        self._check = check
         self._phase = _Phase.FINAL
         self._last_captured: int | None = None
         self._kept: TransientState | None = None
         self._unfinalized: Snapshot | None = None
         self._unreleased: Snapshot | None = None
-        self._releasing = threading.Lock()
+        self._releasing = threading.RLock()
 
     # Events.
 
@@ -93,12 +98,19 @@ class CurrentStep:
             if snapshot is not None:
                 snapshot.fail(error)
 
+    def edited(self) -> None:
+        """Note a declared edit of the state."""
+        if self._kept is not None:
+            self._kept = replace(self._kept, edited=True)
+
     def release(self) -> None:
         """The barrier: return once no snapshot reads live memory any more."""
         with self._releasing:
             if self._unreleased is not None:
                 self._unreleased.release()
-                self._unreleased = None
+                # Before that, more of its objects' memory is still to be read.
+                if self._unreleased.finalized.is_set():
+                    self._unreleased = None
 
     # Capturing.
 
@@ -111,22 +123,25 @@ class CurrentStep:
         """Return whether a snapshot of `step` was begun in this session."""
         return step == self._last_captured
 
-    def capture(self, snapshot: Snapshot) -> None:
-        """Register `snapshot`, which has just begun to read the state, as the snapshot of the current step."""
-        self._last_captured, self._kept = snapshot.step, None
+    def capture(self, begin: Callable[[], Snapshot]) -> Snapshot:
+        """Make the snapshot of the current step with `begin`, which starts to read the state. A release that another
+        thread asks for meanwhile waits for this snapshot too.
+        """
         with self._releasing:
-            self._unreleased = snapshot
+            snapshot = self._unreleased = begin()
+        self._last_captured, self._kept = snapshot.step, None
         if self._phase is _Phase.ENDED:
             self._unfinalized = snapshot
             if not self._listing.advances_until_next_forward:
                 self.finalize_objects()
         else:
-            snapshot.finalize_objects(())
+            snapshot.finalize_objects((), at_once=True)
+        return snapshot
 
     def keep(self, step: int) -> None:
         """Keep the part of the state of `step` that a late capture could no longer read."""
         try:
-            self._kept = self._listing.keep(step)
+            self._kept = self._listing.keep(step, check=self._check)
         except Exception:  # noqa: BLE001 - a provider's failure: a late capture asks it again, and reports the error
             self._kept = None
 
@@ -138,7 +153,7 @@ class CurrentStep:
         """Raise SnapshotError when weights or optimizer state are not those of the step any more. A large buffer that
         has changed for the first time, so that there is no copy, only causes a warning and an entry in the journal.
         """
-        changed = kept.weights.changed()
+        changed = self._listing.changed(kept)
         if changed:
             raise SnapshotError(_too_late(kept, changed))
         lost = self._listing.lost_buffers(kept)
@@ -153,7 +168,7 @@ class CurrentStep:
         Weights that were loaded for an evaluation, or half an update, are no step at all, and no failure either.
         """
         kept = self.kept(step)
-        changed = [] if kept is None else kept.weights.changed()
+        changed = [] if kept is None else self._listing.changed(kept)
         if kept is None or not changed:
             return False
         reason = _too_late(kept, changed)

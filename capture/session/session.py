@@ -1,14 +1,16 @@
 """A run being captured, as the user sees it.
 
 The training thread plans, starts and releases snapshots (`step_events`); the committer's thread does the rest. Nothing
-that goes wrong with a snapshot reaches the training: a failure is a warning at the next step, an event in the journal,
-and a SnapshotError from `wait` and `close`.
+that goes wrong with a snapshot reaches the training: a failure is a warning at the next step or at `close`, an event in
+the journal, an entry of `failures`, and a SnapshotError from `wait`. Only a strict session raises in `close` too.
 """
 
 import contextlib
 import os
 import sys
+import threading
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -22,6 +24,7 @@ import native
 from capture.exit_handler import call_at_exit
 from capture.loops.interface import Loop
 from capture.session.committer import Committer
+from capture.session.sigterm import LastSnapshotOnSigterm
 from capture.session.step_events import StepEvents
 from capture.session.user_records import checked_metrics, checked_tag
 from capture.snapshot.change_detector import Check
@@ -41,7 +44,7 @@ _COMMIT_PATIENCE_S = 30.0
 @dataclass(slots=True)
 class SessionStats:
     """The cost of capturing so far. Seconds of the training thread, all waits included; bytes of this rank's files, and
-    of the state that was unchanged and is referred to in earlier files.
+    of the state that was unchanged and is referred to in earlier files. `stalls_s` are the latest steps' seconds.
     """
 
     snapshots: int = 0
@@ -75,14 +78,17 @@ class Session:
         writer: native.Writer,
         every: int,
         on_full: Literal["wait", "skip"],
-        check: Check = "versions",
+        check: Check = "sampled",
         stats_every: int = 1,
+        strict: bool = False,
+        sigterm_limit_s: float | None = None,
     ) -> None:
         self._loop = loop
         self._listing = listing
         self._run = run
         self._writer = writer
         self._every = every
+        self._strict = strict
         self._committer = Committer(run, stats_every=stats_every)
         self._failures = Failures(self._committer.take_failures)
         self._events = StepEvents(
@@ -98,12 +104,17 @@ class Session:
             close=self.close,
         )
         self._closed = False
+        self._ended = False
+        self._interrupted = False
         self._detach: Callable[[], None] = lambda: None
         _open.add(self)
+        self._sigterm: LastSnapshotOnSigterm | None = None
         self._begin_at_once()
+        if sigterm_limit_s is not None:
+            self._handle_sigterm(sigterm_limit_s)
 
     def __repr__(self) -> str:
-        captured = len(self._committer.figures())
+        captured = self.stats.snapshots
         interval = "every step" if self._every == 1 else f"every {self._every} steps"
         state = "closed" if self._closed else "open"
         return f"<Session: run {self.run} in {self.history}, {interval}, {captured} captured so far, {state}>"
@@ -123,15 +134,20 @@ class Session:
         """The cost so far."""
         figures = self._committer.figures()
         return SessionStats(
-            snapshots=len(figures),
+            snapshots=int(figures["snapshots"]),
             skipped=self._events.skipped,
-            failed=self._failures.count,
-            bytes=sum(int(item["file_bytes"]) for item in figures),
-            unchanged_bytes=sum(int(item["unchanged_bytes"]) for item in figures),
-            stall_s=sum(self._events.stalls_s),
-            write_s=sum(float(item["write_s"]) for item in figures),
+            failed=len(self._failures.all()),
+            bytes=int(figures["file_bytes"]),
+            unchanged_bytes=int(figures["unchanged_bytes"]),
+            stall_s=self._events.stall_s,
+            write_s=float(figures["write_s"]),
             stalls_s=list(self._events.stalls_s),
         )
+
+    @property
+    def failures(self) -> list[SnapshotError]:
+        """Every failure so far, in order, whether a warning or an error has reported it or not; also after `close`."""
+        return self._failures.all()
 
     def snapshot(self) -> int:
         """Capture the step that has just ended, whether due or not; returns its number. A captured step is not captured
@@ -156,8 +172,8 @@ class Session:
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Return once every snapshot started so far is committed. SnapshotError when one failed, or when the time is
-        over. Returns at once when the session is closed: `close` has reported every failure. To be called when all that
-        belongs to the step has its value, the scheduler's too.
+        over. Returns at once when the session is closed: `failures` has them all. To be called when all that belongs to
+        the step has its value, the scheduler's too.
 
         Among several ranks it also waits for the others' parts, at most half a minute without `timeout_s`.
         """
@@ -188,10 +204,18 @@ class Session:
             self._events.layout_changed()
 
     def close(self) -> None:
-        """Capture the last step, finish everything, let the loop go. Idempotent. SnapshotError when a snapshot failed
-        unreported.
+        """Capture the last step, finish everything, let the loop go. Idempotent.
+
+        A snapshot that failed, on a full disk for example, is a warning and is in `failures`, so that a script whose
+        training is over still saves its model. With `strict=True`: SnapshotError for what no `wait` has raised.
+
+        Ctrl-C leaves at once and drops nothing: the snapshots go on in the background, and a second call waits for them
+        again. When the process ends before that, they are given up.
         """
         self._close(capture_last=True)
+        if self._strict:
+            self._failures.raise_all()
+        self._failures.warn()
 
     def __enter__(self) -> Self:
         return self
@@ -202,8 +226,8 @@ class Session:
         if error is None:
             self.close()
             return
-        with contextlib.suppress(SnapshotError):
-            self._close(capture_last=False)
+        self._close(capture_last=False)
+        self._failures.warn()
 
     def _begin_at_once(self) -> None:
         try:
@@ -216,21 +240,70 @@ class Session:
                 raise SetupError(f"the first step can't be written to {self.history}: {error}") from error
             raise
 
+    def _handle_sigterm(self, limit_s: float) -> None:
+        # The handler must not keep the session alive.
+        reference = weakref.ref(self)
+
+        def may_take() -> bool:
+            alive = reference()
+            return alive is None or alive._closed or not alive._events.current.is_updating
+
+        def take() -> None:
+            alive = reference()
+            if alive is not None and not alive._closed:
+                alive._take_last(limit_s)
+
+        try:
+            self._sigterm = LastSnapshotOnSigterm(limit_s, may_take=may_take, take=take)
+        except SetupError:
+            self._close(capture_last=False)
+            raise
+
+    def _take_last(self, limit_s: float) -> None:
+        try:
+            self._events.capture_last()
+            self.wait(limit_s)
+        except SnapshotError as error:
+            warnings.warn(f"SIGTERM: {error}", stacklevel=2)
+        except KeyboardInterrupt:
+            # Nobody is to wait longer than the limit, at the exit neither.
+            self._interrupted = True
+            raise
+
     def _close(self, *, capture_last: bool) -> None:
-        if self._closed:
-            return
+        try:
+            if not self._closed:
+                self._finish_step(capture_last=capture_last)
+            if not self._ended:
+                self._end()
+        except KeyboardInterrupt:
+            self._interrupted = True
+            raise
+
+    def _finish_step(self, *, capture_last: bool) -> None:
+        """Capture the last step if wanted, pass the barrier, and let the loop go."""
         self._closed = True
-        # A failure that was warned of already must not end a script whose training is over.
-        self._failures.forget_warned()
         try:
             if capture_last:
                 self._events.capture_last()
             self._events.current.finalize_objects()
             self._events.current.release()
-        finally:
+        except KeyboardInterrupt:
+            # The barrier is not passed, so the loop must not be let go: the session is open as before.
+            self._closed = False
+            raise
+        except BaseException:
             self._detach()
             self._end()
-        self._failures.raise_all()
+            raise
+        self._detach()
+
+    def _give_up(self) -> None:
+        """Let go of everything without waiting for what is not committed."""
+        self._closed = True
+        self._detach()
+        self._committer.give_up()
+        self._end()
 
     def _end(self) -> None:
         self._closed = True
@@ -240,6 +313,9 @@ class Session:
         # A journal that can't be written is among the committer's failures already; the lock is released either way.
         with contextlib.suppress(OSError):
             self._run.close()
+        self._ended = True
+        if self._sigterm is not None and threading.current_thread() is threading.main_thread():
+            self._sigterm.remove()
 
     def _require_open(self) -> None:
         if self._closed:
@@ -248,13 +324,25 @@ class Session:
 
 def close_at_exit(session: Session) -> None:
     """Close `session` when the interpreter exits; the last step is captured unless the script has failed."""
-    call_at_exit(session, lambda alive: alive._close(capture_last=not hasattr(sys, "last_value")))
+    call_at_exit(session, _close_after_script)
+
+
+def _close_after_script(session: Session) -> None:
+    if session._interrupted:
+        # Whoever left `close` by Ctrl-C must not be made to wait at the exit.
+        session._give_up()
+    else:
+        try:
+            session._close(capture_last=not hasattr(sys, "last_value"))
+        except KeyboardInterrupt:
+            session._give_up()
+    session._failures.warn()
 
 
 def _leave_to_parent() -> None:
     """In a forked child: let its copy of the training alone. Runs, threads and files are the parent's."""
     for session in list(_open):
-        session._closed = True
+        session._closed = session._ended = True
         session._detach()
 
 

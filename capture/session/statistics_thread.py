@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from capture.background_thread import BackgroundThread
 from catalog.format.statistics_file import StatisticsFile
 from catalog.run_writer import RunWriter
 from catalog.statistics.compute import analyze_part
@@ -43,8 +44,9 @@ class StatisticsThread:
         self._changed = threading.Condition()
         self._waiting: list[int] = []
         self._deadline: float | None = None
+        self._patience_s = _CLOSE_PATIENCE_S
         self._done = False
-        self._thread: threading.Thread | None = None
+        self._thread: BackgroundThread | None = None
 
     def published(self, step: int) -> None:
         """Queue a step whose part of this rank is published; its checkpoint may not be committed yet."""
@@ -54,16 +56,19 @@ class StatisticsThread:
             self._waiting = [*self._waiting, step][-_MOST_WAITING:]
             self._changed.notify_all()
         if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="dshistory-statistics", daemon=True)
-            self._thread.start()
+            self._thread = BackgroundThread(self._work, name="dshistory-statistics")
+
+    def give_up(self) -> None:
+        """Let `close` leave what is waiting to `dshistory analyze` at once."""
+        self._patience_s = 0.0
 
     def close(self) -> bool:
         """Go on for a few seconds with the steps that wait, and end; return whether there are new statistics at all."""
         with self._changed:
-            self._deadline = time.monotonic() + _CLOSE_PATIENCE_S
+            self._deadline = time.monotonic() + self._patience_s
             self._changed.notify_all()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.wait()
         return self._done
 
     def _work(self) -> None:

@@ -1,5 +1,6 @@
 """The events of one training loop: decides which steps become snapshots, and measures how long the training waits."""
 
+import collections
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -8,6 +9,7 @@ from typing import Literal
 import torch
 
 import native
+from capture.collectives import Ranks
 from capture.loops.interface import Loop
 from capture.session.committer import Committer
 from capture.session.current_step import CurrentStep
@@ -15,12 +17,16 @@ from capture.snapshot.change_detector import Check
 from capture.snapshot.failures import Failures
 from capture.snapshot.snapshot import Snapshot
 from capture.snapshot.state_listing import StateListing
+from catalog.errors import SnapshotError
 from catalog.run_writer import RunWriter
 
 __all__ = ["MAX_PENDING", "StepEvents"]
 
 MAX_PENDING = 4
 """Snapshots on their way at once, before `on_full` decides."""
+
+_MOST_STALLS = 10_000
+"""Steps whose stalls are remembered one by one."""
 
 
 class StepEvents:
@@ -46,14 +52,16 @@ class StepEvents:
         check: Check,
         close: Callable[[], None],
     ) -> None:
-        self.current = CurrentStep(listing, run, may_skip_updates=loop.may_skip_updates())
+        self.current = CurrentStep(listing, run, may_skip_updates=loop.may_skip_updates(), check=check)
         self.skipped = 0
-        self.stalls_s: list[float] = []
+        self.stall_s = 0.0
+        self.stalls_s: collections.deque[float] = collections.deque(maxlen=_MOST_STALLS)
         self._loop = loop
         self._listing = listing
         self._run = run
         self._writer = writer
         self._committer = committer
+        self._ranks = Ranks(run.rank, run.world_size)
         self._failures = failures
         self._every = every
         self._on_full = on_full
@@ -79,11 +87,12 @@ class StepEvents:
             # A step whose update was skipped is no new state: the next one that is applied is captured instead.
             self._due = not applied
             if applied:
-                self._try_capture(step)
+                self._try_capture(step, may_skip=self._on_full == "skip")
         if not self.current.is_captured(step):
             self.current.keep(step)
         self._stall_s += time.perf_counter() - began
         self._committer.metrics(step, {**metrics, "applied": float(applied), "stall_s": self._stall_s})
+        self.stall_s += self._stall_s
         self.stalls_s.append(self._stall_s)
         self._stall_s = 0.0
 
@@ -97,6 +106,7 @@ class StepEvents:
         self.current.release()
 
     def layout_changed(self) -> None:
+        self.current.edited()
         self._listing.forget_tensors()
 
     def closing(self) -> None:
@@ -126,32 +136,35 @@ class StepEvents:
         self.current.finalize_objects()
         self._try_capture(step)
 
-    def _try_capture(self, step: int) -> None:
+    def _try_capture(self, step: int, *, may_skip: bool = False) -> None:
         try:
-            self._capture(step)
+            self._capture(step, may_skip=may_skip)
         except Exception as error:  # noqa: BLE001 - a user's provider may raise anything, and no snapshot ends a training
             self._committer.failed(step, error)
             self._failures.warn()
 
-    def _capture(self, step: int) -> None:
+    def _capture(self, step: int, *, may_skip: bool = False) -> None:
         self.current.release()
-        if self._committer.pending() >= MAX_PENDING:
-            if self._on_full == "skip":
-                self.skipped += 1
-                self._run.journal.event("skipped", step, reason=f"{MAX_PENDING} snapshots were still being written")
-                return
-            self._committer.wait_below(MAX_PENDING)
+        # Only steps that are due may be skipped: there all ranks are here at once and skip together, or none does.
+        if may_skip and self._ranks.any(self._committer.pending() >= MAX_PENDING):
+            self.skipped += 1
+            self._run.journal.event("skipped", step, reason=f"{MAX_PENDING} snapshots were still being written")
+            return
+        if self._run.world_size > 1 and self._committer.has_failed(step):
+            raise SnapshotError(f"step {step} has failed on this rank already, and the other ranks remove their parts")
+        self._committer.wait_below(MAX_PENDING)
         kept = self.current.kept(step)
         if kept is not None:
             self.current.require_unchanged(kept)
-        snapshot = Snapshot.start(
-            self._listing,
-            self._writer,
-            self._run,
-            step,
-            check=self._check,
-            stored=self._committer.stored,
-            kept=kept,
+        snapshot = self.current.capture(
+            lambda: Snapshot.start(
+                self._listing,
+                self._writer,
+                self._run,
+                step,
+                check=self._check,
+                stored=self._committer.stored,
+                kept=kept,
+            )
         )
-        self.current.capture(snapshot)
         self._committer.submit(snapshot)

@@ -18,7 +18,19 @@ from catalog.format.extents import extent_table
 from catalog.format.header import Entry, encode_header, entries_json
 from catalog.records import Extent, Placement
 
-__all__ = ["PlacedObject", "Trailer", "data_file_header", "make_trailer", "manifest_rows", "object_entries"]
+__all__ = [
+    "Piece",
+    "PlacedObject",
+    "PlacedPiece",
+    "Trailer",
+    "data_file_header",
+    "make_trailer",
+    "manifest_rows",
+    "object_entries",
+    "pad_piece",
+    "piece_of_part",
+    "piece_of_tensor",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +42,15 @@ class PlacedObject:
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
+class Piece:
+    """An extent that the plan has no place for: its row in the manifest, and its entry in the header."""
+
     name: str
     kind: str
     dtype: str
     shape: tuple[int, ...]
     placement: Placement
-    data: bytes
+    nbytes: int
     key: str
     entry_shape: tuple[int, ...]
     start: int = 0
@@ -44,13 +58,22 @@ class _Piece:
 
     @property
     def itemsize(self) -> int:
-        return len(self.data) // max(1, prod(self.entry_shape))
+        return self.nbytes // max(1, prod(self.entry_shape))
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedPiece:
+    """A piece that is in the file: its absolute offset there, and the checksum of its bytes."""
+
+    piece: Piece
+    offset: int
+    checksum: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Trailer:
-    """The bytes that follow the planned ones, ending aligned; their entries, relative to data_start, and their manifest
-    rows.
+    """The bytes that end the file, a multiple of the plan's alignment; and of all that follows the planned bytes the
+    entries, relative to data_start, and the manifest rows.
     """
 
     data: bytes
@@ -62,7 +85,8 @@ def object_entries(objects: Sequence[PlacedObject]) -> list[Entry]:
     """Return entries at least as long as the objects' real ones, for which the header must reserve room."""
     entries = []
     for placed in objects:
-        for name, tensor in placed.encoded.tensors.items():
+        live = {name: one.tensor for name, one in placed.encoded.live.items()}
+        for name, tensor in (placed.encoded.tensors | live).items():
             dtype = dtype_name(tensor.dtype, what=name)
             entries.append(Entry(f"object_tensor/{name}", dtype, tuple(tensor.shape), HUGE, HUGE))
         shape = (len(placed.encoded.json),)
@@ -71,42 +95,24 @@ def object_entries(objects: Sequence[PlacedObject]) -> list[Entry]:
 
 
 def make_trailer(
-    objects: Sequence[PlacedObject], plan: Plan, *, file: str, mispredicted: Sequence[tuple[Part, bytes]] = ()
+    objects: Sequence[PlacedObject], plan: Plan, *, file: str, appended: Sequence[PlacedPiece] = ()
 ) -> Trailer:
-    """Lay out the bytes that follow the planned ones: mispredicted parts and the objects' tensors, by falling item
-    size, then the JSON trees, then padding.
+    """Lay out the bytes that end the file, behind the planned ones and those that are `appended` to them: the objects'
+    copied tensors by falling item size, then the JSON trees, then padding.
     """
-    at = plan.data_end
+    at = plan.data_end + sum(placed.piece.nbytes for placed in appended)
+    placed = list(appended)
     chunks: list[bytes] = []
-    entries: list[Entry] = []
-    extents: list[Extent] = []
-    pieces = _pieces(objects, mispredicted)
-    end = at + sum(len(piece.data) for piece in pieces)
-    pad = -end % plan.align
+    pieces = _pieces(objects)
+    pad = -sum(piece.nbytes for piece, _ in pieces) % plan.align
     if pad:
-        pieces.append(_Piece("__pad__.tail", "pad", "U8", (pad,), "rank_local", bytes(pad), "__pad__.tail", (pad,)))
-    for piece in pieces:
-        begin = at - plan.data_start
-        entries.append(Entry(piece.key, piece.dtype, piece.entry_shape, begin, begin + len(piece.data)))
-        extents.append(
-            Extent(
-                name=piece.name,
-                kind=piece.kind,
-                dtype=piece.dtype,
-                shape=piece.shape,
-                start=piece.start,
-                numel=prod(piece.entry_shape),
-                file=file,
-                offset=at,
-                nbytes=len(piece.data),
-                checksum=native.checksum(piece.data),
-                placement=piece.placement,
-                aliases=piece.aliases,
-            )
-        )
-        chunks.append(piece.data)
-        at += len(piece.data)
-    return Trailer(b"".join(chunks), tuple(entries), tuple(extents))
+        pieces.append((pad_piece("tail", pad), bytes(pad)))
+    for piece, data in pieces:
+        placed.append(PlacedPiece(piece, at, native.checksum(data)))
+        chunks.append(data)
+        at += piece.nbytes
+    entries = tuple(_entry(one, plan.data_start) for one in placed)
+    return Trailer(b"".join(chunks), entries, tuple(_extent(one, file) for one in placed))
 
 
 def data_file_header(plan: Plan, trailer: Trailer, *, run: str, step: int, rank: int) -> bytes:
@@ -140,36 +146,61 @@ def manifest_rows(
     return pa.concat_tables([extent_table([first]), planned, extent_table([*trailer.extents, *references])])
 
 
-def _pieces(objects: Sequence[PlacedObject], mispredicted: Sequence[tuple[Part, bytes]]) -> list[_Piece]:
-    tensors = [_of_part(part, data) for part, data in mispredicted]
-    trees = []
-    for placed in objects:
-        for name, tensor in placed.encoded.tensors.items():
-            dtype = dtype_name(tensor.dtype, what=name)
-            tensors.append(_of_object("object_tensor", name, dtype, tuple(tensor.shape), _bytes_of(tensor), placed))
-        json = placed.encoded.json
-        trees.append(_of_object("object", placed.encoded.name, "U8", (len(json),), json, placed))
-    return [*sorted(tensors, key=lambda piece: -piece.itemsize), *trees]
-
-
-def _of_part(part: Part, data: bytes) -> _Piece:
+def piece_of_part(part: Part) -> Piece:
+    """Return the piece that a part of the plan becomes when it was not written where it was planned."""
     item = part.item
-    return _Piece(
-        item.name,
-        item.kind,
-        part.dtype,
-        tuple(item.shape),
-        item.placement,
-        data,
-        part.key,
-        entry_shape(part),
-        part.start,
-        item.aliases,
+    shape, whole = tuple(item.shape), entry_shape(part)
+    return Piece(
+        item.name, item.kind, part.dtype, shape, item.placement, part.nbytes, part.key, whole, part.start, item.aliases
     )
 
 
-def _of_object(kind: str, name: str, dtype: str, shape: tuple[int, ...], data: bytes, placed: PlacedObject) -> _Piece:
-    return _Piece(name, kind, dtype, shape, placed.placement, data, f"{kind}/{name}", shape)
+def piece_of_tensor(name: str, tensor: torch.Tensor, placement: Placement) -> Piece:
+    """Return the piece of an object's tensor."""
+    shape = tuple(tensor.shape)
+    dtype = dtype_name(tensor.dtype, what=name)
+    return Piece(name, "object_tensor", dtype, shape, placement, tensor.nbytes, f"object_tensor/{name}", shape)
+
+
+def pad_piece(name: str, nbytes: int) -> Piece:
+    """Return the piece of `nbytes` zeros."""
+    key = f"__pad__.{name}"
+    return Piece(key, "pad", "U8", (nbytes,), "rank_local", nbytes, key, (nbytes,))
+
+
+def _pieces(objects: Sequence[PlacedObject]) -> list[tuple[Piece, bytes]]:
+    tensors, trees = [], []
+    for placed in objects:
+        for name, tensor in placed.encoded.tensors.items():
+            tensors.append((piece_of_tensor(name, tensor, placed.placement), _bytes_of(tensor)))
+        name, json = placed.encoded.name, placed.encoded.json
+        shape = (len(json),)
+        tree = Piece(name, "object", "U8", shape, placed.placement, len(json), f"object/{name}", shape)
+        trees.append((tree, json))
+    return [*sorted(tensors, key=lambda pair: -pair[0].itemsize), *trees]
+
+
+def _entry(placed: PlacedPiece, data_start: int) -> Entry:
+    piece, begin = placed.piece, placed.offset - data_start
+    return Entry(piece.key, piece.dtype, piece.entry_shape, begin, begin + piece.nbytes)
+
+
+def _extent(placed: PlacedPiece, file: str) -> Extent:
+    piece = placed.piece
+    return Extent(
+        name=piece.name,
+        kind=piece.kind,
+        dtype=piece.dtype,
+        shape=piece.shape,
+        start=piece.start,
+        numel=prod(piece.entry_shape),
+        file=file,
+        offset=placed.offset,
+        nbytes=piece.nbytes,
+        checksum=placed.checksum,
+        placement=piece.placement,
+        aliases=piece.aliases,
+    )
 
 
 def _bytes_of(tensor: torch.Tensor) -> bytes:

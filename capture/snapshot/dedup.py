@@ -2,11 +2,9 @@
 
 The prediction is made from the past: a part that had the same checksum in two checkpoints is expected to have it in the
 next. Such parts get no place in the planned file. They are hashed while the training goes on, and those that are
-different after all (mispredicted) are written behind the planned bytes.
+different after all (mispredicted) are written behind the planned bytes, from where they are.
 """
 
-import ctypes
-import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,8 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 import native
-from capture.snapshot.parts import Part, can_be_referenced
-from capture.snapshot.plan import Plan
+from capture.snapshot.data_file import PlacedPiece, piece_of_part
+from capture.snapshot.late_bytes import Background, append
+from capture.snapshot.parts import Part
+from capture.snapshot.plan import Referable
 from catalog.records import CHECKSUM_BYTES, Extent
 
 __all__ = ["Deduplicator", "Published", "StoredAt", "UnchangedCheck"]
@@ -34,13 +34,13 @@ class StoredAt:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Published:
-    """A rank's published part of a checkpoint: the checksums of the parts in its plan, the keys of the mispredicted
-    ones, and the figures of its cost.
+    """A rank's published part of a checkpoint: the parts that may be referred to, the checksums of all parts in its
+    plan, the keys of the mispredicted ones, and the figures of its cost.
     """
 
     step: int
     file: str
-    plan: Plan
+    parts: Referable
     checksums: bytes
     mispredicted: frozenset[str]
     figures: Mapping[str, float]
@@ -91,67 +91,79 @@ class Deduplicator:
 
 
 class UnchangedCheck:
-    """Hashes parts that are expected to be unchanged, in a thread; their memory must stay until `wait` returns.
+    """Hashes parts that are expected to be unchanged, in a thread, and appends those that are not to `job`'s file;
+    their memory must stay until `wait` returns.
 
-    After `wait`, `references` has the manifest rows of the unchanged parts, `mispredicted` the others with their bytes.
+    After `wait`, `references` has the manifest rows of the unchanged parts, `mispredicted` the keys of the others, and
+    `placed` says where these are.
     """
 
-    def __init__(self, parts: Sequence[Part], stored: Mapping[str, StoredAt]) -> None:
+    def __init__(
+        self, parts: Sequence[Part], stored: Mapping[str, StoredAt], job: native.WriteJob, *, align: int
+    ) -> None:
         self.references: list[Extent] = []
-        self.mispredicted: list[tuple[Part, bytes]] = []
+        self.mispredicted: frozenset[str] = frozenset()
+        self.placed: list[PlacedPiece] = []
         self._parts = parts
         self._stored = stored
-        self._failure: Exception | None = None
-        self._thread: threading.Thread | None = None
-        if parts:
-            self._thread = threading.Thread(target=self._hash, name="dshistory-hash", daemon=True)
-            self._thread.start()
+        self._job = job
+        self._align = align
+        self._background = Background("dshistory-hash", self._hash) if parts else None
 
     @property
     def unchanged_bytes(self) -> int:
         """The number of bytes that are referred to."""
         return sum(extent.nbytes for extent in self.references)
 
+    @property
+    def is_done(self) -> bool:
+        """True once no live byte is read any more."""
+        return self._background is None or self._background.is_done
+
     def wait(self) -> None:
         """Return once no live byte is read any more."""
-        if self._thread is not None:
-            self._thread.join()
+        if self._background is not None:
+            self._background.wait()
 
     def require(self) -> None:
         """Wait, and raise what failed: OSError (EFAULT) when memory is gone."""
-        self.wait()
-        if self._failure is not None:
-            raise self._failure
+        if self._background is not None:
+            self._background.require()
 
     def _hash(self) -> None:
-        try:
-            digests = native.checksum_memory(
-                addresses=np.array([part.address for part in self._parts], dtype=np.uint64),
-                nbytes=np.array([part.nbytes for part in self._parts], dtype=np.uint64),
-            )
-            for i, part in enumerate(self._parts):
-                stored = self._stored[part.key]
-                if digests[CHECKSUM_BYTES * i : CHECKSUM_BYTES * (i + 1)] == stored.checksum:
-                    self.references.append(_reference(part, stored))
-                else:
-                    self.mispredicted.append((part, ctypes.string_at(part.address, part.nbytes)))
-        except Exception as error:  # noqa: BLE001 - raised by `require`, in the thread that can report it
-            self._failure = error
+        digests = native.checksum_memory(
+            addresses=np.array([part.address for part in self._parts], dtype=np.uint64),
+            nbytes=np.array([part.nbytes for part in self._parts], dtype=np.uint64),
+        )
+        mispredicted = []
+        for i, part in enumerate(self._parts):
+            stored = self._stored[part.key]
+            if digests[CHECKSUM_BYTES * i : CHECKSUM_BYTES * (i + 1)] == stored.checksum:
+                self.references.append(_reference(part, stored))
+            else:
+                mispredicted.append(part)
+        if mispredicted:
+            mispredicted.sort(key=lambda part: -part.itemsize)
+            pieces = [piece_of_part(part) for part in mispredicted]
+            chunks = [(part.address, part.nbytes) for part in mispredicted]
+            self.placed = append(self._job, pieces, chunks, align=self._align)
+            self.mispredicted = frozenset(part.key for part in mispredicted)
 
 
 def _unchanged(last: Published, now: Published) -> dict[str, StoredAt]:
-    parts = now.plan.parts
-    if last.plan is now.plan:
+    parts = now.parts
+    if last.parts is parts:
         digest = np.dtype(f"V{CHECKSUM_BYTES}")
-        same = np.flatnonzero(np.frombuffer(last.checksums, digest) == np.frombuffer(now.checksums, digest)).tolist()
+        same = np.frombuffer(last.checksums, digest) == np.frombuffer(now.checksums, digest)
+        found = [(key, i) for key, i in parts.indices.items() if same[i]]
     else:
-        known = {part.key: last.checksum(i) for i, part in enumerate(last.plan.parts)}
-        same = [i for i, part in enumerate(parts) if known.get(part.key) == now.checksum(i)]
-    return {
-        parts[i].key: StoredAt(now.file, now.plan.offsets[i], now.checksum(i))
-        for i in same
-        if can_be_referenced(parts[i])
-    }
+        before = last.parts.indices
+        found = [
+            (key, i)
+            for key, i in parts.indices.items()
+            if key in before and last.checksum(before[key]) == now.checksum(i)
+        ]
+    return {key: StoredAt(now.file, parts.offsets[i], now.checksum(i)) for key, i in found}
 
 
 def _reference(part: Part, stored: StoredAt) -> Extent:

@@ -18,9 +18,9 @@ from typing import Protocol
 import torch
 
 import native
-from catalog.errors import SetupError
+from catalog.errors import SetupError, UnsupportedError
 
-__all__ = ["CUDA", "CudaDeviceCopier", "DeviceCopier", "Mirror", "Piece", "Transfer", "coalesced"]
+__all__ = ["CUDA", "GATHERED_BYTES", "CudaDeviceCopier", "DeviceCopier", "Mirror", "Piece", "Transfer", "coalesced"]
 
 GATHERED_BYTES = 64 << 10
 """Smaller pieces are gathered on the device first: a copy of its own costs more than its bytes."""
@@ -60,7 +60,9 @@ class DeviceCopier(Protocol):
         """Return whether `tensor` must be copied by this, because the writer can't read its memory."""
 
     def pin(self, writer: native.Writer) -> None:
-        """Make the staging memory of `writer` fit for copies. Idempotent. SetupError when the device refuses."""
+        """Make the staging memory of `writer` fit for copies. Idempotent. SetupError when the device refuses,
+        UnsupportedError while work is only recorded and not done, as in the capture of a CUDA graph.
+        """
 
     def unpin(self, writer: native.Writer) -> None:
         """Undo `pin`, before the writer is closed; no copy may be on its way. Idempotent."""
@@ -70,9 +72,12 @@ class DeviceCopier(Protocol):
         training thread; returns at once.
         """
 
+    def enter_thread(self, device: torch.device) -> None:
+        """Prepare the calling thread, which is new, for `copy` from `device`."""
+
     def copy(self, pieces: Sequence[Piece], slot: torch.Tensor) -> Transfer:
-        """Begin to copy into `slot`, uint8 host memory of the writer that was pinned. From any thread; returns at once.
-        After an error nothing writes into the slot any more.
+        """Begin to copy into `slot`, uint8 host memory of the writer that was pinned. From any thread that has entered;
+        returns at once. After an error nothing writes into the slot any more.
         """
 
 
@@ -103,6 +108,11 @@ class CudaDeviceCopier:
         return tensor.device.type == "cuda"
 
     def pin(self, writer: native.Writer) -> None:
+        if torch.cuda.is_current_stream_capturing():
+            raise UnsupportedError(
+                "a CUDA graph is being captured on the training's stream: its kernels have not run, so there is no "
+                "state to read; take the snapshot before or after torch.cuda.graph(...)"
+            )
         if writer in self._unpin:
             return
         address, nbytes = writer.staging
@@ -125,6 +135,10 @@ class CudaDeviceCopier:
             if device not in self._streams:
                 self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             self._streams[device].wait_stream(torch.cuda.current_stream(device))
+
+    def enter_thread(self, device: torch.device) -> None:
+        # A new thread stands on device 0, where a rank that trains on another device must not open a context.
+        torch.cuda.set_device(device)
 
     def copy(self, pieces: Sequence[Piece], slot: torch.Tensor) -> Transfer:
         by_device: dict[torch.device, list[Piece]] = {}

@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 
 import native
-from capture.snapshot.device_copies import DeviceCopier, Piece, Transfer
+from capture.snapshot.device_copies import GATHERED_BYTES, DeviceCopier, Piece, Transfer
 
 __all__ = ["Copies", "DevicePart", "DeviceTake", "NoCopies"]
 
@@ -74,10 +74,7 @@ class DeviceTake:
         copies: DeviceCopier,
     ) -> None:
         copies.pin(writer)
-        self._sources = [
-            part.tensor.detach().clone(memory_format=torch.contiguous_format) if part.keep else part.tensor
-            for part in parts
-        ]
+        self._sources = _sources(parts)
         copies.begin(self._sources)
         self._parts = parts
         self._offsets = offsets
@@ -88,6 +85,10 @@ class DeviceTake:
     def feed(self, job: native.WriteJob) -> Copies:
         """Feed `job`, a file of `writer` with this layout, in the background."""
         return _Feeder(self, job, writer=self._writer, end=self._end)
+
+    def enter_thread(self) -> None:
+        """Prepare the calling thread, which is new, for `copy`."""
+        self._copies.enter_thread(self._sources[0].device)
 
     def copy(self, feed: native.Feed) -> Transfer:
         """Begin to copy the bytes of this block into its slot."""
@@ -106,6 +107,26 @@ class DeviceTake:
         return self._copies.copy(pieces, slot)
 
 
+def _sources(parts: Sequence[DevicePart]) -> list[torch.Tensor]:
+    """Return the tensor of each part, or its clone where it is to be kept. Small ones are cloned together, because each
+    operation costs the training thread more than their bytes: capturable optimizers keep one `step` a parameter.
+    """
+    sources = [part.tensor.detach() for part in parts]
+    together: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for i, part in enumerate(parts):
+        if not part.keep:
+            continue
+        if sources[i].is_contiguous() and sources[i].nbytes < GATHERED_BYTES:
+            together.setdefault((sources[i].device, sources[i].dtype), []).append(i)
+        else:
+            sources[i] = sources[i].clone(memory_format=torch.contiguous_format)
+    for indices in together.values():
+        joined = torch.cat([sources[i].view(-1) for i in indices])
+        for i, clone in zip(indices, joined.split_with_sizes([sources[i].numel() for i in indices]), strict=True):
+            sources[i] = clone
+    return sources
+
+
 class _Feeder:
     """The Copies of a `DeviceTake`. A failure of the device fails the job; a failure of the job ends the feeding."""
 
@@ -122,6 +143,7 @@ class _Feeder:
 
     def _run(self, take: DeviceTake, job: native.WriteJob) -> None:
         try:
+            take.enter_thread()
             self._feed(take, job)
         except Exception as error:  # noqa: BLE001 - those who wait for the job, or at the barrier, report it
             if not isinstance(error, OSError):

@@ -1,5 +1,5 @@
-"""Reports failed snapshots: each as a warning at the next step, and all as one error to the caller of `wait` or
-`close`.
+"""Reports failed snapshots: each as a warning at the next step or at the end, and all as one error to the caller of
+`wait`, or of a `close` that was asked to raise.
 """
 
 import warnings
@@ -14,31 +14,30 @@ class Failures:
     """The failures of one session. `take` returns those since it was last called."""
 
     def __init__(self, take: Callable[[], Sequence[SnapshotError]]) -> None:
-        self.count = 0
         self._take = take
-        self._warned: list[SnapshotError] = []
+        self._all: list[SnapshotError] = []
+        self._reported = 0
+        self._raised = 0
+
+    def all(self) -> list[SnapshotError]:
+        """Return every failure so far in order, warned of, raised or neither."""
+        self._all += self._take()
+        return list(self._all)
 
     def warn(self) -> None:
-        """Warn of each new failure."""
-        fresh = self._fresh()
-        for failure in fresh:
+        """Warn of each failure that neither a warning nor an error has reported."""
+        failures, first = self.all(), self._reported
+        # Before the first warning: where warnings are errors, the next call does not begin with the same one.
+        self._reported = len(failures)
+        for failure in failures[first:]:
             warnings.warn(str(failure), stacklevel=3)
-        self._warned += fresh
 
     def raise_all(self) -> None:
         """Raise the first failure since the last call, warned of or not, with the others as its notes; none: return."""
-        failures, self._warned = [*self._warned, *self._fresh()], []
-        if failures:
-            first, *others = failures
+        failures, first = self.all(), self._raised
+        self._raised = self._reported = len(failures)
+        if failures[first:]:
+            error, *others = failures[first:]
             for other in others:
-                first.add_note(str(other))
-            raise first
-
-    def forget_warned(self) -> None:
-        """Leave failures that were warned of out of the next `raise_all`."""
-        self._warned = []
-
-    def _fresh(self) -> list[SnapshotError]:
-        fresh = list(self._take())
-        self.count += len(fresh)
-        return fresh
+                error.add_note(str(other))
+            raise error

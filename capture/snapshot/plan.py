@@ -13,7 +13,7 @@ The whole layout, with the length of the header, is known before the first byte 
 A plan is pure arithmetic, and valid while no address moves.
 """
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -22,22 +22,34 @@ import numpy as np
 import torch
 
 import native
+from capture.snapshot.change_detector import Watched
 from capture.snapshot.device_copies import CUDA, GATHERED_BYTES, DeviceCopier, Mirror
 from capture.snapshot.device_feed import DevicePart
-from capture.snapshot.parts import Part, can_be_referenced, entry_shape, widest_entry
+from capture.snapshot.parts import HUGE, Part, can_be_referenced, entry_shape, widest_entry
 from capture.snapshot.planned_rows import PlannedRows
 from capture.state.dtypes import dtype_name
 from capture.state.interface import TensorItem
 from catalog.errors import UnsupportedError
 from catalog.format.header import Entry, entries_json, header_bytes_needed
 
-__all__ = ["Plan", "make_plan", "signature_of"]
+__all__ = ["Plan", "Referable", "make_plan", "signature_of"]
 
 MIN_RUN_BYTES = 1 << 20
 """Shorter runs are packed and copied: a request of its own costs more than a copy."""
 
 _HEADER_SLACK_BYTES = 1024
 _WIDEST_METADATA = {"format": "dshistory-1", "run": "-" * 128, "step": "-" * 20, "rank": "-" * 5}
+
+_LATE_PADS = [Entry(f"__pad__.at.{HUGE + i}", "U8", (HUGE,), HUGE, HUGE) for i in range(3)]
+"""Room for the padding behind what is appended to the planned bytes: twice late bytes, and the end of the file."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Referable:
+    """The parts of a plan that later checkpoints may refer to: their indices by key, and the offsets of all parts."""
+
+    indices: Mapping[str, int]
+    offsets: Sequence[int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +93,7 @@ class Plan:
     @cached_property
     def _room(self) -> int:
         return self.data_start - header_bytes_needed(
-            [*self.entries, *map(widest_entry, self.expected_unchanged)], metadata=_WIDEST_METADATA
+            [*self.entries, *map(widest_entry, self.expected_unchanged), *_LATE_PADS], metadata=_WIDEST_METADATA
         )
 
     @cached_property
@@ -112,14 +124,24 @@ class Plan:
         return PlannedRows(parts, self.pads)
 
     @cached_property
+    def referable(self) -> Referable:
+        """The parts that later checkpoints may refer to, without the tensors."""
+        indices = {part.key: i for i, part in enumerate(self.parts) if can_be_referenced(part)}
+        return Referable(indices, self.offsets)
+
+    @cached_property
     def live_parts(self) -> tuple[Part, ...]:
         """The parts whose memory is read after the step too."""
         return tuple(part for part in (*self.parts, *self.expected_unchanged) if part.live and part.nbytes)
 
     @cached_property
-    def live_items(self) -> tuple[TensorItem, ...]:
-        """The items of the live parts, each once for each part."""
-        return tuple(part.item for part in self.live_parts)
+    def watched(self) -> Watched:
+        """The live parts, to be compared later with what they are at the step."""
+        return Watched(
+            [part.item for part in self.live_parts],
+            addresses=[part.address for part in self.live_parts],
+            nbytes=[0 if part.device is not None else part.nbytes for part in self.live_parts],
+        )
 
     @cached_property
     def device_parts(self) -> tuple[tuple[int, DevicePart], ...]:
@@ -177,7 +199,8 @@ def make_plan(
     placer.pad_to(data_bytes)
     entries = _entries(placer)
     # A part that is expected to be unchanged may need an entry after all, in the trailer.
-    needed = header_bytes_needed([*entries, *map(widest_entry, unchanged), *reserve], metadata=_WIDEST_METADATA)
+    late = [*map(widest_entry, unchanged), *_LATE_PADS]
+    needed = header_bytes_needed([*entries, *late, *reserve], metadata=_WIDEST_METADATA)
     data_start = _round_up(needed + needed // 64 + _HEADER_SLACK_BYTES, align)
     return Plan(
         parts=tuple(part for part, _ in placer.placed),

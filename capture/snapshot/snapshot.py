@@ -2,8 +2,10 @@
 
 import errno
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import native
@@ -18,6 +20,8 @@ from capture.snapshot.data_file import (
 )
 from capture.snapshot.dedup import Published, StoredAt, UnchangedCheck
 from capture.snapshot.device_feed import Copies, NoCopies
+from capture.snapshot.kept_items import Held
+from capture.snapshot.late_bytes import ObjectTensors
 from capture.snapshot.plan import Plan
 from capture.snapshot.state_listing import StateListing
 from capture.snapshot.transient_state import TransientState
@@ -27,11 +31,15 @@ from catalog.run_writer import RunWriter
 
 __all__ = ["Snapshot"]
 
+_LEAST_PAUSE_S = 0.05
+_PAUSE_PER_LOOK = 20
+"""Looking for changes while the data is written takes at most a twentieth of one core."""
+
 
 @dataclass(eq=False)
 class Snapshot:
-    """A pending snapshot. It holds the plan, and with it every storage that the writer may still read, until it is
-    finished.
+    """A pending snapshot. It holds every storage that the writer may still read, until it is finished or aborted, and
+    no longer.
 
     `finalized` is set when the objects have their final values: only then the ends of the file can be made.
     """
@@ -44,9 +52,13 @@ class Snapshot:
     unchanged: UnchangedCheck
     detector: ChangeDetector
     objects: Sequence[PlacedObject]
+    begin_tensors: Callable[..., ObjectTensors]
+    held: Held | None
+    object_tensors: ObjectTensors | None = None
     finalized: threading.Event = field(default_factory=threading.Event)
     _judging: threading.Lock = field(default_factory=threading.Lock)
-    _changed: list[str] | None = None
+    _judged: threading.Event = field(default_factory=threading.Event)
+    _changed: list[str] = field(default_factory=list)
     _failure: Exception | None = None
     _ends: tuple[bytes, Trailer] | None = None
 
@@ -69,13 +81,17 @@ class Snapshot:
         plan = listing.plan(objects, kept=kept, stored=stored)
         data_tmp = run.begin(step)
         data_tmp.unlink(missing_ok=True)
+        held = Held(plan.watched.items)
         # Before the first byte is read: a write from now on is found.
-        detector = ChangeDetector(plan.live_items, hashed=plan.live_parts if check == "hash" else ())
+        detector = ChangeDetector(plan.watched, check=check, held=held)
         taken = listing.take(plan, writer)
         job = writer.start(plan.write, str(data_tmp))
         copies = NoCopies() if taken is None else taken.feed(job)
-        unchanged = UnchangedCheck(plan.expected_unchanged, stored)
-        return cls(step, plan, data_tmp, job, copies, unchanged, detector, objects.placed)
+        unchanged = UnchangedCheck(plan.expected_unchanged, stored, job, align=plan.align)
+        begin_tensors = partial(listing.begin_tensors, job=job, align=plan.align, after=unchanged.wait)
+        snapshot = cls(step, plan, data_tmp, job, copies, unchanged, detector, objects.placed, begin_tensors, held)
+        threading.Thread(target=snapshot._look_for_changes, name="dshistory-changes", daemon=True).start()
+        return snapshot
 
     def written(self, timeout_s: float) -> bool:
         """Return whether all data is written; False on timeout. OSError when writing failed, SnapshotError when the
@@ -84,6 +100,8 @@ class Snapshot:
         try:
             return self.job.wait(timeout_s)
         except OSError as error:
+            if self._failure is not None:
+                raise self._failure from error
             if error.errno == errno.EFAULT:
                 # The writer knows only an address; the plan knows whose memory it was.
                 self._require_unchanged()
@@ -95,9 +113,13 @@ class Snapshot:
 
     def abort(self) -> None:
         """Stop, and remove the file; no copy is left. Idempotent."""
+        self._judged.set()
         self.job.abort()
         self.copies.wait()
         self.unchanged.wait()
+        if self.object_tensors is not None:
+            self.object_tensors.wait()
+        self._let_go()
 
     def release(self) -> None:
         """The barrier: return once no live byte is needed any more. Idempotent, from any thread. Memory that was
@@ -106,20 +128,30 @@ class Snapshot:
         self.copies.wait()
         self.job.release()
         self.unchanged.wait()
-        with self._judging:
-            if self._changed is None:
-                self._changed = self.detector.changed()
+        if self.object_tensors is not None:
+            self.object_tensors.wait()
+        self._judge(finally_=True)
 
-    def finalize_objects(self, latest: Sequence[PlacedObject]) -> None:
-        """Replace objects by their `latest` values, and let the file be finished."""
+    def finalize_objects(self, latest: Sequence[PlacedObject], *, at_once: bool = False) -> None:
+        """Replace objects by their `latest` values, begin to read their tensors, and let the file be finished. With
+        `at_once` the tensors are all read when this returns, else when the barrier does.
+        """
         by_name = {placed.encoded.name: placed for placed in latest}
         self.objects = [by_name.get(placed.encoded.name, placed) for placed in self.objects]
+        self.object_tensors = self.begin_tensors(self.objects)
+        if at_once:
+            self.object_tensors.wait()
         self.finalized.set()
 
     def fail(self, error: Exception) -> None:
         """Let the snapshot be finished as a failure, instead of finalizing its objects."""
         self._failure = error
         self.finalized.set()
+
+    def give_up(self) -> None:
+        """Fail the snapshot because nobody will wait for it. Does nothing to a finished one."""
+        self.fail(SnapshotError(f"step {self.step} was given up, because its session was left before it was written"))
+        self.job.abort()
 
     def compose(self, run: RunWriter) -> None:
         """Make the ends of the file, once the objects are finalized; the data may still be moving."""
@@ -128,8 +160,9 @@ class Snapshot:
         if not self.plan.has_room_for(object_entries(self.objects)):
             # The objects have grown between the step, when the header's length was fixed, and the next forward.
             self.objects = [PlacedObject(inlined(placed.encoded), placed.placement) for placed in self.objects]
-        self._read_unchanged()
-        trailer = make_trailer(self.objects, self.plan, file=self._file(run), mispredicted=self.unchanged.mispredicted)
+        self._require_late_bytes()
+        appended = [*self.unchanged.placed, *self._tensors().placed]
+        trailer = make_trailer(self.objects, self.plan, file=self._file(run), appended=appended)
         header = data_file_header(self.plan, trailer, run=run.run, step=self.step, rank=run.rank)
         self._ends = header, trailer
 
@@ -144,27 +177,56 @@ class Snapshot:
         rows = manifest_rows(self.plan, trailer, checksums, header, file=file, references=self.unchanged.references)
         run.publish_part(self.step, data_tmp=self.data_tmp, extents=rows)
         figures = {"file_bytes": nbytes, "unchanged_bytes": self.unchanged.unchanged_bytes, **self.job.stats}
-        mispredicted = frozenset(part.key for part, _ in self.unchanged.mispredicted)
-        return Published(self.step, file, self.plan, checksums, mispredicted, figures)
+        self._let_go()
+        return Published(self.step, file, self.plan.referable, checksums, self.unchanged.mispredicted, figures)
+
+    def _let_go(self) -> None:
+        """Hold no memory of the training any more; the barrier may still hold this snapshot."""
+        self.held, self.objects = None, ()
+        self.detector.let_go()
+        if self.object_tensors is not None:
+            self.object_tensors.let_go()
 
     def _file(self, run: RunWriter) -> str:
         return run.paths.relative(run.paths.data(run.run, self.step, run.rank))
 
-    def _read_unchanged(self) -> None:
+    def _tensors(self) -> ObjectTensors:
+        assert self.object_tensors is not None, "finalize_objects comes first"
+        return self.object_tensors
+
+    def _require_late_bytes(self) -> None:
         try:
             self.unchanged.require()
-        except OSError:
-            self._require_unchanged()
+            self._tensors().require()
+        except OSError as error:
+            if error.errno == errno.EFAULT:
+                # The writer knows only an address; the objects and the plan know whose memory it was.
+                self._require_unchanged()
             raise
 
-    def _require_unchanged(self) -> None:
-        # The verdict is made once, by whichever of two comes first. If the background thread is first, all data has
-        # been read and the barrier has not been reached, so a tensor that is now as it was at the step was so all the
-        # time. If the barrier is first, the training thread has decided there: afterwards the next update may write.
+    def _look_for_changes(self) -> None:
+        # An edit that is undone before the barrier, such as an average of the weights swapped in for an evaluation,
+        # leaves nothing behind for a comparison there; but the writer may have read it.
+        pause_s = _LEAST_PAUSE_S
+        while not self._judged.wait(pause_s):
+            began = time.monotonic()
+            self._judge(finally_=self.job.released() and self.unchanged.is_done and not self.plan.device_parts)
+            pause_s = max(_LEAST_PAUSE_S, _PAUSE_PER_LOOK * (time.monotonic() - began))
+
+    def _judge(self, *, finally_: bool) -> list[str]:
+        # The verdict is made once, by whichever comes first. If the background is first, all data has been read and the
+        # barrier has not been reached, so a tensor that is now as it was at the step was so all the time, but for edits
+        # that were undone between two looks. If the barrier is first, the training thread has decided there: afterwards
+        # the next update may write.
         with self._judging:
-            if self._changed is None:
+            if not self._judged.is_set():
                 self._changed = self.detector.changed()
-            changed = self._changed
+                if self._changed or finally_:
+                    self._judged.set()
+            return self._changed
+
+    def _require_unchanged(self) -> None:
+        changed = [*self._judge(finally_=True), *self._tensors().changed]
         if changed:
             more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
             raise SnapshotError(

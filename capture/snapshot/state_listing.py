@@ -4,19 +4,35 @@ The order is fixed by the types: objects are read first, because the length of t
 only with them a plan is made. A plan is kept as long as no provider's tensors have moved.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
 
 import native
-from capture.snapshot.change_detector import ChangeDetector
+from capture.snapshot.change_detector import ChangeDetector, Check, Watched, addresses_of
 from capture.snapshot.data_file import PlacedObject, object_entries
 from capture.snapshot.dedup import StoredAt
 from capture.snapshot.device_copies import CUDA, DeviceCopier
 from capture.snapshot.device_feed import DeviceTake
+from capture.snapshot.kept_items import all_alive, keep_weakly
+from capture.snapshot.late_bytes import ObjectTensors
 from capture.snapshot.plan import Plan, make_plan, signature_of
 from capture.snapshot.transient_state import BufferKeeper, TransientState
-from capture.state.interface import Fingerprinted, ReadAt, StateProvider, TensorItem, read_at
+from capture.state.interface import (
+    ChangedByForward,
+    Fingerprinted,
+    ReadAt,
+    Rooted,
+    StateProvider,
+    TensorItem,
+    read_at,
+)
 from capture.state.objects import encode_object
 from catalog.disk.json_file import canonical
 from catalog.errors import UnsupportedError
@@ -59,7 +75,8 @@ class StateListing:
         self._plan: Plan | None = None
         self._planned_for: tuple[Hashable, ...] = ()
         self._stored = _NOTHING_STORED
-        self._lists: dict[int, tuple[Hashable, Sequence[TensorItem]]] = {}
+        self._lists: dict[int, _Listed] = {}
+        self._watched: tuple[list[_Listed], Watched] | None = None
         self._buffers = BufferKeeper(self.providers)
 
     # Objects.
@@ -71,7 +88,7 @@ class StateListing:
         found: dict[str, PlacedObject] = {}
         for provider in self.providers:
             known = None if kept is None else kept.objects.get(id(provider))
-            for placed in _encode(provider) if known is None else known:
+            for placed in _encode(provider, live=read_at(provider) != "step") if known is None else known:
                 name = placed.encoded.name
                 if name in found:
                     raise UnsupportedError(
@@ -88,16 +105,29 @@ class StateListing:
 
     def read_next_forward(self) -> list[PlacedObject]:
         """Encode, as they are now, the objects that are read at the next forward."""
-        return [placed for provider in self._reading("next_forward") for placed in _encode(provider)]
+        return [placed for provider in self._reading("next_forward") for placed in _encode(provider, live=True)]
 
     # The state of a step that may be captured later.
 
-    def keep(self, step: int) -> TransientState:
-        """Copy the state of the step that has just ended which does not stay until the next update."""
-        # The tensors that were listed last: listing them anew would cost more than the rest of this.
-        lazy = [item for _, items in self._lists.values() for item in items if item.when == "lazy"]
-        objects = {id(provider): _encode(provider) for provider in self._reading("step")}
-        return TransientState(step, ChangeDetector(lazy), self._buffers.keep(), objects)
+    def keep(self, step: int, *, check: Check) -> TransientState:
+        """Copy the state of the step that has just ended which does not stay until the next update, and remember the
+        rest as far as `check` says.
+        """
+        weights = ChangeDetector(self._weights(), check=check)
+        objects = {}
+        for provider in self._reading("step"):
+            # One that fails is asked again when the step is captured, and its error is reported there.
+            with contextlib.suppress(Exception):
+                objects[id(provider)] = _encode(provider)
+        return TransientState(step, weights, self._buffers.keep(), objects)
+
+    def changed(self, kept: TransientState) -> list[str]:
+        """Return the weights and optimizer state that are not those of the step any more: written to, freed, or
+        replaced by others; after a declared edit also what it may have written without a trace.
+        """
+        if kept.edited and kept.weights.unread:
+            return [item.label for item in kept.weights.unread]
+        return kept.weights.changed() or _replaced(kept.weights.items, self._weights().items)
 
     def keep_next_forward(self, kept: TransientState) -> TransientState:
         """Return `kept` with the objects that are read at the next forward, as they are now."""
@@ -129,7 +159,8 @@ class StateListing:
             # Copies are new memory every time: such a plan is for one snapshot.
             planned_for = ()
         same = bool(planned_for) and self._planned_for == planned_for and self._stored is stored
-        if self._plan is None or not same or not self._plan.has_room_for(objects.entries):
+        usable = same and self._plan is not None and all_alive(self._plan.watched.items)
+        if self._plan is None or not usable or not self._plan.has_room_for(objects.entries):
             self._plan = make_plan(
                 items,
                 rank=self._rank,
@@ -164,11 +195,17 @@ class StateListing:
         called at the step. SetupError when the staging memory can't be pinned.
         """
         for mirror in plan.mirrors:
-            mirror.host.copy_(mirror.source)
+            mirror.host.copy_(mirror.source.detach())
         if not plan.device_parts:
             return None
         offsets, parts = zip(*plan.device_parts, strict=True)
         return DeviceTake(parts, offsets, end=plan.data_end, writer=writer, copies=self._copies)
+
+    def begin_tensors(
+        self, objects: Sequence[PlacedObject], *, job: native.WriteJob, align: int, after: Callable[[], None]
+    ) -> ObjectTensors:
+        """Begin to write the live tensors of `objects` behind the other bytes of `job`, once `after` has returned."""
+        return ObjectTensors(objects, job, align=align, copies=self._copies, after=after)
 
     def end(self, writer: native.Writer) -> None:
         """Unpin the writer's staging memory before it is closed; every snapshot must be finished or aborted."""
@@ -183,16 +220,75 @@ class StateListing:
             items = provider.tensors()
             return signature_of(items), items
         known = self._lists.get(id(provider))
-        if known is None or known[0] != provider.fingerprint():
-            # Tensors before the fingerprint: state that can't be listed is refused by name there.
-            items = provider.tensors()
-            known = self._lists[id(provider)] = provider.fingerprint(), items
-        return known
+        if known is None or known.fingerprint != provider.fingerprint() or not all_alive(known.items):
+            known = self._lists[id(provider)] = _Listed(provider)
+        return known.fingerprint, known.items
+
+    def _weights(self) -> Watched:
+        """Return the tensors that stay as they are between two updates, which are those of the providers that have
+        fingerprints, without buffers. It costs 100 ns a tensor as long as they are the same.
+        """
+        listed = []
+        for provider in self.providers:
+            if isinstance(provider, Fingerprinted) and not isinstance(provider, ChangedByForward):
+                known = self._lists.get(id(provider))
+                if known is None or not known.is_current(provider):
+                    known = self._lists[id(provider)] = _Listed(provider)
+                listed.append(known)
+        if self._watched is None or self._watched[0] != listed:
+            items = [item for one in listed for item in one.items if item.when == "lazy" or item.kind == "model"]
+            addresses = [item.tensor.data_ptr() for item in items]
+            nbytes = [0 if self._copies.owns(item.tensor) else _dense_bytes(item.tensor) for item in items]
+            self._watched = listed, Watched(items, addresses=addresses, nbytes=nbytes)
+        return self._watched[1]
 
 
-def _encode(provider: StateProvider) -> list[PlacedObject]:
+class _Listed:
+    """The tensors that a provider has listed, kept weakly, and what tells whether it would list the same again."""
+
+    def __init__(self, provider: Fingerprinted) -> None:
+        # Tensors before the fingerprint: state that can't be listed is refused by name there.
+        self.items = keep_weakly(provider.tensors())
+        self.fingerprint = provider.fingerprint()
+        self._roots = _marks(*provider.roots()) if isinstance(provider, Rooted) else ()
+
+    def is_current(self, provider: Fingerprinted) -> bool:
+        """Return whether `provider` would list the same memory."""
+        # As long as every tensor is alive, an equal id means the same one.
+        if not all_alive(self.items):
+            return False
+        if not isinstance(provider, Rooted):
+            return self.fingerprint == provider.fingerprint()
+        return all(map(np.array_equal, self._roots, _marks(*provider.roots())))
+
+
+def _marks(holders: Iterable[Any], tensors: Iterable[torch.Tensor]) -> tuple[npt.NDArray[Any], ...]:
+    listed = list(tensors)
+    return (
+        np.fromiter(map(id, holders), np.uint64),
+        np.fromiter(map(id, listed), np.uint64, len(listed)),
+        addresses_of(listed),
+    )
+
+
+def _dense_bytes(tensor: torch.Tensor) -> int:
+    """Return the length of the tensor's memory in bytes; 0 when there is foreign memory between its elements."""
+    span = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.nbytes if span == tensor.numel() else 0
+
+
+def _replaced(before: Sequence[TensorItem], now: Sequence[TensorItem]) -> list[str]:
+    """Return the names of the items of which `now` has not the same memory in the same form."""
+    if before is now:
+        return []
+    found = dict(zip(signature_of(now), now, strict=True))
+    return [item.label for item, signature in zip(before, signature_of(before), strict=True) if signature not in found]
+
+
+def _encode(provider: StateProvider, *, live: bool = False) -> list[PlacedObject]:
     return [
-        PlacedObject(encode_object(name, value), placement) for name, (value, placement) in provider.objects().items()
+        PlacedObject(encode_object(name, value, live=live), placement)
+        for name, (value, placement) in provider.objects().items()
     ]
 
 

@@ -32,13 +32,14 @@ class KeptBuffers:
 @dataclass(frozen=True, slots=True)
 class TransientState:
     """The kept state of `step`. `objects` has the encoded objects of some providers, by the provider's id; `weights`
-    finds out whether the state that was to stay until the next update has stayed.
+    finds out whether the state that was to stay until the next update has stayed. `edited`: an edit was declared since.
     """
 
     step: int
     weights: ChangeDetector
     buffers: KeptBuffers
     objects: Mapping[int, Sequence[PlacedObject]]
+    edited: bool = False
 
 
 class BufferKeeper:

@@ -1,6 +1,6 @@
 """The interface types of capture: which state exists, where it is in memory, how to put it back. Moves no bytes."""
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
@@ -9,7 +9,16 @@ import torch
 from catalog.errors import SetupError
 from catalog.records import Placement
 
-__all__ = ["Available", "ChangedByForward", "Fingerprinted", "ReadAt", "StateProvider", "TensorItem", "read_at"]
+__all__ = [
+    "Available",
+    "ChangedByForward",
+    "Fingerprinted",
+    "ReadAt",
+    "Rooted",
+    "StateProvider",
+    "TensorItem",
+    "read_at",
+]
 
 ReadAt = Literal["before_update", "step", "next_forward"]
 """When the objects of a State Provider belong to a step, as the provider itself declares in its attribute `read_at`:
@@ -30,7 +39,9 @@ class TensorItem:
     are `[start, start + numel)` of the logical tensor `name` of global `shape`. `when` says how long it may be read:
     "lazy" until the next barrier, "eager" only at the step itself (buffers, 0-dim state). `placement` "replicated"
     items are offered whole by every rank; the plan gives each rank its share. `dtensor` is the DTensor around `tensor`,
-    through which the same memory can be written.
+    through which the same memory can be written. `owner` is the training's own tensor object with exactly this memory;
+    while an item is kept for the next snapshot, its memory is free as soon as the training lets it go. None: the item
+    holds it.
     """
 
     name: str
@@ -42,6 +53,12 @@ class TensorItem:
     when: Literal["lazy", "eager"] = "lazy"
     aliases: tuple[str, ...] = ()
     dtensor: torch.Tensor | None = None
+    owner: torch.Tensor | None = None
+
+    @property
+    def label(self) -> str:
+        """Its kind and name, as messages show them."""
+        return f"{self.kind} {self.name!r}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +103,22 @@ class StateProvider(Protocol):
 
 
 @runtime_checkable
-class Fingerprinted(Protocol):
+class Fingerprinted(StateProvider, Protocol):
     """A State Provider that can tell cheaply that its tensors are the same, so that they are not listed again."""
 
     def fingerprint(self) -> Hashable:
         """Return a value that stays equal as long as `tensors` would list the same memory in the same form."""
+
+
+@runtime_checkable
+class Rooted(Fingerprinted, Protocol):
+    """A fingerprinted State Provider that can be asked after every step, because its answer costs 100 ns a tensor."""
+
+    def roots(self) -> tuple[Iterable[Any], Iterable[torch.Tensor]]:
+        """Return the objects through which the provider finds its tensors, and the tensors with the memory that it
+        lists, each always in the same order. While both are the same objects, and the memory of the tensors is at the
+        same addresses, `tensors` lists the same memory.
+        """
 
 
 @runtime_checkable

@@ -1,8 +1,8 @@
 """The named tensors of a module, walked again only when the tree of modules or the tensors in it have changed."""
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from itertools import chain
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -38,16 +38,24 @@ class ModuleTree:
             self._shape = self._now()
         return self._shape
 
-    def _now(self) -> Hashable:
+    def roots(self) -> tuple[Iterable[Any], Iterable[torch.Tensor]]:
+        """Return the roots of `interface.Rooted` for the tensors that were found last."""
+        below, held = self._dicts()
+        holders = chain.from_iterable(map(dict.values, chain(below, held)))
+        return holders, local_tensors([tensor for _, tensor, _ in self._named])
+
+    def _dicts(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         held = [part._parameters if self._of == "parameters" else part._buffers for part in self._modules]
-        below = [part._modules for part in self._modules]
+        return [part._modules for part in self._modules], held
+
+    def _now(self) -> Hashable:
         return tuple(
             (
                 tuple(map(len, dicts)),
                 tuple(chain.from_iterable(dicts)),
                 tuple(map(id, chain.from_iterable(one.values() for one in dicts))),
             )
-            for dicts in (below, held)
+            for dicts in self._dicts()
         )
 
     def _walk(self) -> Iterator[Named]:

@@ -22,28 +22,47 @@ from capture.state.dtypes import dtype_name, torch_dtype
 from catalog.errors import FormatError, UnsupportedError
 from catalog.format.dtypes import DTYPES
 
-__all__ = ["Decoder", "EncodedObject", "Encoder", "decode_object", "encode_object", "inlined"]
+__all__ = ["Decoder", "EncodedObject", "Encoder", "LiveTensor", "decode_object", "encode_object", "inlined"]
 
 _MAX_DEPTH = 200
+
+MOST_COPIED_BYTES = 1 << 20
+"""The tensors of a live object are copied up to so many bytes: the rest stays where it is."""
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LiveTensor:
+    """A dense tensor of an object that was not copied, and its path in the object. Nothing counts the writes to memory
+    that a numpy array owns.
+    """
+
+    tensor: torch.Tensor
+    path: str
+    of_numpy: bool
 
 
 @dataclass(slots=True)
 class EncodedObject:
     """An object's JSON, and its tensors by extent name.
 
-    The tensors are private contiguous copies in host memory, made when the object was encoded: later changes of the
-    object do not reach them.
+    `tensors` are private contiguous copies in host memory, made when the object was encoded: later changes of the
+    object do not reach them. `live` are the object's own memory, to be read before it changes.
     """
 
     name: str
     json: bytes
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    live: dict[str, LiveTensor] = field(default_factory=dict)
 
 
-def encode_object(name: str, value: Any) -> EncodedObject:
-    """Encode the current value of `value`. UnsupportedError names the path of anything that can't be stored as data."""
+def encode_object(name: str, value: Any, *, live: bool = False) -> EncodedObject:
+    """Encode the current value of `value`; when `live`, most of its tensors stay where they are, and only
+    MOST_COPIED_BYTES are copied. UnsupportedError names the path of anything that can't be stored as data.
+    """
     encoded = EncodedObject(name, b"")
-    tree = Encoder(encoded).tree(value, name, 0)
+    tree = Encoder(encoded, copied_bytes=MOST_COPIED_BYTES if live else None).tree(value, name, 0)
     encoded.json = json.dumps(tree, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
     return encoded
 
@@ -54,17 +73,21 @@ def decode_object(name: str, data: bytes, *, tensor: Callable[[str], torch.Tenso
         tree = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise FormatError(f"object {name!r}: not readable as JSON: {error}") from error
-    return Decoder(tensor).value(tree, name)
+    try:
+        return Decoder(tensor).value(tree, name)
+    except RecursionError as error:
+        raise FormatError(f"object {name!r}: nested too deeply") from error
 
 
 def inlined(encoded: EncodedObject) -> EncodedObject:
-    """Return the same object with its tensors inside its JSON.
+    """Return the same object with its copied tensors inside its JSON.
 
     A snapshot uses this for an object that has grown since the plan was made: its header has no room left for the names
     of further extents.
     """
     tree = _with_data(json.loads(encoded.json), encoded.tensors)
-    return EncodedObject(encoded.name, json.dumps(tree, separators=(",", ":"), ensure_ascii=False).encode())
+    inside = json.dumps(tree, separators=(",", ":"), ensure_ascii=False).encode()
+    return EncodedObject(encoded.name, inside, live=encoded.live)
 
 
 def _with_data(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
@@ -74,6 +97,8 @@ def _with_data(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
         return tree
     if tree.get("$") not in ("tensor", "ndarray"):
         return {key: _with_data(item, tensors) for key, item in tree.items()}
+    if tree["entry"] not in tensors:
+        return tree
     tensor = tensors[tree["entry"]]
     data = tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
     return {
@@ -90,8 +115,10 @@ class Encoder:
     A subclass overrides `tree` to support more classes, and `tensor` to keep tensors elsewhere.
     """
 
-    def __init__(self, encoded: EncodedObject) -> None:
+    def __init__(self, encoded: EncodedObject, *, copied_bytes: int | None = None) -> None:
+        """`copied_bytes`: how much of the tensors is copied at most, where they can stay where they are; None: all."""
         self._encoded = encoded
+        self._copied_bytes = copied_bytes
 
     def tree(self, value: Any, path: str, depth: int) -> Any:
         """Return the JSON tree of `value`, whose path in the object is `path`."""
@@ -122,11 +149,16 @@ class Encoder:
 
     def _leaf(self, value: Any, path: str) -> Any:
         if isinstance(value, torch.Tensor):
+            if type(value) in _PLAIN and _is_dense(value) and self._may_stay(value.nbytes):
+                return {"$": "tensor", **self._live(LiveTensor(value.detach(), path, of_numpy=False))}
             return {"$": "tensor", **self.tensor(value.detach().to("cpu", copy=True).contiguous(), path)}
         if isinstance(value, (np.ndarray, np.generic)) and value.dtype.hasobject is False:
-            array = np.array(value, order="C")
+            stays = type(value) is np.ndarray and value.flags.carray and self._may_stay(value.nbytes)
+            array = value if stays else np.array(value, order="C")
             try:
-                return {"$": "ndarray", **self.tensor(torch.from_numpy(array), path)}
+                tensor = torch.from_numpy(array)
+                kept = self._live(LiveTensor(tensor, path, of_numpy=True)) if stays else self.tensor(tensor, path)
+                return {"$": "ndarray", **kept}
             except TypeError as error:
                 raise UnsupportedError(f"{path}: numpy dtype {array.dtype} can't be stored: convert it") from error
         if type(value) in (bytes, bytearray):
@@ -142,10 +174,36 @@ class Encoder:
 
     def tensor(self, tensor: torch.Tensor, path: str) -> dict[str, Any]:
         """Keep `tensor`, a private contiguous host tensor, and return the fields that refer to it."""
-        entry = f"{self._encoded.name}/{len(self._encoded.tensors)}"
-        dtype_name(tensor.dtype, what=path)
+        entry = self._entry(tensor, path)
         self._encoded.tensors[entry] = tensor
         return {"entry": entry}
+
+    def _live(self, live: LiveTensor) -> dict[str, Any]:
+        entry = self._entry(live.tensor, live.path)
+        self._encoded.live[entry] = live
+        return {"entry": entry}
+
+    def _entry(self, tensor: torch.Tensor, path: str) -> str:
+        dtype_name(tensor.dtype, what=path)
+        return f"{self._encoded.name}/{len(self._encoded.tensors) + len(self._encoded.live)}"
+
+    def _may_stay(self, nbytes: int) -> bool:
+        """Return whether `nbytes` more would be more than may be copied; they count as copied if not."""
+        if self._copied_bytes is None:
+            return False
+        if nbytes > self._copied_bytes:
+            return True
+        self._copied_bytes -= nbytes
+        return False
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    return (
+        tensor.layout is torch.strided
+        and tensor.device.type in ("cpu", "cuda")
+        and tensor.is_contiguous()
+        and not (tensor.is_conj() or tensor.is_neg())
+    )
 
 
 class Decoder:
@@ -164,7 +222,7 @@ class Decoder:
             return {key: self.value(item, f"{path}[{key!r}]") for key, item in tree.items()}
         try:
             return self.tagged(tree, path)
-        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as error:
             # A file may contain a tagged tree with missing or wrong fields, which fails in these ways. A FormatError of
             # a nested tree, which is also a ValueError, already names the exact path.
             if isinstance(error, FormatError):

@@ -27,8 +27,12 @@ def logical_name(name: str) -> str:
 
 
 def unwrapped_optimizer(optimizer: Any) -> Any:
-    """Return the torch optimizer inside wrappers that keep it as `.optimizer`, as Accelerate's does."""
-    while isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+    """Return the torch optimizer inside wrappers that keep it as `.optimizer` and write nothing themselves, as
+    Accelerate's does. One that is an optimizer of its own, such as Lookahead, is returned as it is.
+    """
+    while isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer) and (
+        _is_of_accelerate(optimizer) or not isinstance(optimizer, torch.optim.Optimizer)
+    ):
         optimizer = optimizer.optimizer
     return optimizer
 

@@ -39,6 +39,7 @@ def original(tmp_path_factory) -> tuple[Path, dict]:
     return folder / "history", run(folder / "history", folder / "out.pt")
 
 
+@pytest.mark.guards("Resume is exact")
 @pytest.mark.parametrize("step", [30, 0, 10])
 def test_restore_and_train_on(original, tmp_path, step):
     history, ended = original
@@ -54,6 +55,7 @@ def test_the_child_run_knows_its_parent(original, tmp_path):
     assert (facts.parent_run, facts.parent_step) == (ended["run"], 30)
 
 
+@pytest.mark.guards("Resume is exact")
 def test_with_a_schedule_by_epochs(tmp_path):
     """Step 27 is the last of an epoch: the scheduler steps after it, outside the loop over batches."""
     options = ("--epochs", "--every", "9", "--steps", "40")

@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from capture.snapshot.device_copies import CUDA
 from capture.snapshot.device_feed import DeviceTake
 from capture.snapshot.plan import Plan, make_plan
 from capture.state.interface import TensorItem
+from catalog.errors import UnsupportedError
 
 pytestmark = [
     pytest.mark.gpu,
@@ -116,3 +118,34 @@ def test_the_staging_memory_is_pinned_as_long_as_its_writer():
     again = small_writer()
     CUDA.pin(again)
     CUDA.unpin(again)
+
+
+def test_a_snapshot_inside_a_captured_graph_is_refused_by_name(tmp_path):
+    tensor = torch.zeros(1000, device="cuda")
+    plan = plan_of([tensor])
+    writer = small_writer()
+    take(plan, writer)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        tensor.add_(1)
+        with pytest.raises(UnsupportedError, match="CUDA graph"):
+            take(plan, writer)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert (tensor == 1).all()
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_a_feeder_stays_on_its_device():
+    tensor = torch.ones(BUDGET, device="cuda:1")
+    CUDA.begin([tensor])
+    used = []
+
+    def feed() -> None:
+        CUDA.enter_thread(tensor.device)
+        used.append(torch.cuda.current_device())
+
+    thread = threading.Thread(target=feed)
+    thread.start()
+    thread.join()
+    assert used == [1]

@@ -59,6 +59,11 @@ def covers(what: str) -> Callable[[Case], Case]:
     return lambda case: case
 
 
+def guards(promise: str) -> Callable[[Case], Case]:
+    """Name the promise of docs/guarantees.md that a case breaks; `guarantees` reads the text from the source."""
+    return lambda case: case
+
+
 def run_ranks(module: str, *, world: int, folder: Path, timeout_s: float = 480.0) -> dict[str, str]:
     """Run all cases of `module` on `world` ranks in `folder`. Return "passed" or the tracebacks for each case."""
     group = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}

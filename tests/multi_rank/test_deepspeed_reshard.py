@@ -30,6 +30,7 @@ def said(folder: Path) -> dict[tuple[int, str], str]:
     }
 
 
+@pytest.mark.guards("Resume is exact")
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("case", [*case_names(WRITE), *case_names(READ)])
 def test_reshard(said: dict[tuple[int, str], str], case: str, world: int) -> None:

@@ -22,6 +22,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, str], str]
     return said
 
 
+@pytest.mark.guards("Resume is exact")
 @pytest.mark.parametrize("world", WORLDS, ids=["1-rank", "2-ranks"])
 @pytest.mark.parametrize("case", [*case_names(ORIGINAL), *case_names(AGAIN)])
 def test_resume(said: dict[tuple[int, str], str], case: str, world: int) -> None:

@@ -34,6 +34,22 @@ def test_an_existing_file_is_refused_and_kept(tmp_path: Path, backend) -> None:
 
 
 @each_backend
+@pytest.mark.parametrize("target", ["a file", "nothing", "a FIFO"])
+def test_a_name_that_is_taken_by_a_link_or_a_fifo_is_refused(tmp_path: Path, backend, target) -> None:
+    path, other = tmp_path / "f", tmp_path / "other"
+    if target == "a file":
+        other.write_bytes(b"mine")
+    if target == "a FIFO":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(other)
+    with pytest.raises(FileExistsError, match="open"):
+        new_writer(backend).start(lazy_run(MIB).plan(), str(path))
+    assert os.path.lexists(path)
+    assert other.read_bytes() == b"mine" if target == "a file" else not other.exists()
+
+
+@each_backend
 def test_a_missing_folder_is_named(tmp_path: Path, backend) -> None:
     path = tmp_path / "none" / "f"
     with pytest.raises(FileNotFoundError, match="open") as failure:
@@ -76,6 +92,7 @@ def test_a_full_disk_is_found_by_start_where_space_can_be_reserved(tiny_tmpfs: P
     assert list(tiny_tmpfs.iterdir()) == []
 
 
+@pytest.mark.guards("A full or failing disk costs that snapshot only")
 @each_backend
 def test_a_disk_that_is_full_for_the_trailer_fails_finish(tiny_tmpfs: Path, backend) -> None:
     data = lazy_run(MIB)

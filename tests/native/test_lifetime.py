@@ -178,6 +178,7 @@ def test_a_forked_child_gets_errors_and_leaves_the_parents_file(tmp_path: Path, 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["f"]
 
 
+@pytest.mark.guards("The process keeps its life")
 @each_backend
 @pytest.mark.parametrize("written", ["written", "writing"])
 def test_a_forked_child_exits_without_hang(tmp_path: Path, backend, written) -> None:
@@ -208,6 +209,50 @@ def test_a_forked_child_exits_without_hang(tmp_path: Path, backend, written) -> 
         check=True,
     )
     check_file(tmp_path / "f", lazy_run(4 * MIB))
+
+
+@pytest.mark.guards("Memory stays within the budget")
+@each_backend
+def test_a_forked_child_does_not_have_the_budget(tmp_path: Path, backend: str) -> None:
+    """A ring's registered memory would be copied at every fork, for each worker of a DataLoader. The child ends through
+    the interpreter's own exit."""
+    script = """
+        import gc, os, sys
+        import native, native_helpers as h
+
+        def private_bytes():
+            with open("/proc/self/smaps_rollup") as file:
+                fields = dict(line.split(":") for line in file.readlines()[1:])
+            return sum(int(fields[name].split()[0]) << 10 for name in ("Private_Clean", "Private_Dirty"))
+
+        data = h.lazy_run(4 << 20, place="odd")
+        writer = native.Writer(backend=sys.argv[1], budget_bytes=128 << 20)
+        jobs = [writer.start(data.plan(), f"{sys.argv[2]}/{name}") for name in "ab"]
+        child = os.fork()
+        if child == 0:
+            del jobs
+            gc.collect()
+            print(private_bytes(), flush=True)
+            sys.exit(7)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        for job, name in zip(jobs, "ab"):
+            job.release()
+            assert job.wait()
+            job.finish(header=h.HEADER, trailer=b"")
+        assert status == 7, status
+        """
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")])}
+    run = subprocess.run(
+        [sys.executable, "-P", "-c", textwrap.dedent(script), backend, tmp_path],
+        env=environment,
+        timeout=60,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert int(run.stdout) < 32 << 20
+    for name in "ab":
+        check_file(tmp_path / name, lazy_run(4 * MIB, place="odd"))
 
 
 @each_backend

@@ -2,6 +2,8 @@
 
 import errno
 import itertools
+import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -124,6 +126,24 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     file = one_extent(tmp_path)
     file.path.unlink()
     with pytest.raises(FileNotFoundError) as failure:
+        read(file)
+    assert failure.value.filename == str(file.path)
+
+
+@pytest.mark.parametrize("kind", ["FIFO", "device", "symbolic link"])
+def test_only_regular_files_are_read(tmp_path: Path, kind) -> None:
+    """The opening of a FIFO would wait for a writer for ever, and a device may give bytes without end."""
+    file = one_extent(tmp_path)
+    other = file.path.rename(tmp_path / "other")
+    if kind == "FIFO":
+        os.mkfifo(file.path)
+    elif kind == "symbolic link":
+        file.path.symlink_to(other)
+    else:
+        if os.geteuid() != 0:
+            pytest.skip("needs root to make a device")
+        os.mknod(file.path, stat.S_IFCHR | 0o600, os.makedev(1, 5))  # /dev/zero
+    with pytest.raises(OSError, match=f"open of a {kind}, where only a regular file is read") as failure:
         read(file)
     assert failure.value.filename == str(file.path)
 

@@ -64,6 +64,7 @@ class LateDevice:
         self.copies = 0
         self.most_in_flight = 0
         self.pinned: set[tuple[int, int]] = set()
+        self.entered: set[int] = set()
         self._held = held
         self._fails_to_begin = fails_to_begin
         self._fails_to_end = fails_to_end
@@ -84,7 +85,11 @@ class LateDevice:
     def begin(self, tensors: Sequence[torch.Tensor]) -> None:
         """Do nothing: a transfer copies the bytes that a tensor has at the time of the copy."""
 
+    def enter_thread(self, device: torch.device) -> None:
+        self.entered.add(threading.get_ident())
+
     def copy(self, pieces: Sequence[Piece], slot: torch.Tensor) -> LateTransfer:
+        assert threading.get_ident() in self.entered, "this thread would use device 0"
         address, nbytes = next(iter(self.pinned))
         assert address <= slot.data_ptr() <= slot.data_ptr() + slot.numel() <= address + nbytes
         slot.fill_(113)

@@ -2,7 +2,6 @@
 the same methods.
 """
 
-import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -10,39 +9,10 @@ import torch
 
 from capture.loops.deepspeed.engine_provider import loss_scale
 from capture.loops.interface import Barrier, LoopEvents
-from capture.loops.module_hooks import Hook, hooks_on_loading, install
+from capture.loops.module_hooks import Hook, hooks_on_loading, install, wrap
 from capture.loops.step_metrics import StepMetrics, loss_in
 
-__all__ = ["attach", "attach_barrier", "wrap"]
-
-_MISSING = object()
-
-
-def wrap(owner: Any, name: str, around: Callable[..., Any]) -> Callable[[], None]:
-    """Make `owner.name(...)` call `around(inner, ...)`, on this instance only; return a function that undoes it.
-
-    If somebody has wrapped the method again since, this wrapper stays inside theirs and only passes calls through from
-    then on.
-    """
-    previous = vars(owner).get(name, _MISSING)
-    inner = getattr(owner, name)
-    active = True
-
-    @functools.wraps(inner)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return around(inner, *args, **kwargs) if active else inner(*args, **kwargs)
-
-    def undo() -> None:
-        nonlocal active
-        active = False
-        if vars(owner).get(name) is wrapper:
-            if previous is _MISSING:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, previous)
-
-    setattr(owner, name, wrapper)
-    return undo
+__all__ = ["attach", "attach_barrier"]
 
 
 class _EngineMetrics:
@@ -175,6 +145,38 @@ def _accesses(engine: Any, events: Barrier) -> Iterator[Callable[[], None]]:
         for name in ("load_state_dict", "offload_states", "reload_states"):
             if hasattr(optimizer, name):
                 yield wrap(optimizer, name, _guard(events, name))
+        yield from _writes_by_parameter(engine, events)
+
+
+def _writes_by_parameter(engine: Any, events: Barrier) -> Iterator[Callable[[], None]]:
+    """Yield hooks on what DeepSpeed's `safe_set_full_fp32_param` and its siblings call, however a script has imported
+    them: methods of the optimizer under ZeRO 3, elsewhere a function on each parameter, made anew at every linking.
+    """
+    optimizer = engine.optimizer
+    for name in ("set_full_hp_param", "set_local_hp_param"):
+        if hasattr(optimizer, name):
+            yield wrap(optimizer, name, _guard(events, name))
+    undo: list[Callable[[], None]] = []
+
+    def release() -> None:
+        while undo:
+            undo.pop()()
+
+    def guard() -> None:
+        release()
+        name = "set_full_hp_param"
+        linked = [parameter for parameter in engine.module.parameters() if name in vars(parameter)]
+        undo.extend(wrap(parameter, name, _guard(events, name)) for parameter in linked)
+
+    def link(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        result = inner(*args, **kwargs)
+        guard()
+        return result
+
+    if hasattr(optimizer, "_link_all_hp_params"):
+        yield wrap(optimizer, "_link_all_hp_params", link)
+    guard()
+    yield release
 
 
 def _guard(events: Barrier, what: str) -> Callable[..., Any]:

@@ -70,4 +70,4 @@ def _share(item: TensorItem, index: int, count: int) -> Iterator[TensorItem]:
         begin, end = (0, numel) if index == 0 else (0, 0)
     if begin < end or (numel == 0 and index == 0):
         part = item.tensor if end - begin == numel else item.tensor.view(-1).narrow(0, begin, end - begin)
-        yield replace(item, tensor=part, start=item.start + begin, placement="partitioned")
+        yield replace(item, tensor=part, start=item.start + begin, placement="partitioned", owner=None)

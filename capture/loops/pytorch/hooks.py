@@ -14,10 +14,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
+from torch.optim.optimizer import (
+    _global_optimizer_post_hooks,
+    _global_optimizer_pre_hooks,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from capture.loops.interface import LoopEvents
 from capture.loops.module_hooks import Hook, hooks_on_loading, install
 from capture.loops.pytorch.unknown_optimizers import guard_foreign_updates
+from capture.loops.pytorch.wrappers import WrapperCalls
 from capture.loops.step_metrics import StepMetrics, loss_in
 from capture.state.interface import ReadAt
 
@@ -78,7 +85,8 @@ class Pace:
 class TorchHooks:
     """The hooks of one session on a module and its optimizers, from now until `remove` is called.
 
-    count: called at the end of each step, before the session hears of it
+    count: called at the end of each step, before the session hears of it. last: the optimizer whose update ends a step;
+    wrappers: those around it, whose calls end later
     """
 
     def __init__(
@@ -89,32 +97,52 @@ class TorchHooks:
         *,
         count: Callable[[], None],
         events: LoopEvents,
+        last: torch.optim.Optimizer,
+        wrappers: Sequence[torch.optim.Optimizer],
     ) -> None:
         self._module = module
-        self._optimizer = optimizers[-1]
+        self._optimizer = last
+        self._calls = WrapperCalls(begin=self._begin_update, end=self._end_step)
         self._pace = pace
         self._metrics = StepMetrics()
         self._count = count
         self._events = events
-        self.remove = install(self._hooks(optimizers))
+        self.remove = install(self._hooks(optimizers, wrappers))
 
-    def _hooks(self, optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[Callable[[], None]]:
+    def _hooks(
+        self, optimizers: Sequence[torch.optim.Optimizer], wrappers: Sequence[torch.optim.Optimizer]
+    ) -> Iterator[Callable[[], None]]:
         module, last = self._module, self._optimizer
-        yield last.register_step_pre_hook(self._before_update).remove
-        yield last.register_step_post_hook(self._updated).remove
-        yield guard_foreign_updates(module, last, known=optimizers, events=self._events)
+        # Other hooks may write the state too. torch runs global hooks first before a step, and last after it: the first
+        # one there is before everybody's, and the last one here after everybody's.
+        first = register_optimizer_step_pre_hook(self._before_update)
+        yield first.remove
+        _global_optimizer_pre_hooks.move_to_end(first.id, last=False)  # type: ignore[attr-defined]
+        self._after_all = register_optimizer_step_post_hook(self._updated)
+        yield self._after_all.remove
+        yield guard_foreign_updates(module, last, known=[*optimizers, *wrappers], events=self._events)
+        yield from self._calls.hooks(wrappers, self._events)
         yield module.register_forward_pre_hook(Hook(self._forward_begins)).remove
         yield module.register_forward_hook(Hook(self._forwarded)).remove
-        yield from hooks_on_loading(module, optimizers, self._events)
+        bare = [one for one in optimizers if not any(one is wrapper for wrapper in wrappers)]
+        yield from hooks_on_loading(module, bare, self._events)
 
-    def _before_update(self, *_: Any) -> None:
+    def _before_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if optimizer is self._optimizer:
+            self._begin_update()
+
+    def _begin_update(self) -> None:
         # An update without a training forward before it ends the time of the objects too.
         self._next_forward()
         self._events.before_update()
+        if next(reversed(_global_optimizer_post_hooks)) != self._after_all.id:
+            _global_optimizer_post_hooks.move_to_end(self._after_all.id)  # type: ignore[attr-defined]
 
     def _updated(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if _is_inner_step(optimizer):
-            return
+        if optimizer is self._optimizer and not _is_inner_step(optimizer) and self._calls.ended():
+            self._end_step()
+
+    def _end_step(self) -> None:
         self._count()
         self._pace.updated()
         self._events.after_step(applied=True, metrics=self._take_metrics())

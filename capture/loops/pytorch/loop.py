@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from capture.loops.interface import LoopEvents
 from capture.loops.pytorch.hooks import Pace, TorchHooks
+from capture.loops.pytorch.wrappers import with_inner, wrappers_of
 from capture.state.interface import ReadAt, StateProvider
 from capture.state.providers import (
     Buffers,
@@ -38,6 +39,8 @@ class TorchLoop:
     def __init__(self, module: torch.nn.Module, *, optimizer: Optimizers, scheduler: Any, scaler: Any) -> None:
         self._module = module
         self._optimizers = _optimizers(optimizer)
+        # Wrappers come behind what they wrap, and the innermost optimizer of the last chain counts the steps.
+        self._last = with_inner(self._optimizers[-1])[0] if self._optimizers else None
         self._scheduler = unwrapped_scheduler(scheduler)
         self._scaler = scaler if scaler is not None else scaler_of(optimizer)
 
@@ -52,9 +55,16 @@ class TorchLoop:
                 "bring its state back: pass capture.enable(..., scheduler=scheduler)",
                 stacklevel=6,
             )
+        for wrapper in self._wrappers():
+            if not any(wrapper is one for one in self._optimizers):
+                warnings.warn(
+                    f"the {type(wrapper).__qualname__} around the optimizer is not captured, so a restore will not "
+                    "bring its state back: pass it as optimizer= instead of the inner one",
+                    stacklevel=6,
+                )
 
     def step(self) -> int:
-        return _steps.get(self._optimizers[-1], 0) if self._optimizers else 0
+        return 0 if self._last is None else _steps.get(self._last, 0)
 
     def may_skip_updates(self) -> bool:
         return self._scaler is not None
@@ -96,41 +106,52 @@ class TorchLoop:
             self._pace(),
             count=self._count,
             events=events,
+            last=self._ending(),
+            wrappers=self._wrappers(),
         )
         return hooks.remove
 
+    def _ending(self) -> torch.optim.Optimizer:
+        assert self._last is not None, "a loop without an optimizer is not captured"
+        return self._last
+
+    def _wrappers(self) -> list[torch.optim.Optimizer]:
+        return wrappers_of(self._ending())
+
     def _pace(self) -> Pace:
-        return Pace(self._scheduler, self._optimizers[-1])
+        return Pace(self._scheduler, self._ending())
 
     def _rates_read_at(self) -> ReadAt:
         return self._pace().read_at if self._optimizers else "before_update"
 
     def _count(self) -> None:
-        _steps[self._optimizers[-1]] = self.step() + 1
+        _steps[self._ending()] = self.step() + 1
 
     def _counters(self) -> Mapping[str, int]:
         return {"global_steps": self.step(), "scheduler_by_epochs": int(self._pace().by_epochs)}
 
     def _set_counters(self, counters: Mapping[str, int]) -> None:
         if self._optimizers:
-            _steps[self._optimizers[-1]] = int(counters["global_steps"])
+            _steps[self._ending()] = int(counters["global_steps"])
             self._pace().by_epochs = bool(counters.get("scheduler_by_epochs", False))
 
 
 def count_from(optimizer: Any, step: int) -> None:
     """Let the next step of `optimizer` be `step` + 1, as the loop around it counts."""
-    _steps[unwrapped_optimizer(optimizer)] = step
+    _steps[with_inner(unwrapped_optimizer(optimizer))[0]] = step
 
 
 def _optimizers(given: Any) -> tuple[torch.optim.Optimizer, ...]:
-    """Return the optimizers in the order of their updates, without the wrappers of other libraries."""
+    """Return the optimizers in the order of their updates, those that wrap another one behind it, without wrappers that
+    only pass calls through.
+    """
     several = () if given is None else given if isinstance(given, (list, tuple)) else (given,)
-    found = []
+    found: list[torch.optim.Optimizer] = []
     for optimizer in several:
         optimizer = unwrapped_optimizer(optimizer)
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise UnsupportedError(f"optimizer: expected a torch.optim.Optimizer, got a {_qualified(optimizer)}")
-        found.append(optimizer)
+        found += [one for one in with_inner(optimizer) if not any(one is other for other in found)]
     return tuple(found)
 
 

@@ -5,13 +5,13 @@ kept as tensors shaped like their parameter; `other_kinds`, tensors of another s
 by name, the state that is no tensor; `globals`, the state that belongs to no parameter, tensors by value.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Literal
 
 import torch
 
-from capture.state.dtensor import local_part
+from capture.state.dtensor import local_part, local_tensors
 from capture.state.dtypes import torch_dtype
 from capture.state.interface import Available, ReadAt, TensorItem
 from capture.state.module_tree import ModuleTree, tensor_marks
@@ -69,6 +69,14 @@ class TorchOptimizer:
         tensors = [value for value in values if isinstance(value, torch.Tensor)]
         keys = tuple(map(len, states)), tuple(chain.from_iterable(states)), tuple(map(type, values))
         return self._tree.shape(), tuple(map(id, parameters)), keys, tensor_marks(tensors)
+
+    def roots(self) -> tuple[Iterable[Any], Iterable[torch.Tensor]]:
+        parameters = chain.from_iterable(group["params"] for group in self._optimizer.param_groups)
+        states = list(self._optimizer.state.values())
+        # State that belongs to no parameter need not be a dict.
+        dicts = states if set(map(type, states)) <= {dict} else [one for one in states if isinstance(one, dict)]
+        values = list(chain.from_iterable(map(dict.values, dicts)))
+        return chain(parameters, states, values), local_tensors([v for v in values if isinstance(v, torch.Tensor)])
 
     def objects(self) -> Mapping[str, tuple[Any, Placement]]:
         names = self._names()
@@ -202,9 +210,9 @@ class TorchOptimizer:
 def _item(name: str, key: str, value: torch.Tensor) -> TensorItem:
     part = local_part(value, what=f"optimizer state {key!r} of {name!r}")
     when: Literal["lazy", "eager"] = "lazy" if value.dim() else "eager"
-    return TensorItem(
-        name, _kind(key, name), part.shape, part.tensor, part.start, part.placement, when, (), part.through
-    )
+    owner = value if part.through is None else None
+    place = part.start, part.placement
+    return TensorItem(name, _kind(key, name), part.shape, part.tensor, *place, when, (), part.through, owner)
 
 
 def _kind(key: str, name: str) -> str:

@@ -1,6 +1,6 @@
 """The parameters of a module, under their names in the unwrapped module."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -45,7 +45,8 @@ class ModuleParameters:
             part = local_part(parameter, what=f"parameter {name!r}")
             when: Literal["lazy", "eager"] = "eager" if id(parameter) in renormed else "lazy"
             place = part.start, part.placement
-            items.append(TensorItem(name, "model", part.shape, part.tensor, *place, when, aliases, part.through))
+            owner = parameter if part.through is None else None
+            items.append(TensorItem(name, "model", part.shape, part.tensor, *place, when, aliases, part.through, owner))
         return items
 
     def _renormed(self) -> set[int]:
@@ -56,6 +57,9 @@ class ModuleParameters:
 
     def fingerprint(self) -> Hashable:
         return self._tree.shape(), tensor_marks([parameter for _, parameter, _ in self._tree])
+
+    def roots(self) -> tuple[Iterable[Any], Iterable[torch.Tensor]]:
+        return self._tree.roots()
 
     def objects(self) -> Mapping[str, tuple[Any, Placement]]:
         return {}

@@ -1,5 +1,7 @@
 """An edit behind the session's back fails that snapshot by name; a declared edit and a late one do not."""
 
+import threading
+
 import pytest
 import torch
 from capture_helpers import MIB, assert_same, committed_steps, faulty_session, make, one_step, reference
@@ -7,9 +9,10 @@ from capture_helpers import MIB, assert_same, committed_steps, faulty_session, m
 import capture
 import native
 from capture.snapshot.change_detector import ChangeDetector
+from capture.snapshot.snapshot import Snapshot
 from catalog.errors import CorruptError, SetupError, SnapshotError
 
-SLOW = {"delay_us": 40_000}
+SLOW = {"delay_us": 100_000}
 
 
 def clamp(model):
@@ -25,6 +28,7 @@ def slow_session(model, optimizer, history, **options):
     return faulty_session(model, optimizer, history, faults=native.Faults(**SLOW), budget_bytes=10 * MIB, **options)
 
 
+@pytest.mark.guards("A checkpoint holds one step")
 @pytest.mark.parametrize("edit", [clamp, lambda model: model.inner.weight.untyped_storage().resize_(0)])
 def test_an_edit_while_it_is_read_fails_the_snapshot_by_name(history, edit):
     model, optimizer = make(1500)
@@ -39,6 +43,7 @@ def test_an_edit_while_it_is_read_fails_the_snapshot_by_name(history, edit):
     assert committed_steps(history, session.run) == [0]
 
 
+@pytest.mark.guards("A checkpoint holds one step")
 def test_without_the_change_detector_the_same_edit_is_torn(history, monkeypatch):
     """This guards the test above: the refused snapshot really differs from the step."""
     monkeypatch.setattr(ChangeDetector, "changed", lambda self: [])
@@ -68,9 +73,10 @@ def test_an_edit_after_everything_has_been_read_is_accepted(history):
     assert committed_steps(history, session.run) == [0, 1, 2]
 
 
-def test_version_counters_do_not_see_data_but_hashes_do(history):
+@pytest.mark.parametrize("check", ["sampled", "hash"])
+def test_writes_that_version_counters_do_not_see(history, check):
     model, optimizer = make(1500)
-    session = slow_session(model, optimizer, history, check="hash")
+    session = slow_session(model, optimizer, history, check=check)
     one_step(model, optimizer)
     clamp_data(model)
     with session.modify():
@@ -86,9 +92,10 @@ def test_version_counters_do_not_see_data_but_hashes_do(history):
     assert_same(capture.restore(f"{session.run}:2", history=history), expected)
 
 
-def test_a_training_that_edits_nothing_passes_with_hashes(history):
+@pytest.mark.parametrize("check", ["sampled", "versions", "hash"])
+def test_a_training_that_edits_nothing_passes(history, check):
     model, optimizer = make(300)
-    with capture.enable(model, optimizer=optimizer, every=1, history=history, check="hash") as session:
+    with capture.enable(model, optimizer=optimizer, every=1, history=history, check=check) as session:
         for _ in range(4):
             one_step(model, optimizer)
     assert committed_steps(history, session.run) == [0, 1, 2, 3, 4]
@@ -98,3 +105,36 @@ def test_an_unknown_check_is_refused(history):
     model, optimizer = make()
     with pytest.raises(SetupError, match="check='sometimes'"):
         capture.enable(model, optimizer=optimizer, history=history, check="sometimes")
+
+
+def test_a_declared_edit_on_another_thread_waits_for_a_snapshot_that_is_just_beginning(history, monkeypatch):
+    model, optimizer = make(1500)
+    session = slow_session(model, optimizer, history, stats_every=0)
+    began, edited = threading.Event(), threading.Event()
+
+    def edit():
+        began.wait()
+        with session.modify():
+            model.inner.weight.data.zero_()
+        edited.set()
+
+    def start(*args, real=Snapshot.start, **options):
+        snapshot = real(*args, **options)
+        began.set()
+        # The other thread gets the time to edit before the training goes on, unless it waits as it should.
+        edited.wait(0.3)
+        return snapshot
+
+    monkeypatch.setattr(Snapshot, "start", start)
+    editor = threading.Thread(target=edit)
+    editor.start()
+    loss = model(torch.randn(8, 1500)).square().mean()
+    loss.backward()
+    expected = {}
+    hook = optimizer.register_step_post_hook(lambda *_: expected.update(reference(model, optimizer)))
+    optimizer.step()
+    hook.remove()
+    editor.join()
+    session.wait()
+    session.close()
+    assert_same(capture.restore(f"{session.run}:1", history=history), expected)

@@ -150,6 +150,7 @@ one_step(model, optimizer)
 """
 
 
+@pytest.mark.guards("The process keeps its life")
 @pytest.mark.slow
 def test_a_forked_child_that_exits_writes_nothing_into_the_run_of_its_parent(history):
     end = (
@@ -161,6 +162,7 @@ def test_a_forked_child_that_exits_writes_nothing_into_the_run_of_its_parent(his
     assert [ref.step for ref in History.open(history).checkpoints(state=None)] == [0, 2]
 
 
+@pytest.mark.guards("The process keeps its life")
 @pytest.mark.slow
 @pytest.mark.parametrize(("end", "steps"), [("", [0, 1]), ("raise SystemExit(3)", [0, 1]), ("1 / 0", [0])])
 def test_the_exit_of_the_interpreter_closes_the_session(history, end, steps):
@@ -173,6 +175,7 @@ def test_the_exit_of_the_interpreter_closes_the_session(history, end, steps):
     assert not opened.held(opened.current_run())
 
 
+@pytest.mark.guards("The training goes on")
 def test_capture_changes_no_bit_of_the_training(history):
     def weights(capturing: bool) -> dict:
         model, optimizer = make()
@@ -214,6 +217,7 @@ class WithCallback:
         raise AssertionError("never stored, never loaded")
 
 
+@pytest.mark.guards("Nothing is unpickled")
 def test_state_that_is_not_data_is_refused_at_enable_by_name(history):
     model, optimizer = make()
     with pytest.raises(UnsupportedError) as refused:
@@ -404,9 +408,10 @@ def test_a_row_that_cannot_be_written_is_reported_and_the_rest_goes_on(history):
 
     model, optimizer = make()
     session = capture.enable(model, optimizer=optimizer, every=1, history=history)
-    session._committer.metrics(0, {"temperature": Unreadable(), "fine": 2.0})
     one_step(model, optimizer)
-    with pytest.raises(SnapshotError, match=r"metric 'temperature' of step 0.*device is gone"):
+    session.wait()
+    session._committer.metrics(0, {"temperature": Unreadable(), "fine": 2.0})
+    with pytest.warns(UserWarning, match=r"metric 'temperature' of step 0.*device is gone"):
         session.close()
     assert committed_steps(history, session.run) == [0, 1]
     rows = History.open(history).query("SELECT value FROM metrics WHERE name = 'fine'").to_pylist()
@@ -428,6 +433,7 @@ class Breaking:
     def load_state_dict(self, state: dict) -> None: ...
 
 
+@pytest.mark.guards("The training goes on")
 @pytest.mark.filterwarnings("ignore:the snapshot")
 @pytest.mark.parametrize("limit", [2, 3, 4, 5, 6])
 def test_a_provider_that_raises_fails_its_snapshots_and_not_the_training(history, limit):
@@ -436,11 +442,13 @@ def test_a_provider_that_raises_fails_its_snapshots_and_not_the_training(history
     session = capture.enable(model, optimizer=optimizer, every=1, history=history, providers=providers)
     for _ in range(4):
         one_step(model, optimizer)
-    with pytest.raises(SnapshotError, match="boom"):
-        session.close()
+    session.close()
+    assert all("boom" in str(failure) for failure in session.failures)
+    assert session.failures
     assert committed_steps(history, session.run) == list(range(1 + (limit - 2) // 2))
 
 
+@pytest.mark.guards("The process keeps its life")
 def test_a_forked_child_may_train_on(history):
     """The child's training does not touch the parent's run, and the parent goes on unaffected."""
     model, optimizer = make()
@@ -461,11 +469,11 @@ def test_a_forked_child_may_train_on(history):
 
 
 @pytest.mark.filterwarnings("ignore:the snapshot")
-def test_a_failure_that_was_warned_about_is_not_raised_by_close(history):
-    """A failed snapshot costs that snapshot only: `wait` raises its error, `close` only errors not yet reported."""
+def test_a_strict_close_raises_what_no_wait_has_raised(history):
+    """`wait` raises what was warned of, too; the second error has only what came later."""
     model, optimizer = make()
     providers = [capture.Stateful("mine", Breaking(2))]
-    session = capture.enable(model, optimizer=optimizer, every=2, history=history, providers=providers)
+    session = capture.enable(model, optimizer=optimizer, every=2, history=history, providers=providers, strict=True)
     one_step(model, optimizer)
     with pytest.warns(UserWarning, match="the snapshot of step 2"):
         one_step(model, optimizer)
@@ -537,7 +545,7 @@ def test_a_run_that_is_still_being_written_is_not_resumed(history):
         assert_same(reference(other, its_optimizer), reference(model, optimizer))
 
 
-FOR_USERS = {"run", "history", "stats", "snapshot", "log", "tag", "wait", "modify", "close"}
+FOR_USERS = {"run", "history", "stats", "failures", "snapshot", "log", "tag", "wait", "modify", "close"}
 
 
 def test_a_session_has_public_names_for_users_only(history):

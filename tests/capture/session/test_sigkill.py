@@ -52,6 +52,7 @@ def written(pid: int) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("wchar"))
 
 
+@pytest.mark.guards("A checkpoint exists whole or not at all")
 @pytest.mark.parametrize("seed", range(3))
 def test_a_killed_training_loses_only_what_was_not_committed(history, seed):
     draw = random.Random(seed)
@@ -74,6 +75,7 @@ def test_a_killed_training_loses_only_what_was_not_committed(history, seed):
         assert facts.parent_run is not None, "each start goes on from the one before"
 
 
+@pytest.mark.guards("Resume is exact")
 def test_a_resumed_child_goes_on_as_the_killed_one_would_have(history):
     kill_after(history, steps=4, bytes_more=100_000)
     opened = History.open(history)

@@ -137,7 +137,7 @@ def test_only_committed_checkpoints_are_referred_to(history):
 
 
 def _part(step: int, plan) -> Published:
-    return Published(step, f"file of {step}", plan, bytes(16) * len(plan.parts), frozenset(), {})
+    return Published(step, f"file of {step}", plan.referable, bytes(16) * len(plan.parts), frozenset(), {})
 
 
 def _column(value: int):

@@ -1,10 +1,12 @@
 """A plan is kept while the state's tensors stay as they are, and made again for every way in which they can change."""
 
 import copy
+import dataclasses
 
 import pytest
 import torch
 from capture_helpers import Net, assert_same, make, one_step, reference
+from late_device import LateDevice
 
 import capture
 from capture.snapshot.plan import Plan
@@ -214,3 +216,14 @@ def test_objects_may_outgrow_the_header(history, grow):
     for step in range(1, 4):
         capture.restore(f"{session.run}:{step}", history=history, model=model, optimizer=optimizer, providers=providers)
         assert [int(tensor[0]) for tensor in mine.held] == [n for n in range(1, step + 1) for _ in range(200)]
+
+
+def test_after_a_declared_edit_memory_of_a_device_is_not_taken_for_the_steps():
+    """The host can't look at its bytes, and a write through `.data` is not counted."""
+    model, optimizer = make()
+    providers = [ModuleParameters(model), Buffers(model), TorchOptimizer(optimizer, model)]
+    listing = StateListing(providers, rank=0, world_size=1, align=4096, copies=LateDevice())
+    kept = listing.keep(1, check="sampled")
+    model.inner.weight.data.zero_()
+    assert listing.changed(kept) == []
+    assert "model 'inner.weight'" in listing.changed(dataclasses.replace(kept, edited=True))

@@ -33,6 +33,7 @@ def train_and_compare(root: Path, *, width: int, steps: int, budget_bytes: int, 
         assert_same(capture.restore(f"{session.run}:{step}", history=root), state)
 
 
+@pytest.mark.guards("A checkpoint holds one step")
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_every_step_of_a_state_larger_than_the_budget(history, backend):
     """State of 52 MB, whose largest tensor has 16 MB, goes through a budget of 10 MB."""
@@ -44,6 +45,7 @@ def test_many_small_tensors(history, backend):
     train_and_compare(history, width=64, steps=12, budget_bytes=16 * MIB, backend=backend)
 
 
+@pytest.mark.guards("A checkpoint holds one step")
 def test_without_the_barrier_the_same_training_is_torn(history, monkeypatch):
     """This guards the tests above: they would detect a torn checkpoint."""
     monkeypatch.setattr(StepEvents, "before_update", lambda self: None)
@@ -52,6 +54,7 @@ def test_without_the_barrier_the_same_training_is_torn(history, monkeypatch):
         train_and_compare(history, width=1500, steps=4, budget_bytes=10 * MIB, backend="posix")
 
 
+@pytest.mark.guards("A checkpoint holds one step")
 def test_buffers_have_the_values_of_the_step_and_not_of_the_next_forward(history):
     model, optimizer = make()
     session = faulty_session(model, optimizer, history, faults=native.Faults(delay_us=20_000), every=1)

@@ -25,6 +25,7 @@ class Counter:
         self.updates = state["updates"]
 
 
+@pytest.mark.guards("A checkpoint holds one step")
 def test_a_step_captured_late_is_as_it_was(history):
     """The last step is not due; another forward runs, the loader advances, and numbers are drawn."""
     model, optimizer = make()
@@ -166,6 +167,7 @@ def late_model(history, **options):
     return model, optimizer, session
 
 
+@pytest.mark.guards("A checkpoint holds one step")
 def test_weights_that_changed_since_the_last_step_are_not_captured_as_that_step(history):
     model, _, session = late_model(history)
     model.load_state_dict({name: tensor + 1 for name, tensor in model.state_dict().items()})
@@ -174,6 +176,91 @@ def test_weights_that_changed_since_the_last_step_are_not_captured_as_that_step(
     with pytest.warns(UserWarning, match=r"the last step .* is not captured: step 2 .* changed since"):
         session.close()
     assert committed_steps(history, session.run) == [0]
+
+
+def replace_data(model, optimizer):
+    model.inner.weight.data = model.inner.weight.data * 2.0
+
+
+def to_half(model, optimizer):
+    model.half()
+
+
+def copy_into_data(model, optimizer):
+    model.inner.weight.data.copy_(torch.ones(64, 64))
+
+
+def change_moments(model, optimizer):
+    optimizer.state[model.inner.weight]["exp_avg"].data.mul_(0.5)
+
+
+def replace_moments(model, optimizer):
+    optimizer.state[model.inner.weight]["exp_avg"] = torch.zeros(64, 64)
+
+
+def load_optimizer(model, optimizer):
+    other, other_optimizer = make(seed=8)
+    one_step(other, other_optimizer)
+    optimizer.load_state_dict(other_optimizer.state_dict())
+
+
+def replace_parameter(model, optimizer):
+    model.inner.weight = torch.nn.Parameter(torch.ones(64, 64))
+
+
+EDITS = [replace_data, to_half, copy_into_data, change_moments, replace_moments, load_optimizer, replace_parameter]
+
+
+@pytest.mark.parametrize(("check", "declared_before"), [("sampled", False), ("sampled", True), ("hash", False)])
+@pytest.mark.parametrize("edit", EDITS)
+def test_an_edit_after_the_last_step_is_not_captured_as_that_step(history, edit, declared_before, check):
+    """`declared_before`: a declared edit between earlier steps has made the session list all tensors anew."""
+    model, optimizer, session = late_model(history, check=check, stats_every=0)
+    if declared_before:
+        with session.modify():
+            pass
+        one_step(model, optimizer)
+    edit(model, optimizer)
+    with pytest.raises(SnapshotError, match=r"step [23] can't be captured any more: .*inner\.weight'.*changed since"):
+        session.snapshot()
+    with pytest.warns(UserWarning, match=r"the last step .* is not captured: step [23] .* changed since"):
+        session.close()
+    assert committed_steps(history, session.run) == [0]
+
+
+@pytest.mark.parametrize("check", ["sampled", "versions", "hash"])
+def test_a_declared_edit_after_the_last_step_is_not_captured_as_that_step(history, check):
+    model, optimizer, session = late_model(history, check=check)
+    with session.modify():
+        copy_into_data(model, optimizer)
+    with pytest.warns(UserWarning, match=r"the last step .* is not captured: step 2 .* changed since"):
+        session.close()
+    assert committed_steps(history, session.run) == [0]
+
+
+def test_a_step_after_edits_and_loads_is_captured_late_as_it_is(history):
+    model, optimizer, session = late_model(history)
+    for edit in (replace_data, copy_into_data, replace_moments, load_optimizer):
+        with session.modify():
+            edit(model, optimizer)
+        one_step(model, optimizer)
+    expected = reference(model, optimizer)
+    with session.modify():
+        pass
+    session.close()
+    assert committed_steps(history, session.run) == [0, 6]
+    assert_same(capture.restore(6, history=history), expected)
+
+
+def test_an_embedding_that_a_later_forward_renormalizes_is_not_the_steps_any_more(history):
+    model = torch.nn.Embedding(4, 8, max_norm=1.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=10.0)
+    session = capture.enable(model, optimizer=optimizer, every=100, history=history)
+    model(torch.arange(4)).sum().backward()
+    optimizer.step()
+    model(torch.arange(4))
+    with pytest.warns(UserWarning, match="the last step .* is not captured: .*'weight' changed since"):
+        session.close()
 
 
 def test_half_an_update_of_several_optimizers_does_not_count_as_a_step(history):
@@ -229,6 +316,37 @@ def test_a_skipped_update_after_the_last_step_leaves_it_unchanged(history):
     session.close()
     capture.restore(3, history=history, model=model, optimizer=optimizer, scaler=scaler)
     assert scaler.state_dict() == expected
+
+
+@pytest.mark.parametrize("every", [1, 100])
+def test_a_skipped_update_moves_buffers_but_not_those_of_the_step_before(history, every):
+    """The resumed loop gets the skipped batch again, so its statistics must not be in the step already."""
+    model, optimizer = make()
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    session = capture.enable(model, optimizer=optimizer, scaler=scaler, every=every, history=history, stats_every=0)
+
+    def turn(seed: int) -> None:
+        torch.manual_seed(seed)
+        factor = float("inf") if seed == 3 else 1.0
+        scaler.scale(model(torch.randn(8, 64)).square().mean() * factor).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+    turn(1)
+    turn(2)
+    expected = reference(model, optimizer)
+    turn(3)
+    assert not torch.equal(model.norm.running_mean, expected["buffer"]["norm.running_mean"])
+    session.close()
+    turn(4)
+    last = reference(model, optimizer)
+
+    assert_same(capture.restore(f"{session.run}:2", history=history), expected)
+    capture.restore(f"{session.run}:2", history=history, model=model, optimizer=optimizer, scaler=scaler)
+    turn(3)
+    turn(4)
+    assert_same(reference(model, optimizer), last)
 
 
 def test_a_chained_schedule_by_epochs_keeps_the_steps_own_state(history):

@@ -121,6 +121,9 @@ def test_mappings_of_other_classes_come_back_as_dicts():
         '{"x":',
         "[" * 100_000,
         '{"x":' * 2_000 + "1" + "}" * 2_000,
+        '{"$":"float","hex":"0x1p9999"}',
+        # Python's own parser of JSON can go deeper than the decoder.
+        "[" * 800 + "]" * 800,
     ],
     ids=lambda text: text[:30],
 )

@@ -1,7 +1,10 @@
 """Cases for a plain PyTorch loop captured by two ranks: agreement, refusals, shared folders, resume."""
 
+import contextlib
 import threading
 import time
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,11 +15,13 @@ from capture_helpers import Net, assert_same, one_step, reference
 import capture
 import native
 from capture.collectives import Ranks
+from catalog.disk.locks import free_lock, try_lock
 from catalog.errors import CorruptError, MismatchError, RestoreError, SetupError, SnapshotError, UnsupportedError
+from catalog.format.lock_file import LockOwner, read_lock_owner
 from catalog.history import History
 from catalog.statistics.compute import missing_parts
 
-REFUSALS = (OSError, SetupError, UnsupportedError, MismatchError, CorruptError, RestoreError)
+REFUSALS = (OSError, SnapshotError, SetupError, UnsupportedError, MismatchError, CorruptError, RestoreError)
 
 
 def make(*, seed: int = 5) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
@@ -50,6 +55,41 @@ def case_a_round_trip_of_two_ranks(folder: Path) -> None:
         assert_same(reference(other.module, its_optimizer), state)
         assert torch.equal(torch.get_rng_state(), rng), "each rank its own generators"
     assert not torch.equal(*each_ranks(state["buffer"]["norm.running_mean"])), "the buffers were to differ"
+
+
+def case_ranks_on_different_hosts_find_out_whether_they_see_each_others_locks(folder: Path) -> None:
+    rank = dist.get_rank()
+    ranks = Ranks(rank, dist.get_world_size())
+    folder.mkdir(exist_ok=True)
+    held = try_lock(folder / f"{rank}.lock")
+    assert held is not None
+    dist.barrier()
+    assert ranks.see_locks(lambda peer: folder / f"{peer}.lock") is None, "all ranks are on one host"
+    with two_hosts():
+        assert ranks.see_locks(lambda peer: folder / f"{peer}.lock") is True
+        dist.barrier()
+        if rank == 1:
+            # As on a file system whose locks are local to each host, nobody else sees this one any more.
+            free_lock(held)
+        dist.barrier()
+        assert ranks.see_locks(lambda peer: folder / f"{peer}.lock") is False
+
+
+def case_locks_that_are_shared_are_noted_where_other_sessions_look(folder: Path) -> None:
+    model, optimizer = make()
+    for name, hosts, shared in (("one", contextlib.nullcontext(), False), ("two", two_hosts(), True)):
+        with hosts, capture.enable(model, optimizer=optimizer, history=folder / f"locks-{name}") as session:
+            owner = read_lock_owner(History.open(session.history).paths.lock(session.run, dist.get_rank()))
+            assert owner is not None
+            assert owner.shared is shared
+
+
+@contextlib.contextmanager
+def two_hosts() -> Iterator[None]:
+    """Let every rank believe that it has a host of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("capture.collectives.lock_owner", lambda: LockOwner(f"node-{dist.get_rank()}", "a boot"))
+        yield
 
 
 def case_statistics_of_a_rank_that_is_ahead_of_the_others(folder: Path) -> None:
@@ -183,14 +223,73 @@ def case_a_rank_whose_disk_fails_leaves_the_step_incomplete(folder: Path) -> Non
         pass
     else:
         raise AssertionError("a missing part was not reported")
-    try:
+    # The failures of rank 1 are in its journal before rank 0 closes.
+    if dist.get_rank() == 1:
         session.close()
-    except SnapshotError:
-        assert dist.get_rank() == 1
+    dist.barrier()
+    session.close()
+    assert bool(session.failures) == (dist.get_rank() == 1)
     dist.barrier()
     opened = History.open(folder / "half")
-    assert [ref.step for ref in opened.checkpoints(session.run)] in ([], [0], [0, 1])
+    committed = [ref.step for ref in opened.checkpoints(session.run)]
+    assert committed in ([], [0], [0, 1])
     assert opened.state(session.run, 3) in ("incomplete", "failed")
+    assert opened.step_dirs(session.run) == committed, "no rank leaves a part of a step that another has failed"
+
+
+def case_ranks_skip_a_step_together(folder: Path) -> None:
+    """Only the disk of rank 1 is slow, and yet no rank captures a step that another skips."""
+    model, optimizer = make()
+    faults = native.Faults(delay_us=100_000) if dist.get_rank() == 1 else None
+    session = capture.enable(
+        model,
+        optimizer=optimizer,
+        every=1,
+        history=folder / "skipping",
+        backend="posix",
+        faults=faults,
+        budget_bytes=32 << 20,
+        on_full="skip",
+    )
+    for _ in range(12):
+        one_step(model, optimizer)
+    session.wait()
+    skipped = session.stats.skipped
+    session.close()
+    dist.barrier()
+    opened = History.open(folder / "skipping")
+    assert skipped
+    committed = [ref.step for ref in opened.checkpoints(session.run)]
+    # `close` captures the last step, whether it was skipped or not.
+    assert len(committed) in (13 - skipped, 14 - skipped)
+    assert opened.step_dirs(session.run) == committed
+
+
+def case_a_part_that_a_commit_has_overtaken_is_removed(folder: Path) -> None:
+    """Rank 1 can't take step 1; once a later step is committed, rank 0 removes its part while the session is open."""
+    model, optimizer = make()
+    state = {"value": 1}
+    provider = capture.Stateful("user", state, placement="rank_local", read_at="step")
+    session = capture.enable(
+        model, optimizer=optimizer, every=1, history=folder / "overtaken", providers=[provider], backend="posix"
+    )
+    opened = History.open(folder / "overtaken")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for step in (1, 2, 3):
+            state["value"] = print if step == 1 and dist.get_rank() == 1 else 1
+            one_step(model, optimizer)
+            if step == 1 and dist.get_rank() == 1:
+                state["value"] = 1
+                assert "failed on this rank already" in refused(session.snapshot)
+            with contextlib.suppress(SnapshotError):
+                session.wait(timeout_s=None if step > 1 else 0.0)
+            dist.barrier()
+    assert opened.step_dirs(session.run) == [0, 2, 3]
+    session.close()
+    dist.barrier()
+    assert [ref.step for ref in opened.checkpoints(session.run)] == [0, 2, 3]
+    assert opened.state(session.run, 1) == "failed"
 
 
 def case_errors_travel_and_nothing_hangs(folder: Path) -> None:

@@ -10,9 +10,18 @@ from typing import Any
 
 import pytest
 import torch
+from deepspeed.utils import (
+    safe_get_full_fp32_param,
+    safe_set_full_fp32_param,
+    safe_set_full_optimizer_state,
+    safe_set_local_fp32_param,
+    safe_set_local_optimizer_state,
+)
 from deepspeed_eager import Eager, assert_same, take
-from deepspeed_helpers import TinyGPT, batches, make_engine, train
+from deepspeed_helpers import WIDTH, TinyGPT, WideGPT, batches, make_engine, train
 
+import capture
+import native
 from capture.loops.deepspeed.loop import DeepSpeedLoop
 from catalog.errors import SetupError
 
@@ -161,11 +170,71 @@ def case_reload_of_offloaded_states(folder: Path) -> None:
     engine.destroy()
 
 
+def case_writes_by_parameter_are_announced(folder: Path) -> None:
+    for stage in (1, 2, 3):
+        engine = make_engine(stage=stage)
+        train(engine, 1)
+        loop = DeepSpeedLoop(engine)
+        seen = Recorder(loop)
+        detach = loop.attach(seen)
+        weight = engine.module.blocks[0].mlp[0].weight
+        ones = torch.ones(3 * WIDTH, WIDTH)
+        announced = ["set_full_hp_param", "layout"]
+
+        safe_set_full_fp32_param(weight, ones)
+        safe_set_full_optimizer_state(weight, ones, "exp_avg")
+        assert seen.said == announced * 2, stage
+        assert torch.equal(safe_get_full_fp32_param(weight), ones)
+        seen.said.clear()
+        if stage == 3:
+            mine = torch.ones(weight.ds_tensor.numel())
+            safe_set_local_fp32_param(weight, mine)
+            safe_set_local_optimizer_state(weight, mine, "exp_avg")
+            assert seen.said == ["set_local_hp_param", "layout"] * 2
+        if stage == 2:
+            engine.offload_states(pin_memory=False)
+            engine.reload_states()
+            seen.said.clear()
+            safe_set_full_fp32_param(weight, ones)
+            assert seen.said == announced, "DeepSpeed has linked the parameters anew"
+        seen.said.clear()
+        detach()
+        safe_set_full_fp32_param(weight, ones)
+        assert seen.said == []
+        engine.destroy()
+
+
+def case_writes_by_parameter_wait_for_the_snapshot(folder: Path) -> None:
+    """Weights are set to zero and back while the snapshot of their step is being written."""
+    for stage in (1, 3):
+        engine = make_engine(stage=stage, model=WideGPT)
+        slow = native.Faults(delay_us=30_000)
+        history = folder / f"{stage}-{os.environ['WORLD_SIZE']}"
+        with capture.enable(
+            engine, every=1, history=history, budget_bytes=8 << 20, backend="posix", faults=slow, stats_every=0
+        ) as session:
+            train(engine, 1)
+            expected = take(DeepSpeedLoop(engine).providers())
+            for parameter in engine.module.wide.parameters():
+                weights = safe_get_full_fp32_param(parameter)
+                safe_set_full_fp32_param(parameter, torch.zeros_like(weights))
+                if weights.dim() > 1:
+                    # DeepSpeed links no state to the parameters of the second group.
+                    safe_set_full_optimizer_state(parameter, torch.zeros_like(weights), "exp_avg")
+                safe_set_full_fp32_param(parameter, weights)
+        assert session.stats.failed == 0
+        engine.destroy()
+        again = make_engine(stage=stage, model=WideGPT, seed=9)
+        capture.restore(f"{session.run}:1", history=history, engine=again)
+        assert_same(take(DeepSpeedLoop(again).providers()), expected)
+        again.destroy()
+
+
 def case_detaching_leaves_nothing(folder: Path) -> None:
     for settings in ({"stage": 0, "dtype": "fp32"}, {"stage": 2}, {"stage": 3}):
         engine = make_engine(**settings)
         loop = DeepSpeedLoop(engine)
-        owners = (engine, engine.optimizer, engine.module)
+        owners = (engine, engine.optimizer, engine.module, *engine.module.parameters())
         before = [dict(vars(owner)) for owner in owners]
         hooks = [
             (len(m._forward_hooks), len(m._load_state_dict_pre_hooks), type(m))

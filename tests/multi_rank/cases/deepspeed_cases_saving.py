@@ -15,7 +15,7 @@ from deepspeed.runtime.checkpoint_engine.decoupled_checkpoint_engine import Deco
 from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine
 from deepspeed_cases_engine import assert_equal, native, save_both_ways, state_files
 from deepspeed_cases_split import make_pipeline, train_pipeline
-from deepspeed_helpers import WideGPT, make_engine, train
+from deepspeed_helpers import TinyGPT, WideGPT, config, make_engine, train
 
 import capture
 from capture.deepspeed_checkpoints.torch_files import load_torch_file
@@ -160,6 +160,66 @@ def case_a_file_that_can_not_be_made_is_a_failed_save(folder: Path) -> None:
     deepspeed.comm.barrier()
     assert (folder / "made" / "latest").read_text() == "a"
     engine.destroy()
+
+
+def case_a_waiting_save_is_whole_when_the_call_returns(folder: Path) -> None:
+    engine = make_engine(stage=1)
+    native(engine, wait=True, backend="posix", faults=Faults(delay_us=SLOW * (1 + RANK)))
+    for tag in ("a", "b"):
+        engine.save_checkpoint(str(folder / "waiting"), tag=tag)
+        assert (folder / "waiting" / "latest").read_text() == tag
+        assert not [path.name for path in (folder / "waiting" / tag).iterdir() if path.name.endswith(".tmp")]
+    # What one rank can't save, no rank takes for saved.
+    full = Faults(fail_after=0, errno=errno.ENOSPC) if RANK == 1 else None
+    native(engine, wait=True, backend="posix", faults=full)
+    with pytest.raises((SnapshotError, SetupError), match=r"c is not whole on rank 1.*No space left"):
+        engine.save_checkpoint(str(folder / "waiting"), tag="c")
+    assert (folder / "waiting" / "latest").read_text() == "b"
+    engine.destroy()
+
+
+class StepCounter(torch.optim.AdamW):
+    """Keeps a `tensor_step` of shape (1,) beside each parameter's state."""
+
+    def step(self, closure: Any = None) -> Any:
+        loss = super().step(closure)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state["tensor_step"] = state.get("tensor_step", torch.zeros(1)) + 1
+        return loss
+
+
+def case_an_optimizer_with_state_of_another_shape(folder: Path) -> None:
+    def make() -> Any:
+        torch.manual_seed(7)
+        settings = config(stage=1, world=int(os.environ["WORLD_SIZE"]))
+        del settings["optimizer"]
+        module = TinyGPT()
+        optimizer = StepCounter(module.parameters(), lr=0.01)
+        return deepspeed.initialize(
+            model=module, optimizer=optimizer, config={**settings, "zero_allow_untested_optimizer": True}
+        )[0]
+
+    engine = make()
+    native(engine)
+    train(engine, 2)
+    engine.save_checkpoint(str(folder / "counted"), tag="a")
+    expected = [
+        {key: value.clone() for key, value in state.items()} for state in engine.optimizer.optimizer.state.values()
+    ]
+    # What the next updates write must not reach the files.
+    train(engine, 2)
+    other = make()
+    native(other)
+    other.load_checkpoint(str(folder / "counted"))
+    found = list(other.optimizer.optimizer.state.values())
+    assert [state.keys() for state in found] == [state.keys() for state in expected]
+    assert all(torch.equal(a[key], b[key]) for a, b in zip(found, expected, strict=True) for key in b)
+    assert found[0]["tensor_step"].tolist() == [2.0]
+    train(other, 1)
+    engine.destroy()
+    other.destroy()
 
 
 def case_many_saves_are_on_their_way_at_once(folder: Path) -> None:

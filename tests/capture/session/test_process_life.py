@@ -1,0 +1,218 @@
+"""Signals and the ends of processes: whoever waits can leave at once, nothing hangs, and the history stays whole."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from capture_helpers import committed_steps
+from places import SUPPORT
+
+from catalog.history import History
+from catalog.verify import verify
+
+SLOW_S = 0.4
+PATIENCE_S = 60
+
+SETTING = """
+import os, signal, sys, threading, time; sys.path.insert(0, {support!r})
+from capture_helpers import MIB, make, one_step
+import capture, native
+model, optimizer = make(512)
+faults = native.Faults(delay_us={delay_us})
+options = dict(every=1, history={history!r}, backend="posix", budget_bytes=2 * MIB, stats_every=0)
+
+def say(*words):
+    print(*words, flush=True)
+
+def pending():
+    return session._committer.pending()
+
+def functions():
+    frame = sys._current_frames()[threading.main_thread().ident]
+    while frame is not None:
+        yield frame.f_code.co_qualname
+        frame = frame.f_back
+
+def interrupt_in(function):
+    def watch():
+        while function not in functions():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+    threading.Thread(target=watch, daemon=True).start()
+"""
+
+
+class Child:
+    """A training in a process of its own that talks through lines."""
+
+    def __init__(self, history: Path, body: str, *, delay_s: float = SLOW_S) -> None:
+        text = SETTING.format(support=str(SUPPORT), history=str(history), delay_us=int(delay_s * 1_000_000)) + body
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", text], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    def hear(self, expected: str) -> None:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline().strip()
+        assert line == expected, line or self.process.communicate()[1]
+
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def end(self) -> tuple[int, str]:
+        """Return the exit code and stderr of a process that ends by itself."""
+        _, errors = self.process.communicate(timeout=PATIENCE_S)
+        return self.process.returncode, errors
+
+
+@pytest.fixture
+def start(history):
+    children: list[Child] = []
+
+    def begin(body: str, **options: float) -> Child:
+        children.append(Child(history, body, **options))
+        return children[-1]
+
+    yield begin
+    for child in children:
+        child.process.kill()
+        child.process.communicate()
+
+
+def only_run(history: Path) -> str:
+    (facts,) = History.open(history).runs()
+    return facts.run
+
+
+INTERRUPTED = """
+session = capture.enable(model, optimizer=optimizer, faults=faults, **options)
+session.wait()
+one_step(model, optimizer)
+interrupt_in("Snapshot.release")
+try:
+    one_step(model, optimizer)
+except KeyboardInterrupt:
+    say("left the barrier", "after" if session._events.current._unreleased.job.released() else "before", "its end")
+optimizer.step()
+interrupt_in("BackgroundThread.wait")
+for _ in range(2):
+    try:
+        session.close()
+        say("closed with", pending())
+    except KeyboardInterrupt:
+        say("left close with some pending" if pending() else "left close too late")
+"""
+
+
+@pytest.mark.guards("The process keeps its life")
+def test_ctrl_c_leaves_the_barrier_and_close_and_drops_nothing(history, start: Callable[..., Child]):
+    """The update that was interrupted has not run; the next one waits again, and so does the next `close`."""
+    child = start(INTERRUPTED)
+    child.hear("left the barrier before its end")
+    child.hear("left close with some pending")
+    child.hear("closed with 0")
+    assert child.end() == (0, "")
+    assert committed_steps(history, only_run(history)) == [0, 1, 2]
+    assert verify(History.open(history)) == []
+
+
+LEFT = """
+# All of it is staged at once, so that what is left when `close` begins to wait is one long write.
+model, optimizer = make(64)
+session = capture.enable(model, optimizer=optimizer, faults=faults, **options)
+session.wait()
+one_step(model, optimizer)
+interrupt_in("BackgroundThread.wait")
+try:
+    session.close()
+except KeyboardInterrupt:
+    say("left close with some pending" if pending() else "left close too late")
+"""
+
+
+@pytest.mark.guards("The process keeps its life")
+@pytest.mark.slow
+def test_a_process_that_has_left_close_does_not_wait_at_its_exit(history, start: Callable[..., Child]):
+    child = start(LEFT, delay_s=1.5)
+    child.hear("left close with some pending")
+    code, errors = child.end()
+    assert code == 0
+    assert "step 1 was given up" in errors
+    assert committed_steps(history, only_run(history)) == [0]
+    assert verify(History.open(history)) == []
+
+
+TERMINATED = """
+session = capture.enable(
+    model, optimizer=optimizer, faults=faults, **{{**options, "every": 1000}}, sigterm_limit_s={limit_s}
+)
+session.wait()
+for step in range(1, 4):
+    one_step(model, optimizer)
+def terminate(*_):
+    if not said:
+        said.append(1)
+        os.kill(os.getpid(), signal.SIGTERM)
+said = []
+optimizer.register_step_pre_hook(terminate)
+one_step(model, optimizer)
+while True:
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.guards("The process keeps its life")
+@pytest.mark.parametrize("limit_s", [60, pytest.param(0.1, marks=pytest.mark.slow)])
+def test_sigterm_takes_the_step_whose_update_is_under_way(history, start: Callable[..., Child], limit_s):
+    """The process ends by SIGTERM, as without a session; a step that takes longer than the limit is left out."""
+    child = start(TERMINATED.format(limit_s=limit_s), delay_s=0.4 if limit_s < 1 else 0)
+    code, errors = child.end()
+    assert code == -signal.SIGTERM, errors
+    assert committed_steps(history, only_run(history)) == ([0, 4] if limit_s > 1 else [0])
+    assert verify(History.open(history)) == []
+
+
+@pytest.mark.guards("The process keeps its life")
+@pytest.mark.slow
+def test_sigterm_runs_the_former_handler_after_the_last_snapshot(history, start: Callable[..., Child]):
+    script = TERMINATED.format(limit_s=60).replace(
+        "session =", "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\nsession =", 1
+    )
+    code, errors = start(script, delay_s=0).end()
+    assert (code, errors) == (7, "")
+    assert committed_steps(history, only_run(history)) == [0, 4]
+
+
+PENDING = """
+session = capture.enable(model, optimizer=optimizer, faults=faults, **options)
+session.wait()
+one_step(model, optimizer)
+one_step(model, optimizer)
+{end}
+"""
+
+
+@pytest.mark.guards("The process keeps its life")
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("end", "code", "committed"),
+    [
+        ("", 0, [0, 1, 2]),
+        ("sys.exit(3)", 3, [0, 1, 2]),
+        ("raise RuntimeError('broken')", 1, [0, 1, 2]),
+        ("os.kill(os.getpid(), signal.SIGINT); time.sleep(9)", -signal.SIGINT, [0, 1, 2]),
+        ("os.kill(os.getpid(), signal.SIGTERM); time.sleep(9)", -signal.SIGTERM, None),
+        ("os._exit(4)", 4, None),
+        ("child = os.fork(); os.waitpid(child, 0) if child else sys.exit(0)", 0, [0, 1, 2]),
+    ],
+)
+def test_a_process_with_pending_snapshots_ends(history, start: Callable[..., Child], end, code, committed):
+    """Snapshots are finished wherever Python ends by itself; elsewhere the history is that of the last commit."""
+    ended, errors = start(PENDING.format(end=end)).end()
+    assert ended == code, errors
+    steps = committed_steps(history, only_run(history))
+    assert steps == committed if committed is not None else steps[0] == 0
+    assert verify(History.open(history)) == []
