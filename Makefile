@@ -83,6 +83,29 @@ test-browser: setup $(VENV)/.browser  ## run the notebook and the explorer in a 
 	@.ci/system-packages $(PYTHON) browser
 	$(BIN)/python -m pytest -q -rs --tb=short tests/browser
 
+# Each proof prints what it has tried and what it found, and takes minutes. `make test` runs a sample of each.
+PROOF := PYTHONPATH=tests/proofs:tests/support OMP_NUM_THREADS=1 $(BIN)/python -W ignore tests/proofs
+
+.PHONY: prove-crashes
+prove-crashes: setup  ## open every state of three trainings that a power cut may leave
+	$(PROOF)/prove_crashes.py
+
+.PHONY: prove-kills
+prove-kills: setup  ## kill two ranks before each of their file system calls, and at random times
+	$(PROOF)/prove_kills.py
+
+.PHONY: prove-bytes
+prove-bytes: setup  ## flip every byte of a small history, and random bytes of a larger one
+	$(PROOF)/prove_bytes.py
+
+.PHONY: fuzz
+fuzz: setup  ## a million hostile inputs for every reader of a history
+	$(PROOF)/fuzz.py
+
+.PHONY: test-sanitize
+test-sanitize: setup  ## build the native code with sanitizers, and run its tests in C++ and in Python
+	PATH="$(abspath $(BIN)):$$PATH" $(PROOF)/sanitize.py
+
 .PHONY: lint
 lint: setup  ## ruff, mypy, the extension's stub, clang-format
 	$(BIN)/ruff check .
@@ -107,6 +130,24 @@ bench-orbax:  ## also measure Orbax from now on (its own environment, 700 MB)
 .PHONY: coverage-table
 coverage-table: setup  ## write docs/coverage.md from the tests
 	$(BIN)/python tests/project/coverage_table.py
+
+.PHONY: guarantees
+guarantees: setup  ## run the tests that guard the promises, and write docs/guarantees.md with their figures
+	@mkdir -p build
+	$(BIN)/python -m pytest -q -rs -n logical --maxprocesses 4 --dist loadfile -m guards --figures build/figures.json
+	$(BIN)/python tests/project/guarantees.py build/figures.json
+
+.PHONY: prove-faults
+prove-faults: setup  ## fail every call of a captured training once, with every error (an hour on 2 cores)
+	@mkdir -p build
+	EXHAUSTIVE=1 $(BIN)/python -m pytest -q -n logical --figures build/faults.json tests/proofs/test_every_call_fails.py
+	@cat build/faults.json
+
+.PHONY: soak
+soak: setup  ## train, read and verify at once for ten minutes (SOAK_S=600), and kill at random
+	@mkdir -p build
+	SOAK_S=$${SOAK_S:-600} $(BIN)/python -m pytest -q -n 0 --figures build/soak.json tests/proofs/test_soak.py
+	@cat build/soak.json
 
 .PHONY: rooms
 rooms: setup  ## write the tree of rooms in CONTRIBUTING.md from the code

@@ -30,11 +30,11 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "registry options metrics patterns",
     ),
     "capture": (
-        "huggingface enable checkpoint_engine restore active_sessions",
+        "huggingface enable checkpoint_engine resume restore active_sessions",
         "session load deepspeed_checkpoints",
         "snapshot loops",
         "state",
-        "collectives defaults exit_handler lazy_doors",
+        "background_thread collectives defaults exit_handler lazy_doors",
     ),
     "catalog": (
         "run_writer gc verify history references",

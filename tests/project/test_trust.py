@@ -43,6 +43,7 @@ OF_OTHERS = {
 """These files may use pickles, and no history goes through them."""
 
 
+@pytest.mark.guards("Nothing is unpickled")
 def test_no_source_file_can_unpickle_or_evaluate():
     found: dict[str, set[str]] = {}
     for path in sources():
@@ -91,6 +92,7 @@ def _root(path: Path) -> Path:
     return Path(package.__file__).parent.parent
 
 
+@pytest.mark.guards("Nothing is unpickled")
 def test_a_restore_works_where_unpickling_is_impossible(history, monkeypatch):
     model, optimizer = make()
     with capture.enable(model, optimizer=optimizer, every=1, history=history) as session:
@@ -109,6 +111,7 @@ def test_a_restore_works_where_unpickling_is_impossible(history, monkeypatch):
     assert_same(capture.restore(f"{session.run}:1", history=history), expected)
 
 
+@pytest.mark.guards("Damage is found and named")
 @pytest.mark.parametrize("where", [0.2, 0.5, 0.8, 0.999])
 def test_a_flipped_bit_is_named_and_never_restored(history, where):
     model, optimizer = make()
@@ -131,6 +134,7 @@ def test_a_flipped_bit_is_named_and_never_restored(history, where):
     assert_same(reference(other, other_optimizer), before)
 
 
+@pytest.mark.guards("Damage is found and named")
 def test_without_verification_damage_is_found_while_restoring(history):
     model, optimizer = make()
     with capture.enable(model, optimizer=optimizer, every=1, history=history) as session:

@@ -1,0 +1,193 @@
+"""The same work again and again, each time with another call failing: `python fault_sessions.py WORK FOLDER`.
+
+WORK is `training`, captured at every step, or `index`, the registration of a checkpoint. The program runs with
+`fault_injector.c` preloaded and prints a line of JSON for each repetition: the call that failed, with what error, and
+what is wrong afterwards.
+"""
+
+import argparse
+import contextlib
+import ctypes
+import errno
+import functools
+import itertools
+import json
+import os
+import shutil
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from capture_helpers import assert_same, bits, make, one_step, reference
+from catalog_helpers import Run, pieces_of
+
+import capture
+from catalog.errors import HistoryError, SnapshotError
+from catalog.history import History
+from catalog.index.index import reindex
+from catalog.paths import HistoryPaths
+from catalog.verify import verify
+
+SHORT = -1
+WIDTH = 64
+STEPS = 3
+RETRIED = {"write", "pwrite", "pwrite64", "ftruncate", "ftruncate64", "fsync", "fdatasync", "fallocate", "completion"}
+"""Half of a write, and a call that a signal interrupts, must not fail a snapshot; Python repeats its own calls."""
+
+Work = Callable[[Path, int, int], None]
+
+injector = ctypes.CDLL(None)
+injector.injector_name.restype = ctypes.c_char_p
+
+
+class Wrong(AssertionError):
+    """What a session with a fault has left that it should not have."""
+
+
+def main() -> None:
+    """Try every fault that the arguments name, until a repetition has no call left to fail."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("work", choices=["training", "index"])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--backend", default="posix", help="the writer's: posix or io_uring")
+    parser.add_argument("--every", type=int, default=1, help="fail each N-th call only")
+    parser.add_argument("--errors", default="EIO", help="names of errno, or SHORT, with commas")
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    work: Work = registration_with_fault
+    if arguments.work == "training":
+        work = functools.partial(training_with_fault, backend=arguments.backend, expected=plain_training())
+    # The first repetition imports what is imported late, and opens what is opened once in a process.
+    work(arguments.folder / "first", -1, 0)
+    for name in arguments.errors.split(","):
+        for at in itertools.count(0, arguments.every):
+            root = arguments.folder / f"{name}-{at}"
+            wrong = None
+            try:
+                work(root, at, SHORT if name == "SHORT" else getattr(errno, name))
+            except (AssertionError, HistoryError) as error:
+                wrong = f"{type(error).__name__}: {error}"
+            finally:
+                disarm()
+            if not failed_call():
+                assert wrong is None, f"without any fault: {wrong}"
+                break
+            print(json.dumps({"at": at, "call": failed_call(), "error": name, "wrong": wrong}), flush=True)
+            shutil.rmtree(root, ignore_errors=True)
+
+
+def registration_with_fault(root: Path, at: int, code: int) -> None:
+    """Register a checkpoint while a call on the index fails: a rebuilt index must have it, in the same process."""
+    with Run(root) as run:
+        run.checkpoint(0, pieces_of({"w": b"a"}))
+        run.checkpoint(1, pieces_of({"w": b"b"}), register=False)
+        arm(HistoryPaths(root).catalog_db, at, code)
+        with contextlib.suppress(HistoryError):
+            run.register()
+        disarm()
+        if reindex(HistoryPaths(root)) != 2:
+            raise Wrong("the rebuilt index does not have both checkpoints")
+
+
+def plain_training() -> list[bytes]:
+    """Return the weights after each step of the training without capture."""
+    model, optimizer = make(WIDTH)
+    return [weights_after_step(model, optimizer) for _ in range(STEPS + 1)]
+
+
+def training_with_fault(root: Path, at: int, code: int, *, backend: str, expected: list[bytes]) -> None:
+    """Capture every step of a training whose call number `at` fails. Wrong when the training, the history or the
+    process is not as it should be afterwards.
+    """
+    descriptors, threads = open_descriptors(), threading.active_count()
+    model, optimizer = make(WIDTH)
+    states: dict[int, Any] = {}
+    session = capture.enable(
+        model, optimizer=optimizer, every=1, history=root, backend=backend, budget_bytes=16 << 20, stats_every=0
+    )
+    states[0] = reference(model, optimizer)
+    session.wait()
+    arm(root, at, code)
+    for step in range(1, STEPS + 1):
+        if weights_after_step(model, optimizer) != expected[step - 1]:
+            raise Wrong(f"the weights after step {step} are not those of the training without capture")
+        states[step] = reference(model, optimizer)
+        with contextlib.suppress(SnapshotError):
+            session.wait()
+    disarm()
+    weights_after_step(model, optimizer)
+    states[STEPS + 1] = reference(model, optimizer)
+    session.close()
+    for failure in session.failures:
+        if not isinstance(failure, HistoryError) or session.run not in str(failure):
+            raise Wrong(f"a failure that does not name its run: {failure!r}")
+    check_history(root, session, states)
+    if threading.active_count() > threads:
+        raise Wrong(f"threads are left: {[thread.name for thread in threading.enumerate()]}")
+    if len(open_descriptors()) > len(descriptors):
+        raise Wrong(f"descriptors are left: {sorted(set(open_descriptors()) - set(descriptors))}")
+    if code in (SHORT, errno.EINTR) and failed_call() in RETRIED and session.failures:
+        raise Wrong(f"a call that is repeated has failed the snapshot: {session.failures}")
+
+
+def check_history(root: Path, session: capture.Session, states: dict[int, Any]) -> None:
+    """Wrong unless the next step after the fault is there, and every committed one is whole and exact."""
+    history = History.open(root)
+    steps = [ref.step for ref in history.checkpoints(session.run)]
+    missing = set(states) - set(steps)
+    if STEPS + 1 in missing:
+        raise Wrong(f"the step after the fault is not committed: {session.failures}")
+    if missing and not session.failures:
+        raise Wrong(f"steps {sorted(missing)} are not committed, and no failure says so")
+    problems = verify(history)
+    if problems:
+        raise Wrong(f"verify: {problems}")
+    for step in steps:
+        assert_same(capture.restore(f"{session.run}:{step}", history=root, verify=False), states[step])
+    left = [path for path in root.rglob("*") if path.name.startswith(".") or path.suffix == ".tmp"]
+    left = [path for path in left if "steps" in path.parts]
+    if left:
+        raise Wrong(f"temporary files are left: {left}")
+    if history.reindex() != len(steps):
+        raise Wrong("the index has another number of checkpoints")
+
+
+def weights_after_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> bytes:
+    """Train one step; return the bits of all weights."""
+    one_step(model, optimizer)
+    return b"".join(bits(parameter.detach()) for parameter in model.parameters())
+
+
+def arm(folder: Path, at: int, code: int) -> None:
+    """Let the call whose turn is `at` fail with `code`, from now on and counted among those below `folder`."""
+    injector.injector_arm(os.fsencode(folder), ctypes.c_long(at), code)
+
+
+def disarm() -> None:
+    """Let no call fail any more; `failed_call` stays."""
+    injector.injector_disarm()
+
+
+def failed_call() -> str:
+    """Return the name of the call that the injector has failed, "" if none."""
+    return injector.injector_name().decode()
+
+
+def open_descriptors() -> list[str]:
+    """Return what the descriptors of this process lead to."""
+    folder = Path("/proc/self/fd")
+    found = []
+    for name in os.listdir(folder):
+        try:
+            found.append(str((folder / name).readlink()))
+        except FileNotFoundError:
+            continue
+    return found
+
+
+if __name__ == "__main__":
+    main()

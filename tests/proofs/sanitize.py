@@ -1,0 +1,75 @@
+"""`make test-sanitize`: the native code under the sanitizers, in its C++ tests and behind the Python extension.
+
+The C++ tests run with AddressSanitizer and UndefinedBehaviorSanitizer, and with ThreadSanitizer. The extension is built
+with the first two into a copy of the package `native`, and the tests of the reader, the writer and the statistics run
+with it. ThreadSanitizer needs an interpreter that is built with it, so there it stays with the C++ tests.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from places import ROOT
+
+__all__ = ["sanitized_extension", "sanitized_tests"]
+
+FLAGS = "-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
+COMPILER = os.environ.get("CXX", "c++")
+TESTS = ("reader", "statistics", "sketch", "feed", "writer", "files", "arguments", "errors", "probe")
+
+
+def sanitized_extension(folder: Path) -> Path:
+    """Build the extension with the sanitizers; return the folder whose package `native` has it."""
+    build, place = folder / "build", folder / "place"
+    nanobind = _said([sys.executable, "-m", "nanobind", "--cmake_dir"])
+    configure = ["cmake", "-S", ROOT, "-B", build, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=None"]
+    configure += [f"-DCMAKE_CXX_FLAGS={FLAGS}", f"-DPython_EXECUTABLE={sys.executable}", f"-Dnanobind_DIR={nanobind}"]
+    for command in (configure, ["ninja", "-C", build, "_core"]):
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    package = place / "native"
+    package.mkdir(parents=True)
+    for source in (ROOT / "native").glob("*.py*"):
+        (package / source.name).write_bytes(source.read_bytes())
+    (built,) = (build / "native").glob("_core*.so")
+    (package / built.name).write_bytes(built.read_bytes())
+    # The layers above refuse a `native` that does not lie beside them.
+    for layer in ("catalog", "capture", "dshistory"):
+        shutil.copytree(ROOT / layer, place / layer)
+    return place
+
+
+def sanitized_tests(place: Path, tests: list[str]) -> int:
+    """Run tests with the extension in `place`; return pytest's exit status."""
+    runtimes = [_said([COMPILER, f"-print-file-name={name}"]) for name in ("libasan.so", "libubsan.so", "libstdc++.so")]
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": " ".join(runtimes),
+        "PYTHONPATH": os.pathsep.join([str(place), os.environ.get("PYTHONPATH", "")]),
+        # The interpreter keeps memory until its end; the C++ tests look for leaks.
+        "ASAN_OPTIONS": "detect_leaks=0:halt_on_error=1:allocator_may_return_null=1",
+        "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
+        "DSHISTORY_SANITIZED": str(place),
+    }
+    # -P: the tree's own `native`, in the working folder, must not come first.
+    command = [sys.executable, "-P", "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *tests]
+    return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
+
+
+def _said(command: list[str]) -> str:
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+
+
+def main() -> int:
+    pytest = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-rs", "tests/native/test_cpp.py"]
+    failed = subprocess.run(pytest, cwd=ROOT, check=False).returncode
+    with tempfile.TemporaryDirectory() as folder:
+        place = sanitized_extension(Path(folder))
+        tests = ["tests/proofs/test_sanitize.py", *(f"tests/native/test_{name}.py" for name in TESTS)]
+        return sanitized_tests(place, tests) or failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,149 @@
+"""A soak: one training captures every step while another one, readers and a verification are killed at random.
+
+Each is started again at once. Nothing that was committed is lost, and memory, descriptors and threads stay flat.
+
+It lasts for SOAK_S seconds: a few by default, ten minutes in `make soak`.
+"""
+
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from places import ROOT
+
+from catalog.history import History
+from catalog.verify import verify
+
+ROLES = Path(__file__).with_name("soak_roles.py")
+SOAK_S = float(os.environ.get("SOAK_S", "5"))
+MAX_GROWTH_BYTES = 24 << 20
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(SOAK_S * 3 + 600)]
+
+
+class Role:
+    """A process of the soak that is started again after each kill, and the lines that it and its forerunners said."""
+
+    def __init__(self, name: str, root: Path) -> None:
+        self.said: list[dict[str, Any]] = []
+        self.kills = 0
+        self._command = [sys.executable, "-W", "ignore", str(ROLES), name, str(root)]
+        self._start()
+
+    @property
+    def pid(self) -> int:
+        """The process that plays the role now."""
+        return self._process.pid
+
+    def kill(self, *, and_start: bool) -> None:
+        """Send SIGKILL, and let the next process begin if asked to."""
+        self._process.kill()
+        self._process.wait()
+        self._listener.join()
+        self._process.stderr.close()
+        self.kills += 1
+        if and_start:
+            self._start()
+
+    def require_alive(self) -> None:
+        """Assert that the process has not ended by itself."""
+        assert self._process.poll() is None, f"{self._command[-2]} ended by itself: {self._errors()}"
+
+    def _start(self) -> None:
+        paths = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "support")])
+        environment = {**os.environ, "PYTHONPATH": paths}
+        self._process = subprocess.Popen(
+            self._command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        )
+        self._listener = threading.Thread(target=self._listen, args=(self._process.stdout,))
+        self._listener.start()
+
+    def _listen(self, lines: Any) -> None:
+        with lines:
+            for line in lines:
+                # The last line of a killed process may be cut.
+                if line.endswith("}\n"):
+                    self.said.append(json.loads(line))
+
+    def _errors(self) -> str:
+        return self._process.stderr.read()[-2000:]
+
+
+@pytest.mark.guards("A checkpoint exists whole or not at all")
+@pytest.mark.guards("Memory stays within the budget")
+def test_a_soak_loses_nothing_and_stays_flat(tmp_path: Path, figure: Callable[[str, float], None]) -> None:
+    """Ask at the end for every checkpoint that any training was told to be committed."""
+    root = tmp_path / "h"
+    steady = Role("train", root)
+    roles: list[Role] = []
+    chance = random.Random(3)
+    samples: list[tuple[int, int, int]] = []
+    try:
+        _wait_until(lambda: len(steady.said) > 0, steady)
+        roles += [Role(name, root) for name in ("read", "read", "verify", "train")]
+        ends = time.monotonic() + SOAK_S
+        next_kill = time.monotonic() + 2
+        while time.monotonic() < ends:
+            time.sleep(0.25)
+            for role in (steady, *roles):
+                role.require_alive()
+            samples.append(_size_of(steady.pid))
+            if time.monotonic() > next_kill:
+                chance.choice(roles[1:]).kill(and_start=True)
+                next_kill = time.monotonic() + chance.uniform(0.5, 3)
+        # The first reader was never killed: the times of its answers span the whole soak.
+        answers = roles[0].said[:]
+    finally:
+        for role in (steady, *roles):
+            role.kill(and_start=False)
+    history = History.open(root)
+    committed = {(ref.run, ref.step) for ref in history.checkpoints()}
+    promised = {(said["run"], said["step"]) for role in (steady, roles[-1]) for said in role.said}
+    assert promised
+    assert promised <= committed
+    assert not [said for role in roles for said in role.said if said.get("problems")]
+    assert verify(history) == []
+    assert history.reindex() == len(committed)
+    half = len(samples) // 2
+    memory, descriptors, threads = ([max(column[:half]), max(column[half:])] for column in zip(*samples, strict=True))
+    assert memory[1] - memory[0] < MAX_GROWTH_BYTES, "the training grows"
+    assert descriptors[1] <= descriptors[0] + 4
+    assert threads[1] <= threads[0] + 1
+    figure("seconds", float(SOAK_S))
+    figure("checkpoints, none lost", len(committed))
+    figure("kills", sum(role.kills for role in roles))
+    figure("MiB more at most in the second half", max(0.0, round((memory[1] - memory[0]) / 2**20, 1)))
+    for name in ("log", "diff", "tensor"):
+        times = [said[name] for said in answers]
+        if len(times) >= 4:
+            before, after = times[: len(times) // 2], times[len(times) // 2 :]
+            figure(
+                f"times the first half's median of `{name}` in the second half",
+                round(statistics.median(after) / statistics.median(before), 2),
+            )
+
+
+def _wait_until(happened: Callable[[], bool], role: Role) -> None:
+    while not happened():
+        role.require_alive()
+        time.sleep(0.02)
+
+
+def _size_of(pid: int) -> tuple[int, int, int]:
+    """Return a process's resident private memory in bytes, and the number of its descriptors and threads."""
+    process = Path("/proc") / str(pid)
+    resident, shared = map(int, (process / "statm").read_text().split()[1:3])
+    return (
+        (resident - shared) * os.sysconf("SC_PAGE_SIZE"),
+        len(os.listdir(process / "fd")),
+        len(os.listdir(process / "task")),
+    )
