@@ -1,6 +1,6 @@
 """The log of checkpoints: metrics, bytes, state and health, from the catalog by one query for all of them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
@@ -15,6 +15,8 @@ from dshistory.display.table import Table
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
+    from catalog.index.registered import Gone
+
 __all__ = ["LogTable", "log"]
 
 _FORMATS: Final[Mapping[str, Format]] = {
@@ -25,6 +27,8 @@ _FORMATS: Final[Mapping[str, Format]] = {
 }
 _OWN_METRICS_SHOWN: Final = 8
 """The number of user-defined metrics that get a column; the SQL table `metrics` has all of them."""
+
+_GONE_SHOWN: Final = 5
 
 _LOG: Final = """
 SELECT c.step, c.run, c.created, m.loss, m.lr, m.grad_norm, m.step_time_s, m.own, c.bytes, c.new_bytes, c.state,
@@ -84,9 +88,10 @@ def log(history: History, *, run: str | None) -> LogTable:
     """See `Explorer.log`."""
     if run is not None:
         history.run_facts(run)
-    found = history.query(_LOG, {"run": run})
+    gone = [lost for lost in history.gone() if run is None or lost.run == run]
+    found = _with_gone(history.query(_LOG, {"run": run}), gone)
     rows, left_out = _with_own_metrics(found)
-    table = LogTable(rows, formats=_FORMATS, note=_note(history, rows, left_out))
+    table = LogTable(rows, formats=_FORMATS, note=_note(history, rows, left_out, gone))
     table.history, table.run = history, run
     return table
 
@@ -108,10 +113,35 @@ def _with_own_metrics(found: pa.Table) -> tuple[pa.Table, list[str]]:
     return table, [name for name in known if name not in shown]
 
 
-def _note(history: History, rows: pa.Table, left_out: list[str]) -> str:
+def _with_gone(found: pa.Table, gone: "Sequence[Gone]") -> pa.Table:
+    """Return the rows with the state `failed` where the marker of a registered checkpoint is gone."""
+    lost = {(one.run, one.step) for one in gone}
+    if not lost:
+        return found
+    keys = zip(found["run"].to_pylist(), found["step"].to_pylist(), strict=True)
+    states = ["failed" if key in lost else state for key, state in zip(keys, found["state"].to_pylist(), strict=True)]
+    return found.set_column(found.column_names.index("state"), "state", pa.array(states, pa.string()))
+
+
+def _gone_note(gone: "Sequence[Gone]") -> list[str]:
+    steps = [f"{lost.run}:{lost.step}" for lost in gone if lost.step is not None]
+    files = [str(lost.path) for lost in gone if lost.step is None]
+    parts = []
+    if steps:
+        parts.append(f"registered, but its marker is gone: {_first(steps)}")
+    if files:
+        parts.append(f"registered, but it is gone: {_first(files)}")
+    return [*parts, "`verify` says what to do"] if parts else []
+
+
+def _first(names: list[str]) -> str:
+    return ", ".join(names[:_GONE_SHOWN]) + (f" and {len(names) - _GONE_SHOWN} more" if names[_GONE_SHOWN:] else "")
+
+
+def _note(history: History, rows: pa.Table, left_out: list[str], gone: "Sequence[Gone]") -> str:
     if not rows.num_rows:
-        return f"no checkpoint yet in {history.root}"
-    parts = [counted(rows.num_rows, "checkpoint")]
+        return "; ".join([f"no checkpoint yet in {history.root}", *_gone_note(gone)])
+    parts = [counted(rows.num_rows, "checkpoint"), *_gone_note(gone)]
     committed = pc.equal(rows["state"], "committed")
     unknown = rows.filter(committed)["health"].null_count
     if unknown:
