@@ -1,7 +1,6 @@
 """`capture.enable`: decides, checks and refuses everything that can be before the first snapshot."""
 
 import contextlib
-import datetime
 import platform
 import socket
 import warnings
@@ -19,6 +18,7 @@ from capture.loops.interface import Loop
 from capture.loops.select import loop_for
 from capture.restore import all_providers
 from capture.resume import resume_newest
+from capture.session.new_run import begin_run
 from capture.session.session import Session, close_at_exit
 from capture.snapshot.change_detector import Check
 from capture.snapshot.state_listing import StateListing
@@ -27,11 +27,8 @@ from capture.state.averages import uncaptured_averages
 from capture.state.interface import StateProvider, read_at
 from capture.state.unwrap import unwrapped
 from catalog.errors import SetupError
-from catalog.gc import collect_garbage
 from catalog.history import History
-from catalog.read.liveness import DEAD_AFTER_S
-from catalog.records import CheckpointRef, RunFacts
-from catalog.run_writer import RunWriter, create_history, create_run, new_run_id
+from catalog.run_writer import create_history
 
 __all__ = ["enable"]
 
@@ -129,15 +126,7 @@ def enable(
     writer = agree_on_writer(
         root, ranks, backend=backend, budget_bytes=budget_bytes, faults=faults, file_system=file_system
     )
-    facts = _facts(loop, writer, every, on_full)
-    run = ranks.broadcast(
-        ranks.agree("making the run", lambda: _make_run(root, ranks, layout_hash, parent, facts)),
-    )
-    run_writer = ranks.agree(
-        "taking the run's lock",
-        lambda: RunWriter(root, run=run, rank=ranks.rank, world_size=ranks.world_size, layout_hash=layout_hash),
-    )
-    _prove_locks(ranks, run_writer)
+    run = begin_run(root, ranks, layout_hash=layout_hash, parent=parent, facts=_facts(loop, writer, every, on_full))
     with contextlib.ExitStack() as undo:
         session = ranks.agree(
             "capturing the first step",
@@ -145,7 +134,7 @@ def enable(
                 Session(
                     loop,
                     listing,
-                    run=run_writer,
+                    run=run,
                     writer=writer.writer,
                     every=every,
                     on_full=on_full,
@@ -223,41 +212,3 @@ def _facts(loop: Loop, writer: ChosenWriter, every: int, on_full: str) -> dict[s
         "host": socket.gethostname(),
         "python": platform.python_version(),
     }
-
-
-def _make_run(
-    root: Path, ranks: Ranks, layout_hash: str, parent: CheckpointRef | None, facts: dict[str, Any]
-) -> str | None:
-    if ranks.rank != 0:
-        return None
-    for kept in collect_garbage(History.open(root).paths).kept:
-        warnings.warn(f"leftovers of an earlier run stay: {kept}", stacklevel=5)
-    run = new_run_id()
-    created = datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds")
-    create_run(
-        root,
-        RunFacts(
-            run=run,
-            created=created,
-            world_size=ranks.world_size,
-            parent_run=None if parent is None else parent.run,
-            parent_step=None if parent is None else parent.step,
-            layout_hash=layout_hash,
-            facts=facts,
-        ),
-    )
-    return run
-
-
-def _prove_locks(ranks: Ranks, run_writer: RunWriter) -> None:
-    """Find out whether the hosts of this run see each other's locks, and note it where other sessions look."""
-    shared = ranks.see_locks(lambda rank: run_writer.paths.lock(run_writer.run, rank))
-    if shared:
-        ranks.agree("noting that locks are shared", run_writer.note_shared_locks)
-    elif shared is False and ranks.rank == 0:
-        warnings.warn(
-            f"the hosts of this training do not see each other's locks in {run_writer.paths.root}: leftovers of a run "
-            f"that was killed are removed by another host only {DEAD_AFTER_S / 86_400:.0f} days after its last change, "
-            "and nothing refuses to resume from a run that is still being written on another host",
-            stacklevel=4,
-        )

@@ -1,0 +1,70 @@
+"""Begins the run of a session, on all ranks: its name and facts, what earlier runs left, its locks."""
+
+import datetime
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from capture.collectives import Ranks
+from catalog.gc import collect_garbage
+from catalog.history import History
+from catalog.read.liveness import DEAD_AFTER_S
+from catalog.records import CheckpointRef, RunFacts
+from catalog.run_writer import RunWriter, create_run, new_run_id
+
+__all__ = ["begin_run"]
+
+
+def begin_run(
+    root: Path, ranks: Ranks, *, layout_hash: str, parent: CheckpointRef | None, facts: Mapping[str, Any]
+) -> RunWriter:
+    """Make a new run in the history `root`, and return the writer of this rank, which holds its lock.
+
+    All ranks must call it; a failure of one is raised on all. The first rank also removes what dead runs have left.
+    """
+    run = ranks.broadcast(ranks.agree("making the run", lambda: _make_run(root, ranks, layout_hash, parent, facts)))
+    writer = ranks.agree(
+        "taking the run's lock",
+        lambda: RunWriter(root, run=run, rank=ranks.rank, world_size=ranks.world_size, layout_hash=layout_hash),
+    )
+    _prove_locks(ranks, writer)
+    return writer
+
+
+def _make_run(
+    root: Path, ranks: Ranks, layout_hash: str, parent: CheckpointRef | None, facts: Mapping[str, Any]
+) -> str | None:
+    if ranks.rank != 0:
+        return None
+    for kept in collect_garbage(History.open(root).paths).kept:
+        warnings.warn(f"leftovers of an earlier run stay: {kept}", stacklevel=6)
+    run = new_run_id()
+    created = datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds")
+    create_run(
+        root,
+        RunFacts(
+            run=run,
+            created=created,
+            world_size=ranks.world_size,
+            parent_run=None if parent is None else parent.run,
+            parent_step=None if parent is None else parent.step,
+            layout_hash=layout_hash,
+            facts=dict(facts),
+        ),
+    )
+    return run
+
+
+def _prove_locks(ranks: Ranks, run_writer: RunWriter) -> None:
+    """Find out whether the hosts of this run see each other's locks, and note it where other sessions look."""
+    shared = ranks.see_locks(lambda rank: run_writer.paths.lock(run_writer.run, rank))
+    if shared:
+        ranks.agree("noting that locks are shared", run_writer.note_shared_locks)
+    elif shared is False and ranks.rank == 0:
+        warnings.warn(
+            f"the hosts of this training do not see each other's locks in {run_writer.paths.root}: leftovers of a run "
+            f"that was killed are removed by another host only {DEAD_AFTER_S / 86_400:.0f} days after its last change, "
+            "and nothing refuses to resume from a run that is still being written on another host",
+            stacklevel=4,
+        )
