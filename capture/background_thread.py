@@ -27,9 +27,10 @@ class BackgroundThread:
         """True once `wait` would return at once."""
         return self._ended.is_set()
 
-    def wait(self) -> None:
-        """Return once the thread has ended. Left by an exception, such as KeyboardInterrupt, it can be called again."""
-        self._ended.wait()
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Return once the thread has ended, or the time is over: False then. Left by an exception, such as
+        KeyboardInterrupt, it can be called again."""
+        return self._ended.wait(timeout_s)
 
     def _run(self) -> None:
         try:

@@ -1,10 +1,11 @@
 """The thread that computes the statistics of what a session has committed, whenever there is time.
 
 It reads back the files on the disk, at the lowest priority, and gives way to snapshots: checkpoints that it can't keep
-up with are left to `dshistory analyze`. A failure here costs statistics, never a checkpoint.
+up with are left to `dshistory analyze`, which `close` says. A failure here costs statistics, never a checkpoint.
 """
 
 import contextlib
+import logging
 import os
 import threading
 import time
@@ -17,7 +18,9 @@ from catalog.statistics.compute import analyze_part
 
 __all__ = ["StatisticsThread"]
 
-_CLOSE_PATIENCE_S = 5.0
+_CLOSE_PATIENCE_S = 1.0
+"""The longest time for which `close` waits for statistics, on however busy a machine."""
+
 _GIVE_WAY_S = 1.0
 """The longest wait, before each batch, for snapshots that are being written."""
 
@@ -28,6 +31,8 @@ _MOST_WAITING = 16
 """The most steps that wait; the oldest are dropped, since they may never be committed."""
 
 _LOWEST_PRIORITY = 19
+
+_log = logging.getLogger(__name__)
 
 
 class StatisticsThread:
@@ -45,7 +50,8 @@ class StatisticsThread:
         self._waiting: list[int] = []
         self._deadline: float | None = None
         self._patience_s = _CLOSE_PATIENCE_S
-        self._done = False
+        self._wanted = 0
+        self._done = 0
         self._thread: BackgroundThread | None = None
 
     def published(self, step: int) -> None:
@@ -54,6 +60,7 @@ class StatisticsThread:
             return
         with self._changed:
             self._waiting = [*self._waiting, step][-_MOST_WAITING:]
+            self._wanted += 1
             self._changed.notify_all()
         if self._thread is None:
             self._thread = BackgroundThread(self._work, name="dshistory-statistics")
@@ -63,13 +70,28 @@ class StatisticsThread:
         self._patience_s = 0.0
 
     def close(self) -> bool:
-        """Go on for a few seconds with the steps that wait, and end; return whether there are new statistics at all."""
+        """Go on for at most a second with the steps that wait, and end; return whether there are new statistics at all.
+        What is left then is an event of the journal and a message of the log.
+
+        On a machine without idle time the batch that is being computed may outlast the second. Nobody waits for it:
+        the thread ends after it, and publishes and says nothing more.
+        """
         with self._changed:
             self._deadline = time.monotonic() + self._patience_s
             self._changed.notify_all()
         if self._thread is not None:
-            self._thread.wait()
-        return self._done
+            self._thread.wait(self._patience_s)
+        with self._changed:
+            self._abandoned = True
+            done, left = self._done, self._wanted - self._done
+        if left:
+            self._say(left)
+        return done > 0
+
+    def _say(self, left: int) -> None:
+        told = f"{left} of {self._wanted} checkpoints have no statistics yet"
+        self._run.journal.event("statistics_left", None, reason=told)
+        _log.info("run %s: %s: dshistory analyze %s", self._run.run, told, self._run.paths.root)
 
     def _work(self) -> None:
         with contextlib.suppress(OSError):
@@ -94,9 +116,14 @@ class StatisticsThread:
         run = self._run
         try:
             about = StatisticsFile(step, run.rank, run.world_size)
-            self._done |= analyze_part(run.paths, run.run, about, stopped=self._give_way)
+            done = analyze_part(run.paths, run.run, about, stopped=self._give_way)
         except Exception as error:  # noqa: BLE001 - the checkpoint is safe; `dshistory analyze` tries again and says more
-            run.journal.event("analysis_failed", step, reason=str(error))
+            with self._changed:
+                if not self._abandoned:
+                    run.journal.event("analysis_failed", step, reason=str(error))
+            return
+        with self._changed:
+            self._done += done
 
     def _give_way(self) -> bool:
         self._wait_idle(_GIVE_WAY_S)

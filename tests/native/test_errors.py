@@ -251,15 +251,17 @@ def test_a_file_in_memory_that_is_cut_fails_the_job_and_not_the_process(tmp_path
 @each_backend
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the filter names a system call of x86_64 by its number")
 def test_a_host_that_forbids_the_kernels_copies_gets_the_same_file(tmp_path: Path, backend) -> None:
-    """Old container runtimes forbid process_vm_readv by seccomp; memory that is gone is an error there too."""
+    """Old container runtimes forbid process_vm_readv and process_vm_writev by seccomp; memory that is gone is an error
+    there too."""
     script = """
         import ctypes, errno, mmap, struct, sys
         import numpy as np
         import native, native_helpers as h
 
-        PROCESS_VM_READV, LOAD_NUMBER, EQUAL, RETURN = 310, 0x20, 0x15, 0x06
-        steps = [(LOAD_NUMBER, 0, 0, 0), (EQUAL, 0, 1, PROCESS_VM_READV), (RETURN, 0, 0, 0x00050000 | errno.EPERM),
-                 (RETURN, 0, 0, 0x7FFF0000)]
+        LOAD_NUMBER, EQUAL, RETURN = 0x20, 0x15, 0x06
+        PROCESS_VM_READV, PROCESS_VM_WRITEV = 310, 311
+        steps = [(LOAD_NUMBER, 0, 0, 0), (EQUAL, 1, 0, PROCESS_VM_READV), (EQUAL, 0, 1, PROCESS_VM_WRITEV),
+                 (RETURN, 0, 0, 0x00050000 | errno.EPERM), (RETURN, 0, 0, 0x7FFF0000)]
         code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
         filter_ = struct.pack("HxxxxxxP", len(steps), ctypes.addressof(code))
         libc = ctypes.CDLL(None, use_errno=True)
@@ -267,6 +269,7 @@ def test_a_host_that_forbids_the_kernels_copies_gets_the_same_file(tmp_path: Pat
         assert libc.prctl(22, 2, filter_) == 0, ctypes.get_errno()  # PR_SET_SECCOMP
         local = struct.pack("PN", ctypes.addressof(code), 8)
         assert libc.process_vm_readv(libc.getpid(), local, 1, local, 1, 0) == -1
+        assert libc.process_vm_writev(libc.getpid(), local, 1, local, 1, 0) == -1
 
         data = h.extents([h.Piece(2 << 20, 0, "congruent", False), h.Piece(5000, 3, "odd", False)])
         job = h.new_writer(sys.argv[1]).start(data.plan(), sys.argv[2])

@@ -4,6 +4,7 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <string>
 
@@ -12,8 +13,8 @@
 #include <unistd.h>
 
 #include "base/aligned_memory.hpp"
+#include "base/huge_pages.hpp"
 #include "base/io_error.hpp"
-#include "base/limits.hpp"
 
 #ifdef __SANITIZE_THREAD__
 extern "C" void __tsan_read_range(void *address, long nbytes); // as GCC declares it
@@ -25,6 +26,47 @@ namespace {
 constexpr std::size_t most_regions = 512; // of one call; the kernel takes 1024
 
 std::atomic<bool> forbidden = false; // to this process, which never changes
+
+// Chooses for one thread between the two calls that copy. The kernel looks up, one by one, the pages of the side that
+// it takes for another process: process_vm_readv those it reads, process_vm_writev those it writes. In pages of 4 KiB
+// that takes longer than the copy. So the better call is the one whose far side is in huge pages, and that depends on
+// the training's memory: both are tried, again and again, and the faster one is taken for what follows.
+class FasterCall {
+  public:
+    bool writes() const { return turn_ < tries ? turn_ % 2 == 1 : fastest_[1] < fastest_[0]; }
+
+    void took(std::chrono::steady_clock::duration time) {
+        if (turn_ < tries) {
+            auto &fastest = fastest_[turn_ % 2];
+            fastest = turn_ < 2 ? time : std::min(fastest, time);
+        }
+        turn_ = (turn_ + 1) % period;
+    }
+
+  private:
+    static constexpr unsigned tries = 4; // two of each, for the first one may be interrupted or meet new pages
+    static constexpr unsigned period = 64;
+
+    unsigned turn_ = 0;
+    std::array<std::chrono::steady_clock::duration, 2> fastest_{};
+};
+
+ssize_t copy_by_kernel(std::span<const iovec> into, std::span<const iovec> from, bool writes) {
+    return writes ? process_vm_writev(getpid(), from.data(), from.size(), into.data(), into.size(), 0)
+                  : process_vm_readv(getpid(), into.data(), into.size(), from.data(), from.size(), 0);
+}
+
+// Only copies of one full piece are compared, since they are what takes time.
+ssize_t copy_faster(std::span<const iovec> into, std::span<const iovec> from) {
+    thread_local FasterCall call;
+    if (into.size() != 1 || into[0].iov_len != cached_bytes) {
+        return copy_by_kernel(into, from, false);
+    }
+    const auto start = std::chrono::steady_clock::now();
+    const ssize_t result = copy_by_kernel(into, from, call.writes());
+    call.took(std::chrono::steady_clock::now() - start);
+    return result;
+}
 
 const void *pointer(const Region &region) { return reinterpret_cast<const void *>(region.address); }
 
@@ -52,7 +94,7 @@ std::optional<CopyFailure> copy_some(std::span<const CopiedRegion> regions) {
                           static_cast<long>(from[i].iov_len)); // the kernel's reads are not seen otherwise
 #endif
     }
-    const ssize_t result = process_vm_readv(getpid(), into.data(), regions.size(), from.data(), regions.size(), 0);
+    const ssize_t result = copy_faster(std::span(into).first(regions.size()), std::span(from).first(regions.size()));
     if (result < 0 && (errno == EPERM || errno == ENOSYS)) {
         forbidden = true;
         return copy_directly(regions);
@@ -95,7 +137,7 @@ std::optional<CopyFailure> copy_memory(std::span<const CopiedRegion> regions) {
 }
 
 const std::byte *cached_copy(const Region &region) {
-    thread_local const AlignedMemory cached = aligned_memory(block_granule, cached_bytes);
+    thread_local const HugePages cached = huge_pages(huge_page_bytes, "a buffer");
     const CopiedRegion copied{cached.get(), region};
     if (const auto failure = copy_memory(std::span(&copied, 1))) {
         errno = failure->code;

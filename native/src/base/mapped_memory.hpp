@@ -2,8 +2,9 @@
 // end the process.
 //
 // Looking first whether memory is mapped is no guard, since another thread may unmap it right afterwards. So the kernel
-// copies (process_vm_readv): it answers EFAULT for memory that is gone, or whose file has been cut. The copy stays in
-// the processor's cache, where it is hashed; the live bytes are read from memory once, as by a direct read.
+// copies (process_vm_readv, process_vm_writev): it answers EFAULT for memory that is gone, or whose file has been cut.
+// The copy stays in the processor's cache, where it is hashed; the live bytes are read from memory once, as by a direct
+// read.
 #pragma once
 
 #include <cstddef>
@@ -38,7 +39,7 @@ struct CopyFailure {
 bool is_mapped(const Region &region);
 
 // Copy the regions in order, together at most 1 GiB. Returns the first failure; what `into` holds then is undefined.
-// Where seccomp forbids process_vm_readv, as Docker did before version 19.03, memory is looked at and then read
+// Where seccomp forbids these calls, as Docker did before version 19.03, memory is looked at and then read
 // directly: a crash on freed memory is unlikely there, but possible.
 std::optional<CopyFailure> copy_memory(std::span<const CopiedRegion> regions);
 

@@ -7,14 +7,9 @@
 #include <string>
 #include <sys/mman.h>
 #include <system_error>
-#include <unistd.h>
-
-#include "base/aligned_memory.hpp"
 
 namespace dsh {
 namespace {
-
-constexpr std::uint64_t huge_page_bytes = 2 << 20;
 
 // Make all pages exist, so that no copy into a slot waits for one.
 bool populate(std::byte *data, std::uint64_t nbytes) {
@@ -30,34 +25,16 @@ bool populate(std::byte *data, std::uint64_t nbytes) {
     return true;
 }
 
-// Map and populate the staging memory.
-//   - In huge pages, where the host has them: the kernel pins and translates one page where it would take 512.
-//   - Not for forked children: the kernel would copy at once what is registered with a ring, for each child, and a
-//   child
-//     has no use for it (writer.hpp).
-std::byte *map_staging(std::uint64_t budget_bytes) {
-    const std::uint64_t nbytes = round_up(budget_bytes, static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE)));
-    const std::uint64_t reserved = nbytes + huge_page_bytes;
-    void *mapping = mmap(nullptr, reserved, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    int code = mapping == MAP_FAILED ? errno : 0;
-    if (code == 0) {
-        const auto address = reinterpret_cast<std::uint64_t>(mapping);
-        const std::uint64_t skipped = round_up(address, huge_page_bytes) - address;
-        auto *data = static_cast<std::byte *>(mapping) + skipped;
-        if (skipped != 0) {
-            munmap(mapping, skipped);
-        }
-        munmap(data + nbytes, reserved - skipped - nbytes);
-        madvise(data, nbytes, MADV_HUGEPAGE);
-        madvise(data, nbytes, MADV_DONTFORK);
-        if (populate(data, nbytes)) {
-            return data;
-        }
-        code = errno;
-        munmap(data, nbytes);
+// Map and populate the staging memory. Forked children don't get it: the kernel would copy at once what is registered
+// with a ring, for each child, and a child has no use for it (writer.hpp).
+HugePages map_staging(std::uint64_t budget_bytes) {
+    HugePages data = huge_pages(budget_bytes, "a staging budget");
+    madvise(data.get(), data.get_deleter().nbytes, MADV_DONTFORK);
+    if (!populate(data.get(), data.get_deleter().nbytes)) {
+        throw std::system_error(errno, std::generic_category(),
+                                "mmap of a staging budget of " + std::to_string(budget_bytes) + " bytes");
     }
-    throw std::system_error(code, std::generic_category(),
-                            "mmap of a staging budget of " + std::to_string(budget_bytes) + " bytes");
+    return data;
 }
 
 } // namespace
@@ -73,7 +50,7 @@ StagingPool::StagingPool(std::uint64_t budget_bytes, std::uint64_t block_bytes)
     const std::uint64_t small_count = std::clamp<std::uint64_t>(budget_bytes / 16 / small_bytes, least_small,
                                                                 (budget_bytes - 2 * block_bytes) / small_bytes);
     data_ = map_staging(budget_bytes);
-    std::byte *at = data_;
+    std::byte *at = data_.get();
     const std::uint64_t large_count = (budget_bytes - small_count * small_bytes) / block_bytes;
     for (std::uint64_t i = 0; i < large_count; ++i, at += block_bytes) {
         large_.push_back(at);
@@ -83,19 +60,12 @@ StagingPool::StagingPool(std::uint64_t budget_bytes, std::uint64_t block_bytes)
     }
 }
 
-StagingPool::~StagingPool() {
-    if (data_ != nullptr) {
-        munmap(data_, budget_bytes_);
-    }
-}
-
 void StagingPool::drop() {
     dropped_ = true;
     large_.clear();
     small_.clear();
-    if (lent_ == 0 && data_ != nullptr) {
-        munmap(data_, budget_bytes_);
-        data_ = nullptr;
+    if (lent_ == 0) {
+        data_.reset();
     }
 }
 

@@ -13,6 +13,8 @@
 #include <optional>
 #include <vector>
 
+#include "base/huge_pages.hpp"
+
 namespace dsh {
 
 struct Slot {
@@ -32,7 +34,6 @@ class StagingPool {
 
     // Throws std::invalid_argument when the budget is smaller than the least.
     StagingPool(std::uint64_t budget_bytes, std::uint64_t block_bytes);
-    ~StagingPool();
     StagingPool(const StagingPool &) = delete;
     StagingPool &operator=(const StagingPool &) = delete;
 
@@ -44,14 +45,14 @@ class StagingPool {
     void drop();
 
     // Null once it is unmapped.
-    std::byte *data() const { return data_; }
+    std::byte *data() const { return data_.get(); }
     std::uint64_t budget_bytes() const { return budget_bytes_; }
     std::uint64_t free_bytes() const { return large_.size() * block_bytes_ + small_.size() * small_bytes; }
 
   private:
     std::uint64_t budget_bytes_;
     std::uint64_t block_bytes_;
-    std::byte *data_;
+    HugePages data_;
     std::vector<std::byte *> large_;
     std::vector<std::byte *> small_;
     std::size_t lent_ = 0;
