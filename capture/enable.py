@@ -79,7 +79,8 @@ def enable(
        of whole tensors; "hash" also compares all their bytes, and the training waits for two passes over them, with the
        first one after every step. Edits inside `with session.modify():` are fine.
     stats_every: compute statistics of the checkpoints whose steps are multiples of this; 0: of none. They are computed
-       from the disk at the lowest priority, the newest first; `dshistory analyze` computes those that are left.
+       from the disk at the lowest priority, the newest first, and at `close` for a second at most; `dshistory analyze`
+       computes those that are left.
     resume: "auto" goes on from the newest complete checkpoint of the history that verifies, or starts fresh; refused
        while that run is still being written. Each rank verifies its share of the bytes.
     backend: the writer's; by default io_uring where the host allows it, else POSIX threads.

@@ -97,6 +97,10 @@ class Committer:
         with self._changed:
             return self._figures.copy()
 
+    def without_statistics(self) -> int:
+        """Return how many finished snapshots that are to have statistics have none yet."""
+        return self._statistics.left()
+
     def last_published(self) -> int | None:
         """Return the newest step whose part of this rank is published; None before the first."""
         with self._changed:

@@ -44,7 +44,8 @@ _COMMIT_PATIENCE_S = 30.0
 @dataclass(slots=True)
 class SessionStats:
     """The cost of capturing so far. Seconds of the training thread, all waits included; bytes of this rank's files, and
-    of the state that was unchanged and is referred to in earlier files. `stalls_s` are the latest steps' seconds.
+    of the state that was unchanged and is referred to in earlier files. `without_statistics`: the checkpoints that
+    `dshistory analyze` would have to compute now. `stalls_s` are the latest steps' seconds.
     """
 
     snapshots: int = 0
@@ -52,6 +53,7 @@ class SessionStats:
     failed: int = 0
     bytes: int = 0
     unchanged_bytes: int = 0
+    without_statistics: int = 0
     stall_s: float = 0.0
     write_s: float = 0.0
     stalls_s: list[float] = field(default_factory=list, repr=False)
@@ -139,6 +141,7 @@ class Session:
             failed=len(self._failures.all()),
             bytes=int(figures["file_bytes"]),
             unchanged_bytes=int(figures["unchanged_bytes"]),
+            without_statistics=self._committer.without_statistics(),
             stall_s=self._events.stall_s,
             write_s=float(figures["write_s"]),
             stalls_s=list(self._events.stalls_s),
@@ -205,6 +208,9 @@ class Session:
 
     def close(self) -> None:
         """Capture the last step, finish everything, let the loop go. Idempotent.
+
+        After the last write statistics are computed for at most a second more; `stats.without_statistics` are left to
+        `dshistory analyze`, which is a message of the log (INFO) and an event of the journal.
 
         A snapshot that failed, on a full disk for example, is a warning and is in `failures`, so that a script whose
         training is over still saves its model. With `strict=True`: SnapshotError for what no `wait` has raised.

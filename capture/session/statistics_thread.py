@@ -18,8 +18,10 @@ from catalog.statistics.compute import analyze_part
 
 __all__ = ["StatisticsThread"]
 
-_CLOSE_PATIENCE_S = 1.0
-"""The longest time for which `close` waits for statistics, on however busy a machine."""
+_CLOSE_PATIENCE_S = 0.8
+"""The longest time for which `close` waits for statistics, on however busy a machine; with their registration in the
+index it is a second.
+"""
 
 _GIVE_WAY_S = 1.0
 """The longest wait, before each batch, for snapshots that are being written."""
@@ -50,8 +52,8 @@ class StatisticsThread:
         self._waiting: list[int] = []
         self._deadline: float | None = None
         self._patience_s = _CLOSE_PATIENCE_S
-        self._wanted = 0
-        self._done = 0
+        self._wanted = self._done = 0
+        self._closed = False
         self._thread: BackgroundThread | None = None
 
     def published(self, step: int) -> None:
@@ -65,16 +67,21 @@ class StatisticsThread:
         if self._thread is None:
             self._thread = BackgroundThread(self._work, name="dshistory-statistics")
 
+    def left(self) -> int:
+        """Return how many of the published steps that are to have statistics have none yet."""
+        with self._changed:
+            return self._wanted - self._done
+
     def give_up(self) -> None:
         """Let `close` leave what is waiting to `dshistory analyze` at once."""
         self._patience_s = 0.0
 
     def close(self) -> bool:
-        """Go on for at most a second with the steps that wait, and end; return whether there are new statistics at all.
-        What is left then is an event of the journal and a message of the log.
+        """Go on for less than a second with the steps that wait, and end; return whether there are new statistics at
+        all. What is left then is an event of the journal and a message of the log.
 
-        On a machine without idle time the batch that is being computed may outlast the second. Nobody waits for it:
-        the thread ends after it, and publishes and says nothing more.
+        Where no core is free, a batch that is being computed may outlast that time. Nobody waits for it: the thread
+        ends after it by itself.
         """
         with self._changed:
             self._deadline = time.monotonic() + self._patience_s
@@ -82,16 +89,13 @@ class StatisticsThread:
         if self._thread is not None:
             self._thread.wait(self._patience_s)
         with self._changed:
-            self._abandoned = True
-            done, left = self._done, self._wanted - self._done
+            self._closed = True
+        left = self.left()
         if left:
-            self._say(left)
-        return done > 0
-
-    def _say(self, left: int) -> None:
-        told = f"{left} of {self._wanted} checkpoints have no statistics yet"
-        self._run.journal.event("statistics_left", None, reason=told)
-        _log.info("run %s: %s: dshistory analyze %s", self._run.run, told, self._run.paths.root)
+            told = f"{left} of {self._wanted} checkpoints of rank {self._run.rank} have no statistics yet"
+            self._run.journal.event("statistics_left", None, reason=told)
+            _log.info("run %s: %s: dshistory analyze %s", self._run.run, told, self._run.paths.root)
+        return self._done > 0
 
     def _work(self) -> None:
         with contextlib.suppress(OSError):
@@ -119,7 +123,7 @@ class StatisticsThread:
             done = analyze_part(run.paths, run.run, about, stopped=self._give_way)
         except Exception as error:  # noqa: BLE001 - the checkpoint is safe; `dshistory analyze` tries again and says more
             with self._changed:
-                if not self._abandoned:
+                if not self._closed:
                     run.journal.event("analysis_failed", step, reason=str(error))
             return
         with self._changed:

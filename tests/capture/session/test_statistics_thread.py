@@ -1,5 +1,8 @@
 """Statistics of a session's commits are right, complete and merged over fragments, and never delay a checkpoint."""
 
+import logging
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -7,10 +10,12 @@ from capture_helpers import make, one_step, reference
 
 import capture
 import dshistory
+from capture.session.statistics_thread import StatisticsThread
 from catalog.errors import CorruptError
 from catalog.format.statistics_file import parse_name
 from catalog.history import History
 from catalog.index import index
+from catalog.run_writer import RunWriter
 from catalog.statistics.compute import analyze_part, missing_parts
 from catalog.verify import verify
 
@@ -148,3 +153,55 @@ def test_the_statistics_of_damaged_bytes_are_refused(history):
     with pytest.raises(CorruptError, match=victim.name):
         dshistory.open(history).analyze(3, quiet=True)
     assert rows_of(history) == []
+
+
+def test_close_says_what_is_left_to_analyze(history, caplog):
+    model, optimizer = make(256)
+    session = capture.enable(model, optimizer=optimizer, history=history, every=1)
+    for _ in range(3):
+        one_step(model, optimizer)
+        session.wait()
+    session._committer._statistics.give_up()
+    with caplog.at_level(logging.INFO, logger="capture"):
+        session.close()
+    opened = History.open(history)
+    refs = opened.checkpoints()
+    left = sum(len(missing_parts(opened.paths, ref)) for ref in refs)
+    assert session.stats.without_statistics == left
+    said = f"{left} of {len(refs)} checkpoints of rank 0 have no statistics yet"
+    assert [record.message for record in caplog.records] == [
+        f"run {session.run}: {said}: dshistory analyze {history}"
+    ] * bool(left)
+    (row,) = opened.query("SELECT count(*) AS n FROM events WHERE name = 'statistics_left'").to_pylist()
+    assert row["n"] == bool(left)
+
+
+def test_close_waits_for_no_batch_that_takes_longer(history):
+    """The thread is held in the middle of its work, as by a machine whose cores are all taken."""
+    model, optimizer = make()
+    with capture.enable(model, optimizer=optimizer, history=history, every=1000, stats_every=0) as session:
+        session.wait()
+    working, go_on = threading.Event(), threading.Event()
+
+    def hold(seconds):
+        working.set()
+        go_on.wait()
+
+    facts = History.open(history).run_facts(session.run)
+    run = RunWriter(history, run=session.run, rank=0, world_size=1, layout_hash=facts.layout_hash)
+    with run:
+        statistics = StatisticsThread(run, every=1, wait_idle=hold)
+        statistics.published(0)
+        working.wait()
+        closing = threading.Thread(target=statistics.close, daemon=True)
+        closing.start()
+        closing.join(60)
+        try:
+            assert not closing.is_alive()
+            assert statistics.left() == 1
+        finally:
+            go_on.set()
+            closing.join()
+            statistics._thread.wait()
+    opened = History.open(history)
+    assert len(missing_parts(opened.paths, opened.resolve(0))) == 1
