@@ -18,6 +18,7 @@ from capture.defaults import history_path
 from capture.load.assignments import Assignment, match
 from capture.load.objects import read_objects
 from capture.load.read_into import read_into
+from capture.load.spare_memory import processes_here, spare_bytes
 from capture.load.state_dict import StateDict, state_dict_of
 from capture.load.unclaimed import TrackedObjects, warn_of_unclaimed
 from capture.loops.select import loop_for
@@ -28,7 +29,8 @@ from catalog.format.manifest import NOT_STATE
 from catalog.history import History
 from catalog.read.check_data import check_extents
 from catalog.read.fragments import RankFragments, choose
-from catalog.records import CheckpointRef
+from catalog.read.stored_bytes import Buffer
+from catalog.records import CheckpointRef, Extent
 
 __all__ = ["all_providers", "restore", "restore_live"]
 
@@ -53,9 +55,10 @@ def restore(
     With `engine` or `model`: parameters, buffers, optimizer, scheduler, scaler, counters, RNG and (when given)
        dataloader become what they were. Any world size and ZeRO stage may have written them. All ranks must call it. It
        is all or nothing: everything, including every byte, is checked before the first byte is overwritten.
-       `verify=False` reads the bytes only once, which takes half the time: checksums are then compared while
-       overwriting, and RestoreError says that the live state is mixed if they differ. A session of the target is closed
-       first; the next `enable` begins a child run. Returns the checkpoint.
+       What is read for that is kept in half of the host memory that is free; what does not fit there is read a second
+       time. `verify=False` keeps nothing and reads everything once: checksums are then compared while overwriting, and
+       RestoreError says that the live state is mixed if they differ. A session of the target is closed first; the next
+       `enable` begins a child run. Returns the checkpoint.
 
     Without both: `{kind: {name: tensor}}` in host memory, in their global shapes; `names` and `kinds` (glob patterns)
        choose, and only what is chosen is read.
@@ -118,30 +121,36 @@ def restore_live(
     available, objects, assignments = ranks.agree(
         f"checking checkpoint {ref}", lambda: _prepare(history, ref, ranks.rank, providers)
     )
+    kept: dict[Extent, Buffer] = {}
     if verify:
-        # A restore overwrites its targets in place and keeps no copy: a second copy of the state may not fit in memory.
-        # So damage must be found while the live state is still whole, on every rank, or a training that asked for
-        # another step is left with a mixture of two.
-        ranks.agree(f"verifying checkpoint {ref}", lambda: _verify(history, assignments))
+        # A restore overwrites its targets in place. So damage must be found while the live state is still whole, on
+        # every rank, or a training that asked for another step is left with a mixture of two.
+        ranks.agree(f"verifying checkpoint {ref}", lambda: _verify(history, assignments, ranks, kept))
     # The ranks agree a second time, after overwriting: `finish` of a sharded engine is a collective. If one rank failed
     # to read and the others entered it, they would wait there forever.
-    ranks.agree(f"reading checkpoint {ref}", lambda: _overwrite(history, ref, assignments))
+    ranks.agree(f"reading checkpoint {ref}", lambda: _overwrite(history, ref, assignments, kept))
+    kept.clear()
     for provider in providers:
         provider.finish(available)
     if whole and ranks.rank == 0:
         warn_of_unclaimed(ref, objects)
 
 
-def _verify(history: History, assignments: Sequence[Assignment]) -> None:
-    for damage in check_extents(history.root, {assignment.extent for assignment in assignments}):
+def _verify(history: History, assignments: Sequence[Assignment], ranks: Ranks, kept: dict[Extent, Buffer]) -> None:
+    """Compare every checksum, and keep as many bytes as there is room for: a copy of all may not fit in memory."""
+    extents = {assignment.extent for assignment in assignments}
+    room = spare_bytes(processes_here(ranks.world_size))
+    for damage in check_extents(history.root, extents, kept=kept, most_kept_bytes=room):
         raise CorruptError(
             f"{history.root / damage.file}: {damage.field}: {damage.message}: nothing was changed; restore another step"
         )
 
 
-def _overwrite(history: History, ref: CheckpointRef, assignments: Sequence[Assignment]) -> None:
+def _overwrite(
+    history: History, ref: CheckpointRef, assignments: Sequence[Assignment], kept: dict[Extent, Buffer]
+) -> None:
     try:
-        read_into(history.root, assignments)
+        read_into(history.root, assignments, kept)
     except CorruptError as error:
         raise RestoreError(
             f"restoring {ref} stopped half-way, the live state is a mixture now: restore another step before going on: "

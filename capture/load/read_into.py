@@ -1,22 +1,27 @@
 """Reads extents into live tensors, verified: directly where a whole extent fits, else through host memory."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import torch
 
 from capture.load.assignments import Assignment
 from capture.state.dtypes import torch_dtype
-from catalog.read.stored_bytes import read_unverified, read_verified
+from catalog.read.stored_bytes import Buffer, read_unverified, read_verified
 from catalog.records import Extent
 
 __all__ = ["read_extents", "read_into", "read_part"]
 
 
-def read_into(root: Path, assignments: Sequence[Assignment]) -> None:
+def read_into(
+    root: Path, assignments: Sequence[Assignment], kept: Mapping[Extent, Buffer] = MappingProxyType({})
+) -> None:
     """Fill every destination. CorruptError when bytes differ from their checksums; the destinations are then partly
     overwritten.
+
+    kept: the verified bytes of extents that were read before; these are not read again
     """
     reads: list[tuple[Extent, int]] = []
     staged: dict[Extent, torch.Tensor] = {}
@@ -25,6 +30,9 @@ def read_into(root: Path, assignments: Sequence[Assignment]) -> None:
     for assignment in assignments:
         extent, destination = assignment.extent, assignment.destination
         if not extent.nbytes:
+            continue
+        if extent in kept:
+            copies.append((assignment, torch.from_numpy(kept[extent]).view(torch_dtype(extent.dtype))))
             continue
         place = (extent.file, extent.offset)
         fits = destination.device.type == "cpu" and destination.is_contiguous() and assignment.numel == extent.numel

@@ -3,6 +3,7 @@
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate, takewhile
 from math import prod
 from pathlib import Path
 
@@ -10,12 +11,13 @@ from catalog.disk.regular_file import what_it_is
 from catalog.errors import FormatError
 from catalog.format.header import Entry, read_header
 from catalog.format.manifest import Manifest
-from catalog.read.stored_bytes import ReadBuffer, batches, mismatches
+from catalog.read.stored_bytes import Buffer, ReadBuffer, batches, mismatches
 from catalog.records import Extent
 
 __all__ = ["DamagedExtent", "check_data_file", "check_extents", "check_header"]
 
 BATCH_BYTES = 64 << 20
+_KEPT_BATCH_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,36 +95,59 @@ def _share_of(manifest: Manifest, share: tuple[int, int]) -> Iterator[Extent]:
 
 
 def check_extents(
-    root: Path, extents: Iterable[Extent], *, progress: Callable[[int], None] = lambda nbytes: None
+    root: Path,
+    extents: Iterable[Extent],
+    *,
+    progress: Callable[[int], None] = lambda nbytes: None,
+    kept: dict[Extent, Buffer] | None = None,
+    most_kept_bytes: int = 0,
 ) -> Iterator[DamagedExtent]:
     """Read extents in the order of files and offsets and yield the damaged ones; live memory is not touched.
 
-    Takes memory for the largest extent, or BATCH_BYTES. An extent that can't be read is damaged, too.
+    `kept` gets the bytes of the first extents, `most_kept_bytes` together, in memory that is theirs. Otherwise it takes
+    memory for the largest extent, or BATCH_BYTES. An extent that can't be read is damaged, too.
     """
     in_order = sorted(extents, key=lambda extent: (extent.file, extent.offset))
+    count = 0 if kept is None else _fitting(in_order, most_kept_bytes)
+    for batch in batches(in_order[:count], most_bytes=_KEPT_BATCH_BYTES):
+        yield from _compared(root, batch, ReadBuffer(), kept)
+        progress(_total_bytes(batch))
     buffer = ReadBuffer()
-    for batch in batches(in_order, most_bytes=BATCH_BYTES):
+    for batch in batches(in_order[count:], most_bytes=BATCH_BYTES):
         yield from _compared(root, batch, buffer)
         progress(_total_bytes(batch))
+
+
+def _fitting(extents: list[Extent], most_bytes: int) -> int:
+    """Return how many of the first extents have at most so many bytes together."""
+    ends = accumulate(extent.nbytes for extent in extents)
+    return sum(1 for _ in takewhile(lambda end: end <= most_bytes, ends))
 
 
 def _total_bytes(batch: list[Extent]) -> int:
     return sum(extent.nbytes for extent in batch)
 
 
-def _compared(root: Path, batch: list[Extent], buffer: ReadBuffer) -> Iterator[DamagedExtent]:
+def _compared(
+    root: Path, batch: list[Extent], buffer: ReadBuffer, kept: dict[Extent, Buffer] | None = None
+) -> Iterator[DamagedExtent]:
     try:
-        _, checksums = buffer.read(root, [(extent.file, extent.offset, extent.nbytes) for extent in batch])
+        pieces, checksums = buffer.read(root, [(extent.file, extent.offset, extent.nbytes) for extent in batch])
     except (OSError, ValueError) as error:
         if len(batch) > 1:
+            # Nothing is kept of them: each takes the memory of the one before.
             for extent in batch:
                 yield from _compared(root, [extent], buffer)
         else:
             yield DamagedExtent(batch[0].file, _field(batch[0]), f"not readable: {error}")
         return
+    if kept is not None:
+        kept.update(zip(batch, pieces, strict=True))
     for extent, actual in mismatches(batch, checksums):
         place = f"bytes {extent.offset} to {extent.offset + extent.nbytes}"
         told = f"{place} have the checksum {actual.hex()}, the manifest says {extent.checksum.hex()}: damaged"
+        if kept is not None:
+            del kept[extent]
         yield DamagedExtent(extent.file, _field(extent), told)
 
 
