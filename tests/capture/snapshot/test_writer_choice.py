@@ -99,14 +99,14 @@ def test_a_memory_that_cannot_be_written_is_warned_about(tmp_path, memory, monke
 
 
 def test_noise_chooses_nothing(tmp_path, memory, monkeypatch):
-    rates = iter([1.0, 1.05, 1.09, 0.5, 1.0, 1.0])
+    rates = iter([1.0, 1.05, 1.24, 0.5, 1.0, 1.0])
     trials = tuple(writer_tuning.Trial(*candidate, next(rates)) for candidate in writer_tuning.CANDIDATES)
     monkeypatch.setattr(writer_tuning, "_trials", lambda *_, **__: trials)
     assert (settings(tmp_path).block_bytes, settings(tmp_path).depth) == writer_tuning.CANDIDATES[0]
 
 
 def test_a_clear_winner_is_chosen(tmp_path, memory, monkeypatch):
-    rates = iter([1.0, 1.05, 1.2, 0.5, 1.0, 1.0])
+    rates = iter([1.0, 1.05, 1.3, 0.5, 1.0, 1.0])
     trials = tuple(writer_tuning.Trial(*candidate, next(rates)) for candidate in writer_tuning.CANDIDATES)
     monkeypatch.setattr(writer_tuning, "_trials", lambda *_, **__: trials)
     assert (settings(tmp_path).block_bytes, settings(tmp_path).depth) == writer_tuning.CANDIDATES[2]
