@@ -1,7 +1,9 @@
 """Reading a saved training from a cold page cache: all of it, one layer of it, one tensor.
 
-*Whole* ends when every weight and moment is in the live training's own tensors. *One layer* is everything that belongs
-to the middle layer (weights and both moments), and *first tensor* is one of its weights. Both are measured from the
+*Whole* ends when every weight and moment is in the live training's own tensors. *Against reading once* compares a
+restore that verifies everything first with the one of the same rotation that compares checksums while it overwrites.
+*One layer* is everything that belongs to the middle layer (weights and both moments), and *first tensor* is one of its
+weights. Both are measured from the
 call, so they include everything that must be opened, listed and parsed first. *Read* is the number of bytes that the
 kernel read from the disk for the process meanwhile. DSHistory verifies the checksum of everything it reads; no other
 contender does.
@@ -13,11 +15,12 @@ from pathlib import Path
 import torch
 
 from benchmarks.measure import Rows, Series, clock, fetched_bytes, forget, make_durable, rotations
-from benchmarks.readers import READERS, Reader
+from benchmarks.readers import READERS, OursReader, OursVerifiedReader, Reader
 from benchmarks.training_state import Training, filled, gpt
 
 COLUMNS = {
     "whole": "s",
+    "against reading once": "x",
     "rate": "GB/s",
     "one layer": "s",
     "read for the layer": "MB",
@@ -41,6 +44,8 @@ def run(scratch: Path, *, state_bytes: int, times: int) -> tuple[Rows, dict[str,
     for reader in rotations(readers, times=times):
         for figure, value in _one(reader, training, folders[reader.name]).items():
             rows[reader.name][figure].add(value)
+    pairs = zip(rows[OursVerifiedReader.name]["whole"].values, rows[OursReader.name]["whole"].values, strict=True)
+    rows[OursVerifiedReader.name]["against reading once"] = Series([verified / once for verified, once in pairs])
     layer, tensor = (
         sum(value.numel() * value.element_size() for value in wanted.values()) for wanted in _wanted(training)
     )

@@ -7,8 +7,9 @@ the window may still be in progress when it begins, and the last save when it en
 steps, including saves. *Against none* compares it with the training without capture of the same rotation. *Stall* is
 all the time inside the calls and hooks of the contender, including waits for an earlier save, per save and as a share
 of the forward, backward and update of a step. *Write left* is the time from the end of the window until everything is
-durable; before that `torch.save` is not forced to the disk. With *statistics* every checkpoint is also read back and
-analysed during the training, at the lowest priority, as far as there is time.
+durable; before that `torch.save` is not forced to the disk. *Close* is what ending the session takes after that. With
+*statistics* every checkpoint is also read back and analysed during the training, at the lowest priority, as far as
+there is time, and for at most a second when the session is closed.
 """
 
 import shutil
@@ -33,6 +34,7 @@ COLUMNS = {
     "stall per save": "s",
     "stall of the step": "%",
     "write left": "s",
+    "close": "s",
 }
 
 
@@ -100,10 +102,11 @@ class _Turn:
         with clock() as left:
             if saver is not None:
                 saver.durable()
-        if saver is not None:
-            saver.close()
+        with clock() as close:
+            if saver is not None:
+                saver.close()
         shutil.rmtree(self.root)
-        return self._per_step(window.seconds, left.seconds)
+        return self._per_step(window.seconds, left.seconds, close.seconds)
 
     def _step(self, saver: Saver | None, number: int) -> None:
         tokens = torch.randint(0, 256, (self.batch, 129), generator=self.generator)
@@ -130,7 +133,7 @@ class _Turn:
         folder.mkdir()
         saver.begin(self.training, folder)
 
-    def _per_step(self, window_s: float, left_s: float) -> dict[str, float]:
+    def _per_step(self, window_s: float, left_s: float, close_s: float) -> dict[str, float]:
         steps, saves = self.contender.steps, self.contender.steps // self.contender.every
         figures = {"step": window_s / steps, "forward+backward": self.computed / steps}
         if self.contender.make is None:
@@ -140,4 +143,5 @@ class _Turn:
             "stall per save": self.stalled / saves,
             "stall of the step": self.stalled / own,
             "write left": left_s,
+            "close": close_s,
         }
