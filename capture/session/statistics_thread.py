@@ -18,9 +18,9 @@ from catalog.statistics.compute import analyze_part
 
 __all__ = ["StatisticsThread"]
 
-_CLOSE_PATIENCE_S = 0.8
-"""The longest time for which `close` waits for statistics, on however busy a machine; with their registration in the
-index it is a second.
+_CLOSE_PATIENCE_S = 0.5
+"""The longest time for which `close` waits for statistics, on however busy a machine; with all else that it does after
+the last write it stays within a second.
 """
 
 _GIVE_WAY_S = 1.0
@@ -53,7 +53,7 @@ class StatisticsThread:
         self._deadline: float | None = None
         self._patience_s = _CLOSE_PATIENCE_S
         self._wanted = self._done = 0
-        self._closed = False
+        self._publishing = self._closed = False
         self._thread: BackgroundThread | None = None
 
     def published(self, step: int) -> None:
@@ -77,11 +77,11 @@ class StatisticsThread:
         self._patience_s = 0.0
 
     def close(self) -> bool:
-        """Go on for less than a second with the steps that wait, and end; return whether there are new statistics at
+        """Go on for half a second with the steps that wait, and end; return whether there are new statistics at
         all. What is left then is an event of the journal and a message of the log.
 
         Where no core is free, a batch that is being computed may outlast that time. Nobody waits for it: the thread
-        ends after it by itself.
+        ends after it by itself, and publishes nothing.
         """
         with self._changed:
             self._deadline = time.monotonic() + self._patience_s
@@ -89,6 +89,7 @@ class StatisticsThread:
         if self._thread is not None:
             self._thread.wait(self._patience_s)
         with self._changed:
+            self._changed.wait_for(lambda: not self._publishing)
             self._closed = True
         left = self.left()
         if left:
@@ -117,17 +118,23 @@ class StatisticsThread:
         return self._run.paths.marker(self._run.run, step).exists()
 
     def _analyze(self, step: int) -> None:
-        run = self._run
+        run, done, failure = self._run, False, None
         try:
             about = StatisticsFile(step, run.rank, run.world_size)
-            done = analyze_part(run.paths, run.run, about, stopped=self._give_way)
+            done = analyze_part(run.paths, run.run, about, stopped=self._give_way, may_publish=self._begin_publishing)
         except Exception as error:  # noqa: BLE001 - the checkpoint is safe; `dshistory analyze` tries again and says more
-            with self._changed:
-                if not self._closed:
-                    run.journal.event("analysis_failed", step, reason=str(error))
-            return
+            failure = error
         with self._changed:
+            self._publishing = False
             self._done += done
+            self._changed.notify_all()
+            if failure is not None and not self._closed:
+                run.journal.event("analysis_failed", step, reason=str(failure))
+
+    def _begin_publishing(self) -> bool:
+        with self._changed:
+            self._publishing = not self._closed
+            return self._publishing
 
     def _give_way(self) -> bool:
         self._wait_idle(_GIVE_WAY_S)

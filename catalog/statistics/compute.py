@@ -51,13 +51,15 @@ def analyze_part(
     *,
     progress: Callable[[int], None] = lambda nbytes: None,
     stopped: Callable[[], bool] = lambda: False,
+    may_publish: Callable[[], bool] = lambda: True,
 ) -> bool:
     """Compute and publish the statistics of one rank's part of a committed checkpoint.
 
-    Return False, with nothing published, when `stopped` returns True; it is called before each batch. `progress` is
-    called with the bytes of each batch. The buffer takes little more than BATCH_BYTES. CorruptError when the bytes of
-    an extent differ from its checksum; an extent larger than BATCH_BYTES is read in pieces and is not verified, since
-    its pieces have no checksums of their own.
+    Return False, with nothing published, when `stopped` returns True, which is called before each batch, or
+    `may_publish` False, which is called once, when all is computed. `progress` is called with the bytes of each batch.
+    The buffer takes little more than BATCH_BYTES. CorruptError when the bytes of an extent differ from its checksum; an
+    extent larger than BATCH_BYTES is read in pieces and is not verified, since its pieces have no checksums of their
+    own.
     """
     marker = read_marker(paths, run, about.step)
     manifest = read_part(paths, marker, marker.parts[about.rank])
@@ -77,6 +79,8 @@ def analyze_part(
             return False
         rows.add(_computed(paths.root, batch, buffer))
         progress(sum(extent.nbytes for extent in batch))
+    if not may_publish():
+        return False
     publish_statistics(paths, run, about, rows.table())
     # The pool keeps what a thread has freed for that thread, which comes back for it after the next checkpoint only.
     pa.default_memory_pool().release_unused()
