@@ -5,6 +5,7 @@ call raises `OSError` with errno and file name, and with the operation and offse
 """
 
 from native._core import (
+    SAMPLED_WHOLE_BYTES,
     Appendix,
     Faults,
     Feed,
@@ -23,6 +24,7 @@ from native._core import (
 )
 
 __all__ = [
+    "SAMPLED_WHOLE_BYTES",
     "Appendix",
     "Faults",
     "Feed",

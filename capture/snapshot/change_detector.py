@@ -6,6 +6,7 @@ array or by another process that shares the memory; those are found in the bytes
 
 import itertools
 import operator
+import sys
 from collections.abc import Sequence
 from typing import Literal
 
@@ -18,7 +19,7 @@ from capture.snapshot.kept_items import Held, references_to, tensors_of
 from capture.state.interface import TensorItem
 from catalog.records import CHECKSUM_BYTES
 
-__all__ = ["ChangeDetector", "Check", "Watched", "addresses_of"]
+__all__ = ["ChangeDetector", "Check", "Watched", "addresses_of", "bytes_compared_whole"]
 
 Check = Literal["sampled", "versions", "hash"]
 """What is compared besides addresses: "versions", the version counters; "sampled", a sample of the bytes too; "hash",
@@ -45,9 +46,13 @@ class Watched:
 
     nbytes: how many bytes of each item's memory are looked at, from the address in `addresses` on; 0 for memory that
     the host can't read where it is
+    uncounted: memory of up to so many bytes is compared by its bytes alone, all of which are looked at. This is not
+    enough while the memory is being read, because an edit that is undone leaves no trace in the bytes
     """
 
-    def __init__(self, items: Sequence[TensorItem], *, addresses: Sequence[int], nbytes: Sequence[int]) -> None:
+    def __init__(
+        self, items: Sequence[TensorItem], *, addresses: Sequence[int], nbytes: Sequence[int], uncounted: int = 0
+    ) -> None:
         self.items = items
         self.addresses = np.array(addresses, dtype=np.uint64)
         self.nbytes = np.array(nbytes, dtype=np.uint64)
@@ -55,8 +60,11 @@ class Watched:
         tensors = [item.tensor for item in items]
         self._places = addresses_of(tensors)
         # A write through a DTensor is counted there, one to its local memory is not. Inference tensors count nothing.
-        counting = [index for index, tensor in enumerate(tensors) if not tensor.is_inference()]
-        self._counting = None if len(counting) == len(tensors) else counting
+        self._counts = [
+            not tensor.is_inference() and not 0 < length <= uncounted
+            for tensor, length in zip(tensors, nbytes, strict=True)
+        ]
+        counting = np.flatnonzero(self._counts).tolist()
         around = [(index, item.dtensor) for index, item in enumerate(items) if item.dtensor is not None]
         self._dtensors = [dtensor for _, dtensor in around if not dtensor.is_inference()]
         outer = [index for index, dtensor in around if not dtensor.is_inference()]
@@ -79,13 +87,17 @@ class Watched:
 
     def versions(self, tensors: Sequence[torch.Tensor]) -> npt.NDArray[np.int64]:
         """Return the version counters of the `tensors` as they are now, and those of the DTensors around them."""
-        counted = tensors if self._counting is None else [tensors[index] for index in self._counting]
-        both = itertools.chain(counted, self._dtensors)
-        return np.fromiter(map(_version_of, both), np.int64, len(counted) + len(self._dtensors))
+        counted = itertools.chain(itertools.compress(tensors, self._counts), self._dtensors)
+        return np.fromiter(map(_version_of, counted), np.int64, len(self._counted_items))
 
     def items_of(self, counters: npt.NDArray[np.bool_]) -> npt.NDArray[np.intp]:
         """Return the indices of the items that these version counters belong to."""
         return self._counted_items[counters]
+
+
+def bytes_compared_whole(check: Check) -> int:
+    """Return the length in bytes up to which `check` compares all bytes of a tensor in host memory."""
+    return {"versions": 0, "sampled": native.SAMPLED_WHOLE_BYTES, "hash": sys.maxsize}[check]
 
 
 class ChangeDetector:
@@ -94,16 +106,24 @@ class ChangeDetector:
 
     held: what keeps their memory. A tensor that is then given other memory (`p.data = x`) has not changed, as long as
     its old memory is as it was; without `held` it has
+    tensors: those of `watched`, where the caller has them already
     """
 
-    def __init__(self, watched: Watched, *, check: Check = "sampled", held: Held | None = None) -> None:
+    def __init__(
+        self,
+        watched: Watched,
+        *,
+        check: Check = "sampled",
+        held: Held | None = None,
+        tensors: Sequence[torch.Tensor] | None = None,
+    ) -> None:
         self._watched = watched
-        self._check = check
+        self.check = check
         self._seed = next(_seeds)
         self._storages = None if held is None else held.storages
         self._storage_places = _addresses_of_storages(self._storages)
         # Not kept: what the training lets go is free at once, unless `held` holds it.
-        self._versions = watched.versions(watched.tensors())
+        self._versions = watched.versions(watched.tensors() if tensors is None else tensors)
         self._digests = self._read_digests()
 
     @property
@@ -114,7 +134,7 @@ class ChangeDetector:
     @property
     def unread(self) -> list[TensorItem]:
         """The items in which only writes that torch counts are found."""
-        return list(self._watched.items) if self._check == "versions" else self._watched.unread()
+        return list(self._watched.items) if self.check == "versions" else self._watched.unread()
 
     def changed(self) -> list[str]:
         """Return the tensors that were written to, or freed, since this was made."""
@@ -135,8 +155,8 @@ class ChangeDetector:
 
     def _read_digests(self) -> npt.NDArray[np.void]:
         where = {"addresses": self._watched.addresses, "nbytes": self._watched.nbytes}
-        if self._check == "hash":
+        if self.check == "hash":
             return np.frombuffer(native.checksum_memory(**where), f"V{CHECKSUM_BYTES}")
-        if self._check == "sampled":
+        if self.check == "sampled":
             return np.frombuffer(native.sampled_digests(**where, seed=self._seed), "V8")
         return np.zeros(len(self._watched.items), "V1")

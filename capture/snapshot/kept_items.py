@@ -5,11 +5,10 @@ once, also while the list of all tensors is kept for the next snapshot. A snapsh
 itself, until it is finished.
 """
 
-import functools
 import itertools
 import operator
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -53,24 +52,26 @@ def keep_weakly(items: Sequence[TensorItem]) -> Sequence[TensorItem]:
     return [_weak(item) for item in items]
 
 
-def references_to(items: Iterable[TensorItem]) -> list[Callable[[], torch.Tensor | None]]:
-    """Return for each item what gives its tensor when called, or None once the training has let it go."""
-    return [item._ref if isinstance(item, _KeptItem) else functools.partial(_itself, item.tensor) for item in items]
+def references_to(items: Iterable[TensorItem]) -> list[weakref.ref[torch.Tensor]]:
+    """Return for each item the training's own tensor object, or the item's where there is none, held weakly."""
+    return [
+        item._ref if isinstance(item, _KeptItem) else weakref.ref(item.tensor if item.owner is None else item.owner)
+        for item in items
+    ]
 
 
-def tensors_of(references: Sequence[Callable[[], torch.Tensor | None]]) -> list[torch.Tensor]:
+def tensors_of(references: Sequence[weakref.ref[torch.Tensor]]) -> list[torch.Tensor]:
     """Return the tensors, held from now on; an empty one takes the place of each that is gone."""
-    return [_FREED if found is None else found for found in map(operator.call, references)]
+    found = list(map(operator.call, references))
+    if any(map(operator.is_, found, itertools.repeat(None))):
+        return [_FREED if tensor is None else tensor for tensor in found]
+    return found  # type: ignore[return-value]
 
 
 def all_alive(items: Iterable[TensorItem]) -> bool:
     """Return whether no kept item has lost its tensor."""
     references = [item._ref for item in items if isinstance(item, _KeptItem)]
     return not any(map(operator.is_, map(operator.call, references), itertools.repeat(None)))
-
-
-def _itself(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
 
 
 def _weak(item: TensorItem) -> TensorItem:

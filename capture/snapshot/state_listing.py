@@ -5,30 +5,27 @@ only with them a plan is made. A plan is kept as long as no provider's tensors h
 """
 
 import contextlib
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 import native
-from capture.snapshot.change_detector import ChangeDetector, Check, Watched, addresses_of
+from capture.snapshot.change_detector import ChangeDetector, Check, Watched, bytes_compared_whole
 from capture.snapshot.data_file import PlacedObject, object_entries
 from capture.snapshot.dedup import StoredAt
 from capture.snapshot.device_copies import CUDA, DeviceCopier
 from capture.snapshot.device_feed import DeviceTake
-from capture.snapshot.kept_items import all_alive, keep_weakly
+from capture.snapshot.kept_items import all_alive
 from capture.snapshot.late_bytes import ObjectTensors
+from capture.snapshot.listed import Listed
 from capture.snapshot.plan import Plan, make_plan, signature_of
 from capture.snapshot.transient_state import BufferKeeper, TransientState
 from capture.state.interface import (
     ChangedByForward,
     Fingerprinted,
     ReadAt,
-    Rooted,
     StateProvider,
     TensorItem,
     read_at,
@@ -68,6 +65,9 @@ class StateListing:
         copies: DeviceCopier = CUDA,
     ) -> None:
         self.providers = tuple(providers)
+        self._staying = [
+            one for one in self.providers if isinstance(one, Fingerprinted) and not isinstance(one, ChangedByForward)
+        ]
         self._rank = rank
         self._world_size = world_size
         self._align = align
@@ -75,8 +75,8 @@ class StateListing:
         self._plan: Plan | None = None
         self._planned_for: tuple[Hashable, ...] = ()
         self._stored = _NOTHING_STORED
-        self._lists: dict[int, _Listed] = {}
-        self._watched: tuple[list[_Listed], Watched] | None = None
+        self._lists: dict[int, Listed] = {}
+        self._watched: tuple[list[Listed], Watched] | None = None
         self._buffers = BufferKeeper(self.providers)
 
     # Objects.
@@ -113,7 +113,8 @@ class StateListing:
         """Copy the state of the step that has just ended which does not stay until the next update, and remember the
         rest as far as `check` says.
         """
-        weights = ChangeDetector(self._weights(), check=check)
+        watched, tensors = self._weights(check)
+        weights = ChangeDetector(watched, check=check, tensors=tensors)
         objects = {}
         for provider in self._reading("step"):
             # One that fails is asked again when the step is captured, and its error is reported there.
@@ -127,7 +128,7 @@ class StateListing:
         """
         if kept.edited and kept.weights.unread:
             return [item.label for item in kept.weights.unread]
-        return kept.weights.changed() or _replaced(kept.weights.items, self._weights().items)
+        return kept.weights.changed() or _replaced(kept.weights.items, self._weights(kept.weights.check)[0].items)
 
     def keep_next_forward(self, kept: TransientState) -> TransientState:
         """Return `kept` with the objects that are read at the next forward, as they are now."""
@@ -219,56 +220,33 @@ class StateListing:
         if not isinstance(provider, Fingerprinted):
             items = provider.tensors()
             return signature_of(items), items
-        known = self._lists.get(id(provider))
-        if known is None or known.fingerprint != provider.fingerprint() or not all_alive(known.items):
-            known = self._lists[id(provider)] = _Listed(provider)
+        known = self._current(provider)
         return known.fingerprint, known.items
 
-    def _weights(self) -> Watched:
+    def _current(self, provider: Fingerprinted, *, rooted: bool = False) -> Listed:
+        """Return what `provider` lists now; with `rooted` tensors may have moved, but no others have come instead."""
+        known = self._lists.get(id(provider))
+        if known is None or not ((rooted and known.is_rooted_as_before()) or known.is_current(provider)):
+            known = self._lists[id(provider)] = Listed(provider)
+        return known
+
+    def _weights(self, check: Check) -> tuple[Watched, list[torch.Tensor]]:
         """Return the tensors that stay as they are between two updates, which are those of the providers that have
-        fingerprints, without buffers. It costs 100 ns a tensor as long as they are the same.
+        fingerprints, without buffers, and hold them. It costs 200 ns a tensor as long as they are the same.
         """
-        listed = []
-        for provider in self.providers:
-            if isinstance(provider, Fingerprinted) and not isinstance(provider, ChangedByForward):
-                known = self._lists.get(id(provider))
-                if known is None or not known.is_current(provider):
-                    known = self._lists[id(provider)] = _Listed(provider)
-                listed.append(known)
-        if self._watched is None or self._watched[0] != listed:
-            items = [item for one in listed for item in one.items if item.when == "lazy" or item.kind == "model"]
-            addresses = [item.tensor.data_ptr() for item in items]
-            nbytes = [0 if self._copies.owns(item.tensor) else _dense_bytes(item.tensor) for item in items]
-            self._watched = listed, Watched(items, addresses=addresses, nbytes=nbytes)
-        return self._watched[1]
-
-
-class _Listed:
-    """The tensors that a provider has listed, kept weakly, and what tells whether it would list the same again."""
-
-    def __init__(self, provider: Fingerprinted) -> None:
-        # Tensors before the fingerprint: state that can't be listed is refused by name there.
-        self.items = keep_weakly(provider.tensors())
-        self.fingerprint = provider.fingerprint()
-        self._roots = _marks(*provider.roots()) if isinstance(provider, Rooted) else ()
-
-    def is_current(self, provider: Fingerprinted) -> bool:
-        """Return whether `provider` would list the same memory."""
-        # As long as every tensor is alive, an equal id means the same one.
-        if not all_alive(self.items):
-            return False
-        if not isinstance(provider, Rooted):
-            return self.fingerprint == provider.fingerprint()
-        return all(map(np.array_equal, self._roots, _marks(*provider.roots())))
-
-
-def _marks(holders: Iterable[Any], tensors: Iterable[torch.Tensor]) -> tuple[npt.NDArray[Any], ...]:
-    listed = list(tensors)
-    return (
-        np.fromiter(map(id, holders), np.uint64),
-        np.fromiter(map(id, listed), np.uint64, len(listed)),
-        addresses_of(listed),
-    )
+        listed = [self._current(provider, rooted=True) for provider in self._staying]
+        if self._watched is not None and self._watched[0] == listed:
+            watched = self._watched[1]
+            tensors = watched.tensors()
+            if not watched.moved(tensors).any():
+                return watched, tensors
+            listed = [self._current(provider) for provider in self._staying]
+        items = [item for one in listed for item in one.items if item.when == "lazy" or item.kind == "model"]
+        addresses = [item.tensor.data_ptr() for item in items]
+        nbytes = [0 if self._copies.owns(item.tensor) else _dense_bytes(item.tensor) for item in items]
+        watched = Watched(items, addresses=addresses, nbytes=nbytes, uncounted=bytes_compared_whole(check))
+        self._watched = listed, watched
+        return watched, watched.tensors()
 
 
 def _dense_bytes(tensor: torch.Tensor) -> int:

@@ -112,12 +112,13 @@ class Fingerprinted(StateProvider, Protocol):
 
 @runtime_checkable
 class Rooted(Fingerprinted, Protocol):
-    """A fingerprinted State Provider that can be asked after every step, because its answer costs 100 ns a tensor."""
+    """A fingerprinted State Provider that can be asked after every step, because its answer costs 50 ns a tensor."""
 
-    def roots(self) -> tuple[Iterable[Any], Iterable[torch.Tensor]]:
-        """Return the objects through which the provider finds its tensors, and the tensors with the memory that it
-        lists, each always in the same order. While both are the same objects, and the memory of the tensors is at the
-        same addresses, `tensors` lists the same memory.
+    def roots(self) -> tuple[Iterable[Any], Sequence[torch.Tensor]]:
+        """Return the objects through which the provider finds its tensors, these tensors among them, and the tensors
+        whose memory it lists in items without an owner; each always in the same order. While the first are the same
+        objects, and the memory of the second, and of the owners of all other items, is at the same addresses, `tensors`
+        lists the same memory.
         """
 
 

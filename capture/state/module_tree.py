@@ -1,12 +1,12 @@
 """The named tensors of a module, walked again only when the tree of modules or the tensors in it have changed."""
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, Literal
 
 import torch
 
-from capture.state.dtensor import local_tensors, sharded_of
+from capture.state.dtensor import local_of_dtensors, local_tensors, sharded_of
 from capture.state.unwrap import logical_name, unwrapped
 
 __all__ = ["ModuleTree", "tensor_marks"]
@@ -38,11 +38,15 @@ class ModuleTree:
             self._shape = self._now()
         return self._shape
 
-    def roots(self) -> tuple[Iterable[Any], Iterable[torch.Tensor]]:
+    def found(self) -> Sequence[Named]:
+        """Return what was found last, without a look at the module: to be called where `roots` are compared."""
+        return self._named
+
+    def roots(self) -> tuple[Iterable[Any], Sequence[torch.Tensor]]:
         """Return the roots of `interface.Rooted` for the tensors that were found last."""
         below, held = self._dicts()
         holders = chain.from_iterable(map(dict.values, chain(below, held)))
-        return holders, local_tensors([tensor for _, tensor, _ in self._named])
+        return holders, local_of_dtensors([tensor for _, tensor, _ in self._named])
 
     def _dicts(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         held = [part._parameters if self._of == "parameters" else part._buffers for part in self._modules]

@@ -29,6 +29,7 @@ _MAX_DEPTH = 200
 MOST_COPIED_BYTES = 1 << 20
 """The tensors of a live object are copied up to so many bytes: the rest stays where it is."""
 
+_SCALARS = {type(None), bool, int, str}
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -124,11 +125,14 @@ class Encoder:
         """Return the JSON tree of `value`, whose path in the object is `path`."""
         if depth > _MAX_DEPTH:
             raise UnsupportedError(f"{path}: nested deeper than {_MAX_DEPTH} levels, or containing itself")
-        if value is None or type(value) in (bool, int, str):
+        if type(value) in _SCALARS:
             return value
         # A subclass of float, such as numpy's float64, is stored as a plain float; JSON has no NaN or infinity.
         if isinstance(value, float):
             return float(value) if isfinite(value) else {"$": "float", "hex": float(value).hex()}
+        if type(value) in (list, tuple) and depth < _MAX_DEPTH and set(map(type, value)) <= _SCALARS:
+            # Thousands of numbers, such as the state of Python's generator, which is encoded after every step.
+            return list(value) if type(value) is list else {"$": "tuple", "items": list(value)}
         if type(value) is list:
             return [self.tree(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(value)]
         if type(value) in (tuple, torch.Size):

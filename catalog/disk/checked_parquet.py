@@ -100,11 +100,12 @@ def _decode(data: bytes, *, schema: pa.Schema, file: str) -> tuple[pa.Table, dic
     reader = pq.ParquetFile(pa.BufferReader(data), read_dictionary=strings, **limits)
     table = reader.read(use_threads=False)
     _require_bounded(table.nbytes + sum(_expanded_bytes(table[name]) for name in schema.names), file=file)
-    table = table.replace_schema_metadata(None).cast(schema)
-    table.validate(full=True)
+    # Before the cast, which would refuse them too, without a name for the file's reader.
     for field in schema:
         if not field.nullable and table[field.name].null_count:
             raise FormatError(f"{file}: column {field.name!r} has missing values")
+    table = table.replace_schema_metadata(None).cast(schema)
+    table.validate(full=True)
     metadata: Mapping[bytes, bytes] = footer.metadata or {}
     return table, {key.decode(): value.decode() for key, value in metadata.items()}
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from catalog.errors import HistoryError, SetupError
 from catalog.history import History
+from catalog.paths import HistoryPaths
 
 __all__ = ["Watcher"]
 
@@ -73,11 +74,20 @@ class Watcher:
             there = self._history.step_dirs(run)
             committed = self._committed.setdefault(run, set())
             # A marker never changes: a step that was seen committed is not looked up again.
-            committed |= {step for step in there if step not in committed and paths.marker(run, step).exists()}
+            committed |= {step for step in there if step not in committed and _has_marker(paths, run, step)}
             committed &= set(there)
             return run, frozenset(committed), _files(paths.statistics_dir(run)), _files(paths.journal_dir(run))
         except (HistoryError, OSError) as error:
             return str(error)
+
+
+def _has_marker(paths: HistoryPaths, run: str, step: int) -> bool:
+    # From the listing: a network file system may go on to say for a while that a file is not there, once it was asked
+    # for it too early; and a marker that is a link to nothing is new as well, which `log` then names.
+    try:
+        return paths.marker(run, step).name in os.listdir(paths.step_dir(run, step))
+    except FileNotFoundError:
+        return False
 
 
 def _files(folder: Path) -> frozenset[tuple[str, int]]:

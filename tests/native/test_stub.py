@@ -22,11 +22,15 @@ def made() -> str:
 
 
 def signatures(stub: str) -> dict[str, Signature]:
-    """Return the signature of every function and property by its qualified name: its arguments and its result."""
+    """Return the signature of every function and property by its qualified name: its arguments and its result. That of
+    a constant is its type.
+    """
     found: dict[str, Signature] = {}
     for node in ast.parse(stub).body:
         if isinstance(node, ast.FunctionDef):
             found[node.name] = signature(node)
+        elif isinstance(node, ast.AnnAssign):
+            found[ast.unparse(node.target)] = ((), head(node.annotation))
         elif isinstance(node, ast.ClassDef):
             found[node.name] = ((), "")
             for member in node.body:
@@ -73,6 +77,7 @@ def test_the_stub_equals_what_nanobind_reads_off_the_module() -> None:
         ("def released(self) -> bool", "def released(self) -> float"),
         ("@property\n    def extents", "def extents"),
         ("class WriteJob", "class Job"),
+        ("SAMPLED_WHOLE_BYTES: int", "SAMPLED_WHOLE_BYTES: str"),
     ],
 )
 def test_a_wrong_stub_is_found(right: str, wrong: str) -> None:

@@ -11,7 +11,7 @@ this rank's partition, changes only with an update, and `param.ds_shape`, the sh
 therefore gathers nothing, needs no collective, and may read the weights until the next update.
 """
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -32,6 +32,7 @@ from capture.state.dtypes import torch_dtype
 from capture.state.interface import Available, ReadAt, TensorItem
 from capture.state.module_tree import ModuleTree, tensor_marks
 from capture.state.optimizer_match import require_same_rule
+from capture.state.optimizer_state import state_tensors
 from catalog.errors import MismatchError, RestoreError, SetupError, UnsupportedError
 from catalog.records import Placement
 
@@ -84,6 +85,16 @@ class ZeroState:
             keys,
             tensor_marks([*held, *flat_tensors(self._optimizer), *tensors]),
         )
+
+    def roots(self) -> tuple[Iterable[Any], Sequence[torch.Tensor]]:
+        self._require_here()
+        holders, _ = self._tree.roots()
+        # No item has an owner: all are views.
+        held = [getattr(parameter, "ds_tensor", parameter) for _, parameter, _ in self._tree.found()]
+        flats = flat_tensors(self._optimizer)
+        states, tensors = state_tensors(self._inner.state.values())
+        listed = [*held, *flats, *tensors]
+        return chain(holders, (self._inner,), states, listed), listed
 
     def objects(self) -> Mapping[str, tuple[Any, Placement]]:
         return {"optimizer": (read_groups(self._inner, self._groups, self._flats()), "replicated")}

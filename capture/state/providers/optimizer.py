@@ -11,11 +11,12 @@ from typing import Any, Literal
 
 import torch
 
-from capture.state.dtensor import local_part, local_tensors
+from capture.state.dtensor import local_of_dtensors, local_part
 from capture.state.dtypes import torch_dtype
 from capture.state.interface import Available, ReadAt, TensorItem
 from capture.state.module_tree import ModuleTree, tensor_marks
 from capture.state.optimizer_match import require_same_rule
+from capture.state.optimizer_state import state_tensors
 from catalog.errors import MismatchError, UnsupportedError
 from catalog.format.manifest import NOT_STATE
 from catalog.records import Placement
@@ -70,13 +71,10 @@ class TorchOptimizer:
         keys = tuple(map(len, states)), tuple(chain.from_iterable(states)), tuple(map(type, values))
         return self._tree.shape(), tuple(map(id, parameters)), keys, tensor_marks(tensors)
 
-    def roots(self) -> tuple[Iterable[Any], Iterable[torch.Tensor]]:
+    def roots(self) -> tuple[Iterable[Any], Sequence[torch.Tensor]]:
         parameters = chain.from_iterable(group["params"] for group in self._optimizer.param_groups)
-        states = list(self._optimizer.state.values())
-        # State that belongs to no parameter need not be a dict.
-        dicts = states if set(map(type, states)) <= {dict} else [one for one in states if isinstance(one, dict)]
-        values = list(chain.from_iterable(map(dict.values, dicts)))
-        return chain(parameters, states, values), local_tensors([v for v in values if isinstance(v, torch.Tensor)])
+        states, tensors = state_tensors(self._optimizer.state.values())
+        return chain(parameters, states, tensors), local_of_dtensors(tensors)
 
     def objects(self) -> Mapping[str, tuple[Any, Placement]]:
         names = self._names()

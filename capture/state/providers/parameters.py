@@ -58,7 +58,7 @@ class ModuleParameters:
     def fingerprint(self) -> Hashable:
         return self._tree.shape(), tensor_marks([parameter for _, parameter, _ in self._tree])
 
-    def roots(self) -> tuple[Iterable[Any], Iterable[torch.Tensor]]:
+    def roots(self) -> tuple[Iterable[Any], Sequence[torch.Tensor]]:
         return self._tree.roots()
 
     def objects(self) -> Mapping[str, tuple[Any, Placement]]:

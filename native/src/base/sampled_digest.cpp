@@ -11,8 +11,7 @@ namespace dsh {
 namespace {
 
 constexpr std::uint64_t line_bytes = 64;
-constexpr std::uint64_t whole_bytes = 1024;
-constexpr std::uint64_t least_lines = whole_bytes / line_bytes;
+constexpr std::uint64_t least_lines = 16;
 constexpr std::uint64_t bytes_for_a_line = 8 << 10;
 
 // Smaller regions come from a heap, whose pages stay mapped when a part of it is freed.
@@ -98,7 +97,7 @@ std::vector<std::uint64_t> sampled_digests(std::span<const Region> regions, std:
                 continue;
             }
         }
-        if (nbytes <= whole_bytes) {
+        if (nbytes <= sampled_whole_bytes) {
             if (nbytes > 0) {
                 reading.add(i, address, nbytes);
             }

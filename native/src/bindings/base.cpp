@@ -81,6 +81,7 @@ void bind_base(nb::module_ &module) {
     module.def("checksum", &checksum_buffer, "data"_a);
     module.def("checksum_memory", &checksum_regions, nb::kw_only(), "addresses"_a, "nbytes"_a);
     module.def("sampled_digests", &sample_regions, nb::kw_only(), "addresses"_a, "nbytes"_a, "seed"_a = 0);
+    module.attr("SAMPLED_WHOLE_BYTES") = sampled_whole_bytes;
     module.def("probe_file_system", &file_system_dict, "directory"_a);
 }
 

@@ -19,6 +19,46 @@ def source_of(model: Net, optimizer: torch.optim.Optimizer) -> StateListing:
     return StateListing(providers, rank=0, world_size=1, align=4096)
 
 
+class Counted:
+    """Counts how often the tensors of a provider are looked at one by one, in Python."""
+
+    looks = 0
+
+    def tensors(self):
+        self.looks += 1
+        return super().tensors()
+
+    def fingerprint(self):
+        self.looks += 1
+        return super().fingerprint()
+
+
+class CountedParameters(Counted, ModuleParameters):
+    """The parameters of a module."""
+
+
+class CountedOptimizer(Counted, TorchOptimizer):
+    """The state of an optimizer."""
+
+
+class CountsInNumbers(torch.optim.SGD):
+    """Keeps the number of its updates as a number, as many optimizers outside torch do: another object each time."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, lr)
+        self.counts = []
+
+    def step(self, closure=None):
+        super().step(closure)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state["step"] = state.get("step", 1000) + 1
+                # Kept, so that no number takes the place of an earlier one in memory.
+                self.counts.append(state["step"])
+                state.setdefault("average", torch.zeros_like(parameter)).lerp_(parameter.detach(), 0.1)
+
+
 def plan_of(source: StateListing) -> Plan:
     return source.plan(source.read_objects())
 
@@ -227,3 +267,24 @@ def test_after_a_declared_edit_memory_of_a_device_is_not_taken_for_the_steps():
     model.inner.weight.data.zero_()
     assert listing.changed(kept) == []
     assert "model 'inner.weight'" in listing.changed(dataclasses.replace(kept, edited=True))
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, CountsInNumbers])
+def test_steps_that_are_not_captured_list_nothing_anew(kind):
+    model = Net()
+    optimizer = kind(model.parameters(), lr=0.01)
+    parameters, state = CountedParameters(model), CountedOptimizer(optimizer, model)
+    listing = StateListing([parameters, state], rank=0, world_size=1, align=4096)
+    one_step(model, optimizer)
+    listing.keep(0, check="sampled")
+    # Another dict with the same tensors lists nothing anew, and is as good as the one before.
+    first = next(iter(optimizer.state))
+    optimizer.state[first] = dict(optimizer.state[first])
+    watched = listing.keep(1, check="sampled").weights.items
+    before = parameters.looks, state.looks
+    for step in range(2, 6):
+        one_step(model, optimizer)
+        kept = listing.keep(step, check="sampled")
+        assert kept.weights.items is watched
+        assert listing.changed(kept) == []
+    assert (parameters.looks, state.looks) == before

@@ -16,6 +16,8 @@ from places import ROOT, SUPPORT
 from widget_helpers import piece, trace, when
 
 from catalog.errors import SetupError
+from catalog.history import History
+from catalog.paths import HistoryPaths
 from catalog.run_writer import create_history
 from dshistory.explorer import Explorer
 from dshistory.widgets.watching import Watcher
@@ -137,6 +139,31 @@ def test_a_refresh_keeps_the_code_and_the_table(tmp_path: Path) -> None:
     one_more(run, e, 4)
     assert (e.code, e.table) == (code, table)
     e.close()
+    run.close()
+
+
+class Changes:
+    """Counts the calls of a watcher."""
+
+    def __init__(self) -> None:
+        self.seen = threading.Event()
+
+    def note(self) -> None:
+        self.seen.set()
+
+
+def test_a_marker_is_seen_in_the_listing_of_its_folder(tmp_path: Path) -> None:
+    """Opening this one, or asking for its size, says that it is not there."""
+    run = Run(tmp_path)
+    paths = HistoryPaths(tmp_path)
+    folder = paths.step_dir(run.run, 1)
+    folder.mkdir(parents=True)
+    changes = Changes()
+    watcher = Watcher(History.open(tmp_path), run.run, changes.note, seconds=OFTEN)
+    watcher.start()
+    paths.marker(run.run, 1).symlink_to(tmp_path / "nothing")
+    assert changes.seen.wait(PATIENCE_S)
+    watcher.close()
     run.close()
 
 
