@@ -7,8 +7,9 @@ one rename changes in a folder stay together.
 
 After every prefix of the calls, `crash_states` yields each combination of what is pending then. Where there are more
 than `MAX_PRODUCT`, it yields those that differ in at most two places from "everything is there" and from "nothing is
-there". The files of the index and the locks are left out of the combinations: nothing reads the content of a lock, and
-the index may be lost altogether. Their states are combined with the two extremes of all other files.
+there". The files of the index and the locks are left out of the combinations: the index may be lost altogether, and the
+content of a lock decides only when the garbage of a dead run is collected. Their states are combined with the two
+extremes of all other files.
 """
 
 import itertools
