@@ -136,11 +136,15 @@ def killer() -> Iterator[Killer]:
 
 
 def _serve() -> None:
-    import duckdb  # noqa: F401 - imported once, before the forks
-    import torch
+    # What a training imports late is imported once, before the forks: it takes longer than the rest of a round.
+    import duckdb  # noqa: F401
+    import torch._dynamo
+    import torch.nn.parallel
     from recorded_training import train
 
     import capture.enable  # noqa: F401
+    import catalog.gc
+    import catalog.index.index  # noqa: F401
 
     torch.set_num_threads(1)
     for line in sys.stdin:
