@@ -84,6 +84,18 @@ test-browser: setup $(VENV)/.browser  ## run the notebook and the explorer in a 
 	$(BIN)/python -m pytest -q -rs --tb=short tests/browser
 
 # Each proof prints what it has tried and what it found, and takes minutes. `make test` runs a sample of each.
+PROOFS := prove-crashes prove-kills prove-bytes prove-faults fuzz test-sanitize soak
+
+.PHONY: prove
+prove: setup  ## all proofs in turn, each into build/prove, and then a summary (some hours on 2 cores)
+	@mkdir -p build/prove
+	@failed=; for proof in $(PROOFS); do \
+	  echo "$$proof: see build/prove/$$proof.txt"; \
+	  $(MAKE) --no-print-directory $$proof > build/prove/$$proof.txt 2>&1 || failed="$$failed $$proof"; \
+	done; \
+	for proof in $(PROOFS); do echo "== $$proof"; tail -n 12 build/prove/$$proof.txt; done; \
+	if [ -n "$$failed" ]; then echo "failed:$$failed"; exit 1; fi; echo 'all proofs hold'
+
 PROOF := PYTHONPATH=tests/proofs:tests/support OMP_NUM_THREADS=1 $(BIN)/python -W ignore tests/proofs
 
 .PHONY: prove-crashes
@@ -105,6 +117,18 @@ fuzz: setup  ## a million hostile inputs for every reader of a history
 .PHONY: test-sanitize
 test-sanitize: setup  ## build the native code with sanitizers, and run its tests in C++ and in Python
 	PATH="$(abspath $(BIN)):$$PATH" $(PROOF)/sanitize.py
+
+.PHONY: prove-faults
+prove-faults: setup  ## fail every call of a captured training once, with every error
+	@mkdir -p build
+	EXHAUSTIVE=1 $(BIN)/python -m pytest -q -n logical --figures build/faults.json tests/proofs/test_every_call_fails.py
+	@cat build/faults.json
+
+.PHONY: soak
+soak: setup  ## train, read and verify at once for ten minutes (SOAK_S=600), and kill at random
+	@mkdir -p build
+	SOAK_S=$${SOAK_S:-600} $(BIN)/python -m pytest -q -n 0 --figures build/soak.json tests/proofs/test_soak.py
+	@cat build/soak.json
 
 .PHONY: lint
 lint: setup  ## ruff, mypy, the extension's stub, clang-format
@@ -136,18 +160,6 @@ guarantees: setup  ## run the tests that guard the promises, and write docs/guar
 	@mkdir -p build
 	$(BIN)/python -m pytest -q -rs -n logical --maxprocesses 4 --dist loadfile -m guards --figures build/figures.json
 	$(BIN)/python tests/project/guarantees.py build/figures.json
-
-.PHONY: prove-faults
-prove-faults: setup  ## fail every call of a captured training once, with every error (an hour on 2 cores)
-	@mkdir -p build
-	EXHAUSTIVE=1 $(BIN)/python -m pytest -q -n logical --figures build/faults.json tests/proofs/test_every_call_fails.py
-	@cat build/faults.json
-
-.PHONY: soak
-soak: setup  ## train, read and verify at once for ten minutes (SOAK_S=600), and kill at random
-	@mkdir -p build
-	SOAK_S=$${SOAK_S:-600} $(BIN)/python -m pytest -q -n 0 --figures build/soak.json tests/proofs/test_soak.py
-	@cat build/soak.json
 
 .PHONY: rooms
 rooms: setup  ## write the tree of rooms in CONTRIBUTING.md from the code

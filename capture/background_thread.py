@@ -29,7 +29,8 @@ class BackgroundThread:
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Return once the thread has ended, or the time is over: False then. Left by an exception, such as
-        KeyboardInterrupt, it can be called again."""
+        KeyboardInterrupt, it can be called again.
+        """
         return self._ended.wait(timeout_s)
 
     def _run(self) -> None:

@@ -4,7 +4,7 @@ import contextlib
 import platform
 import socket
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -26,7 +26,7 @@ from capture.snapshot.writer_choice import ChosenWriter, agree_on_writer
 from capture.state.averages import uncaptured_averages
 from capture.state.interface import StateProvider, read_at
 from capture.state.unwrap import unwrapped
-from catalog.errors import SetupError
+from catalog.errors import HistoryError, SetupError
 from catalog.history import History
 from catalog.run_writer import create_history
 
@@ -111,24 +111,26 @@ def enable(
             "a step in the training itself, and call session.snapshot() and session.wait() there"
         )
     root = history_path(history)
-    ranks.agree(f"making the history {root}", lambda: _make_history(root, ranks.rank))
-    ranks.prove_shared(root)
-    parent = origin_of(subjects)
-    if resume == "auto":
-        parent = resume_newest(History.open(root), ranks, every_provider) or parent
-    file_system = native.probe_file_system(str(root))
-    listing = StateListing(
-        every_provider,
-        rank=ranks.rank,
-        world_size=ranks.world_size,
-        align=int(file_system["place_align"]),
-    )
-    layout_hash = ranks.broadcast(ranks.agree("looking at the state", listing.layout_hash))
-    writer = agree_on_writer(
-        root, ranks, backend=backend, budget_bytes=budget_bytes, faults=faults, file_system=file_system
-    )
-    run = begin_run(root, ranks, layout_hash=layout_hash, parent=parent, facts=_facts(loop, writer, every, on_full))
-    with contextlib.ExitStack() as undo:
+    with _naming(root), contextlib.ExitStack() as undo:
+        ranks.agree(f"making the history {root}", lambda: _make_history(root, ranks.rank))
+        ranks.prove_shared(root)
+        parent = origin_of(subjects)
+        if resume == "auto":
+            parent = resume_newest(History.open(root), ranks, every_provider) or parent
+        file_system = native.probe_file_system(str(root))
+        listing = StateListing(
+            every_provider,
+            rank=ranks.rank,
+            world_size=ranks.world_size,
+            align=int(file_system["place_align"]),
+        )
+        layout_hash = ranks.broadcast(ranks.agree("looking at the state", listing.layout_hash))
+        writer = agree_on_writer(
+            root, ranks, backend=backend, budget_bytes=budget_bytes, faults=faults, file_system=file_system
+        )
+        undo.callback(writer.writer.close)
+        facts = _facts(loop, writer, every, on_full)
+        run = undo.enter_context(begin_run(root, ranks, layout_hash=layout_hash, parent=parent, facts=facts))
         session = ranks.agree(
             "capturing the first step",
             lambda: undo.enter_context(
@@ -213,3 +215,16 @@ def _facts(loop: Loop, writer: ChosenWriter, every: int, on_full: str) -> dict[s
         "host": socket.gethostname(),
         "python": platform.python_version(),
     }
+
+
+@contextlib.contextmanager
+def _naming(root: Path) -> Iterator[None]:
+    """Turn what the file system refuses into a SetupError that names the history."""
+    try:
+        yield
+    except HistoryError:
+        raise
+    except OSError as error:
+        raise SetupError(
+            f"the history {root} can't be read or written: {error}; see to its file system, or name another folder"
+        ) from error

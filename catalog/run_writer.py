@@ -108,7 +108,11 @@ class RunWriter:
                 f"{self.paths.lock(run, rank)}: another live process writes this rank of the run; only one may"
             )
         self._lock = lock
-        write_lock_owner(lock, lock_owner())
+        try:
+            write_lock_owner(lock, lock_owner())
+        except OSError:
+            free_lock(lock)
+            raise
         self.journal = Journal(self.paths.journal_dir(run), run=run, writer=f"rank-{rank:05d}", rank=rank)
 
     def begin(self, step: int) -> Path:

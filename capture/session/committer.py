@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from capture.background_thread import BackgroundThread
+from capture.session.stall_notice import StallNotice
 from capture.session.statistics_thread import StatisticsThread
 from capture.session.uncommitted_parts import UncommittedParts
 from capture.snapshot.dedup import Deduplicator, StoredAt
@@ -47,6 +48,9 @@ class Committer:
         self._deduplicator = Deduplicator(lambda step: run.paths.marker(run.run, step).exists())
         self._closing = False
         self._flushed = time.monotonic()
+        self._work = 0
+        self._under_way: tuple[int, str] | None = None
+        self._stall_notice = StallNotice(lambda: self._under_way)
         self._thread = BackgroundThread(self._finish_snapshots, name="dshistory-committer")
 
     def submit(self, snapshot: Snapshot) -> None:
@@ -130,6 +134,7 @@ class Committer:
             self._closing = True
             self._changed.notify_all()
         self._thread.wait()
+        self._stall_notice.end()
         if self._statistics.close():
             self._register()
 
@@ -153,17 +158,24 @@ class Committer:
                     # After the snapshot has left the queue: `wait` need not wait for the index, which loses nothing.
                     self._register()
             elif closing:
+                self._begin("the last entry in the journal")
                 self._remove_uncommitted(self._uncommitted.closing)
                 self._flush(force=True)
                 return
             # The other ranks read in the journal that this one has failed a step.
             self._flush(force=failure)
+            self._under_way = None
+
+    def _begin(self, what: str) -> None:
+        self._work += 1
+        self._under_way = (self._work, f"{what} of run {self._run.run} in {self._run.paths.root}")
 
     def _publish(self, snapshot: Snapshot) -> bool:
         """Finish a snapshot, or report why not; return whether its checkpoint is committed now."""
         try:
             while not snapshot.finalized.wait(self._until_flush_s()):
                 self._flush()
+            self._begin(f"the writing of step {snapshot.step}")
             snapshot.compose(self._run)
             while not snapshot.written(self._until_flush_s()):
                 self._flush()
@@ -197,6 +209,7 @@ class Committer:
         # Imported here, in the background, because it imports DuckDB: `enable` does not wait for that.
         from catalog.index import index
 
+        self._begin("the registration of checkpoints")
         try:
             index.register(self._run.paths, patience_s=REGISTER_PATIENCE_S)
         except Exception as error:  # noqa: BLE001 - whatever ails the index must not end the thread others wait for

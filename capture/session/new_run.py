@@ -1,5 +1,6 @@
 """Begins the run of a session, on all ranks: its name and facts, what earlier runs left, its locks."""
 
+import contextlib
 import datetime
 import warnings
 from collections.abc import Mapping
@@ -24,11 +25,15 @@ def begin_run(
     All ranks must call it; a failure of one is raised on all. The first rank also removes what dead runs have left.
     """
     run = ranks.broadcast(ranks.agree("making the run", lambda: _make_run(root, ranks, layout_hash, parent, facts)))
-    writer = ranks.agree(
-        "taking the run's lock",
-        lambda: RunWriter(root, run=run, rank=ranks.rank, world_size=ranks.world_size, layout_hash=layout_hash),
-    )
-    _prove_locks(ranks, writer)
+    with contextlib.ExitStack() as undo:
+        writer = ranks.agree(
+            "taking the run's lock",
+            lambda: undo.enter_context(
+                RunWriter(root, run=run, rank=ranks.rank, world_size=ranks.world_size, layout_hash=layout_hash)
+            ),
+        )
+        _prove_locks(ranks, writer)
+        undo.pop_all()
     return writer
 
 

@@ -21,6 +21,7 @@ from typing import Literal, Self
 import torch
 
 import native
+from capture.background_thread import BackgroundThread
 from capture.exit_handler import call_at_exit
 from capture.loops.interface import Loop
 from capture.session.committer import Committer
@@ -39,6 +40,7 @@ _open: weakref.WeakSet["Session"] = weakref.WeakSet()
 
 _COMMIT_POLL_S = 0.002
 _COMMIT_PATIENCE_S = 30.0
+_GIVE_UP_LIMIT_S = 10.0
 
 
 @dataclass(slots=True)
@@ -305,11 +307,22 @@ class Session:
         self._detach()
 
     def _give_up(self) -> None:
-        """Let go of everything without waiting for what is not committed."""
+        """Let go of everything without waiting for what is not committed. Only what a device is reading or syncing is
+        waited for, and not for ever: a disk that does not answer must not keep the process from its exit.
+        """
         self._closed = True
         self._detach()
-        self._committer.give_up()
-        self._end()
+
+        def give_up() -> None:
+            self._committer.give_up()
+            self._end()
+
+        if not BackgroundThread(give_up, name="dshistory-give-up").wait(_GIVE_UP_LIMIT_S):
+            warnings.warn(
+                f"run {self.run}: the process ends while a write to {self.history} is under way, which has not ended "
+                f"for {_GIVE_UP_LIMIT_S:g} s; what is not committed is not in the history",
+                stacklevel=2,
+            )
 
     def _end(self) -> None:
         self._closed = True

@@ -19,13 +19,17 @@
 #include <sys/types.h>
 #include <unistd.h>
 
-enum { SHORT = -1 };
+enum { SHORT = -1, NEVER = -2 };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static char root[PATH_MAX];
 static long turn, fails_at = -1;
 static int fails_with;
 static char failed_call[64];
+static pthread_t armed_by;
+static __thread char path_now[PATH_MAX];
+static char failed_path[PATH_MAX];
+static pthread_cond_t disarmed = PTHREAD_COND_INITIALIZER;
 
 /* liburing comes with an extension that is loaded late and privately, where RTLD_NEXT does not look. */
 static void *real(const char *name) {
@@ -35,14 +39,16 @@ static void *real(const char *name) {
 #define REAL(name) ((__typeof__(&name))real(#name))
 
 /* Count from now on the calls below `folder`, and fail the one whose turn is `at` (the first has 0; negative: none)
- * with the errno `error`, or SHORT: half of a write. */
+ * with the errno `error`, SHORT: half of a write, or NEVER: it does not return until
+ * `injector_disarm`. A call that this thread makes itself is never such a one: nobody could disarm it. */
 void injector_arm(const char *folder, long at, int error) {
     pthread_mutex_lock(&mutex);
     snprintf(root, sizeof root, "%s", folder);
     turn = 0;
     fails_at = at;
     fails_with = error;
-    failed_call[0] = 0;
+    armed_by = pthread_self();
+    failed_call[0] = failed_path[0] = 0;
     pthread_mutex_unlock(&mutex);
 }
 
@@ -50,8 +56,15 @@ void injector_arm(const char *folder, long at, int error) {
 void injector_disarm(void) {
     pthread_mutex_lock(&mutex);
     root[0] = 0;
+    pthread_cond_broadcast(&disarmed);
     pthread_mutex_unlock(&mutex);
 }
+
+/* The file or folder of the call that has failed; of a call of io_uring one that this thread used before. */
+const char *injector_path(void) { return failed_path; }
+
+/* Whether a call may still fail. */
+int injector_armed(void) { return root[0] != 0; }
 
 /* The name of the call that has failed since `injector_arm`; empty if none. */
 const char *injector_name(void) { return failed_call; }
@@ -60,17 +73,27 @@ const char *injector_name(void) { return failed_call; }
 static int take_turn(const char *name) {
     int error = 0;
     pthread_mutex_lock(&mutex);
-    if (root[0]) {
+    if (root[0] && !(fails_with == NEVER && pthread_equal(armed_by, pthread_self()))) {
         if (turn++ == fails_at) {
             error = fails_with;
             snprintf(failed_call, sizeof failed_call, "%s", name);
+            snprintf(failed_path, sizeof failed_path, "%s", path_now);
+            while (error == NEVER && root[0]) {
+                pthread_cond_wait(&disarmed, &mutex);
+            }
         }
     }
     pthread_mutex_unlock(&mutex);
     return error;
 }
 
-static int is_below(const char *path) { return root[0] && path && strncmp(path, root, strlen(root)) == 0; }
+static int is_below(const char *path) {
+    if (!root[0] || !path || strncmp(path, root, strlen(root)) != 0) {
+        return 0;
+    }
+    snprintf(path_now, sizeof path_now, "%s", path);
+    return 1;
+}
 
 static int fd_is_below(int fd) {
     char link[64], path[PATH_MAX];

@@ -1,8 +1,8 @@
 """The same work again and again, each time with another call failing: `python fault_sessions.py WORK FOLDER`.
 
-WORK is `training`, captured at every step, or `index`, the registration of a checkpoint. The program runs with
-`fault_injector.c` preloaded and prints a line of JSON for each repetition: the call that failed, with what error, and
-what is wrong afterwards.
+WORK is `training`, captured at every step, `enable`, the beginning of one, or `index`, the registration of a
+checkpoint. The program runs with `fault_injector.c` preloaded and prints a line of JSON for each repetition: the call
+that failed, with what error, and what is wrong afterwards.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import json
 import os
 import shutil
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -29,11 +30,15 @@ import capture
 from catalog.errors import HistoryError, SnapshotError
 from catalog.history import History
 from catalog.index.index import reindex
-from catalog.paths import HistoryPaths
+from catalog.paths import HistoryPaths, parse_step_dir
 from catalog.verify import verify
 
 SHORT = -1
+NEVER = -2
+"""Not an error: the call does not return for a while."""
+
 WIDTH = 64
+PATIENCE_S = 10.0
 STEPS = 2
 RETRIED = {"write", "pwrite", "pwrite64", "ftruncate", "ftruncate64", "fsync", "fdatasync", "fallocate", "completion"}
 """Half of a write, and a call that a signal interrupts, must not fail a snapshot; Python repeats its own calls."""
@@ -42,6 +47,7 @@ Work = Callable[[Path, int, int], None]
 
 injector = ctypes.CDLL(None)
 injector.injector_name.restype = ctypes.c_char_p
+injector.injector_path.restype = ctypes.c_char_p
 
 
 class Wrong(AssertionError):
@@ -51,16 +57,18 @@ class Wrong(AssertionError):
 def main() -> None:
     """Try every fault that the arguments name, until a repetition has no call left to fail."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("work", choices=["training", "index"])
+    parser.add_argument("work", choices=["training", "enable", "index"])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--backend", default="posix", help="the writer's: posix or io_uring")
     parser.add_argument("--every", type=int, default=1, help="fail each N-th call only")
-    parser.add_argument("--errors", default="EIO", help="names of errno, or SHORT, with commas")
+    parser.add_argument("--errors", default="EIO", help="names of errno, SHORT or NEVER, with commas")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     work: Work = registration_with_fault
-    if arguments.work == "training":
+    if arguments.work == "enable":
+        work = functools.partial(enable_with_fault, backend=arguments.backend)
+    elif arguments.work == "training":
         work = functools.partial(training_with_fault, backend=arguments.backend, expected=plain_training())
     # The first repetition imports what is imported late, and opens what is opened once in a process.
     work(arguments.folder / "first", -1, 0)
@@ -72,8 +80,8 @@ def main() -> None:
             root = arguments.folder / f"{name}-{at}"
             wrong = None
             try:
-                work(root, at, SHORT if name == "SHORT" else getattr(errno, name))
-            except (AssertionError, HistoryError) as error:
+                work(root, at, {"SHORT": SHORT, "NEVER": NEVER}.get(name) or getattr(errno, name))
+            except (AssertionError, HistoryError, OSError) as error:
                 wrong = f"{type(error).__name__}: {error}"
             finally:
                 disarm()
@@ -110,12 +118,12 @@ def training_with_fault(root: Path, at: int, code: int, *, backend: str, expecte
     descriptors, threads = open_descriptors(), threading.active_count()
     model, optimizer = make(WIDTH)
     states: dict[int, Any] = {}
-    session = capture.enable(
-        model, optimizer=optimizer, every=1, history=root, backend=backend, budget_bytes=16 << 20, stats_every=0
-    )
+    session = begin(model, optimizer, root, backend)
     states[0] = reference(model, optimizer)
     session.wait()
     arm(root, at, code)
+    if code == NEVER:
+        threading.Thread(target=answer_late, daemon=True).start()
     for step in range(1, STEPS + 1):
         if weights_after_step(model, optimizer) != expected[step - 1]:
             raise Wrong(f"the weights after step {step} are not those of the training without capture")
@@ -130,12 +138,57 @@ def training_with_fault(root: Path, at: int, code: int, *, backend: str, expecte
         if not isinstance(failure, HistoryError) or session.run not in str(failure):
             raise Wrong(f"a failure that does not name its run: {failure!r}")
     check_history(root, session, states)
+    require_nothing_open(descriptors, threads)
+    if code in (SHORT, errno.EINTR) and failed_call() in RETRIED and session.failures:
+        raise Wrong(f"a call that is repeated has failed the snapshot: {session.failures}")
+    if code == NEVER and session.failures:
+        raise Wrong(f"a call that took its time has failed the snapshot: {session.failures}")
+
+
+def enable_with_fault(root: Path, at: int, code: int, *, backend: str) -> None:
+    """Begin to capture while a call fails: with a named error or without, nothing of it is in the way of the next."""
+    descriptors, threads = open_descriptors(), threading.active_count()
+    model, optimizer = make(WIDTH)
+    arm(root, at, code)
+    with contextlib.suppress(HistoryError):
+        session = begin(model, optimizer, root, backend)
+        one_step(model, optimizer)
+        session.close()
+    disarm()
+    require_nothing_open(descriptors, threads)
+    model, optimizer = make(WIDTH)
+    session = begin(model, optimizer, root, backend)
+    one_step(model, optimizer)
+    states = {1: reference(model, optimizer)}
+    session.close()
+    if session.failures:
+        raise Wrong(f"the next session: {session.failures}")
+    history = History.open(root)
+    if [ref.step for ref in history.checkpoints(session.run)] != [0, 1]:
+        raise Wrong("the next session has not committed both steps")
+    assert_same(capture.restore(f"{session.run}:1", history=root), states[1])
+    problems = verify(history)
+    if problems:
+        raise Wrong(f"verify: {problems}")
+
+
+def begin(model: torch.nn.Module, optimizer: torch.optim.Optimizer, root: Path, backend: str) -> capture.Session:
+    """Capture a training as every WORK does."""
+    return capture.enable(
+        model, optimizer=optimizer, every=1, history=root, backend=backend, budget_bytes=16 << 20, stats_every=0
+    )
+
+
+def require_nothing_open(descriptors: list[str], threads: int) -> None:
+    """Wrong when there are more threads than before, or more descriptors."""
+    ends = time.monotonic() + PATIENCE_S
+    while threading.active_count() > threads and time.monotonic() < ends:
+        # Some threads end by themselves, right after what they were told to end with.
+        time.sleep(0.01)
     if threading.active_count() > threads:
         raise Wrong(f"threads are left: {[thread.name for thread in threading.enumerate()]}")
     if len(open_descriptors()) > len(descriptors):
         raise Wrong(f"descriptors are left: {sorted(set(open_descriptors()) - set(descriptors))}")
-    if code in (SHORT, errno.EINTR) and failed_call() in RETRIED and session.failures:
-        raise Wrong(f"a call that is repeated has failed the snapshot: {session.failures}")
 
 
 def check_history(root: Path, session: capture.Session, states: dict[int, Any]) -> None:
@@ -150,6 +203,9 @@ def check_history(root: Path, session: capture.Session, states: dict[int, Any]) 
     problems = verify(history)
     if problems:
         raise Wrong(f"verify: {problems}")
+    unsynced = step_not_synced()
+    if unsynced in steps:
+        raise Wrong(f"step {unsynced} is committed, although the sync of {failed_path()} has failed")
     for step in steps:
         assert_same(capture.restore(f"{session.run}:{step}", history=root, verify=False), states[step])
     left = [path for path in root.rglob("*") if path.name.startswith(".") or path.suffix == ".tmp"]
@@ -171,6 +227,14 @@ def arm(folder: Path, at: int, code: int) -> None:
     injector.injector_arm(os.fsencode(folder), ctypes.c_long(at), code)
 
 
+def answer_late() -> None:
+    """Let the call that does not return go on, once it is reached and the training has had time to run into it."""
+    while injector.injector_armed():
+        time.sleep(0.02)
+        if failed_call():
+            disarm()
+
+
 def disarm() -> None:
     """Let no call fail any more; `failed_call` stays."""
     injector.injector_disarm()
@@ -179,6 +243,18 @@ def disarm() -> None:
 def failed_call() -> str:
     """Return the name of the call that the injector has failed, "" if none."""
     return injector.injector_name().decode()
+
+
+def failed_path() -> Path:
+    """Return the file or folder of the call that the injector has failed."""
+    return Path(injector.injector_path().decode())
+
+
+def step_not_synced() -> int | None:
+    """Return the step whose data or manifest could not be synced: nothing after that says what is on the disk."""
+    path = failed_path()
+    is_part = path.name.endswith(".tmp") and ("safetensors" in path.name or "manifest" in path.name)
+    return parse_step_dir(path.parent.name) if is_part and failed_call() in ("fsync", "fdatasync") else None
 
 
 def open_descriptors() -> list[str]:
