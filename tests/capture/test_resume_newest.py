@@ -4,6 +4,8 @@ import pytest
 from capture_helpers import make, one_step
 
 import capture
+from capture.collectives import Ranks
+from capture.resume import _problem
 from catalog.history import History
 from catalog.verify import verify
 
@@ -40,6 +42,17 @@ def test_damage_is_found_by_the_rank_whose_share_it_is(written, position):
     path.write_bytes(data)
     found = [verify(written, [ref], share=(rank, 3)) for rank in range(3)]
     assert [len(problems) for problems in found if problems] == [1]
+
+
+def test_each_rank_of_a_resume_verifies_its_own_share(written):
+    """Of three ranks one alone finds the damage, so none has read the shares of the others."""
+    ref = written.resolve(1)
+    path = written.paths.data(ref.run, ref.step, 0)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    found = [_problem(written, ref, Ranks(rank, 3)) for rank in range(3)]
+    assert sum(problem is not None for problem in found) == 1
 
 
 def test_a_damaged_checkpoint_is_passed_over_and_said(written, history):

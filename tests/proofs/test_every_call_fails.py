@@ -42,7 +42,7 @@ def folder() -> Iterator[Path]:
 def test_a_training_whose_calls_fail(
     folder: Path, backend: str, error: str, figure: Callable[[str, float], None]
 ) -> None:
-    every = "1" if EXHAUSTIVE else "41"
+    every = "1" if EXHAUSTIVE else "53"
     tried = repetitions("training", str(folder), "--backend", backend, "--errors", error, "--every", every)
     assert len(tried) > (5 if error == "SHORT" else 60 if EXHAUSTIVE else 2)
     assert [one for one in tried if one["wrong"]] == []
@@ -55,9 +55,9 @@ def test_a_training_that_begins_while_calls_fail(
     folder: Path, backend: str, figure: Callable[[str, float], None]
 ) -> None:
     """A full disk, a limit or an error at `enable` is named, leaves nothing open and is in nobody's way."""
-    arguments = ["--errors", "EIO,ENOSPC,EMFILE,EINTR" if EXHAUSTIVE else "EIO", "--every", "1" if EXHAUSTIVE else "13"]
+    arguments = ["--errors", "EIO,ENOSPC,EMFILE,EINTR" if EXHAUSTIVE else "EIO", "--every", "1" if EXHAUSTIVE else "23"]
     tried = repetitions("enable", str(folder), "--backend", backend, *arguments)
-    assert len(tried) > (400 if EXHAUSTIVE else 8)
+    assert len(tried) > (400 if EXHAUSTIVE else 5)
     assert [one for one in tried if one["wrong"]] == []
     figure("calls failed", len(tried))
 

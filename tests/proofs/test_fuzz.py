@@ -27,8 +27,10 @@ def test_damaged_files_of_every_kind(tmp_path: Path, figure: Callable[[str, floa
 
 @pytest.mark.guards("Nothing is unpickled")
 @pytest.mark.parametrize("name", STRUCTURES)
-def test_senseless_structures(tmp_path: Path, name: str) -> None:
-    assert read_structures(name, tmp_path, examples=60) >= 30
+def test_senseless_structures(tmp_path: Path, name: str, figure: Callable[[str, float], None]) -> None:
+    read = read_structures(name, tmp_path, examples=60)
+    assert read >= 30
+    figure("structures read", read)
 
 
 def test_any_other_error_is_told_with_its_place_and_input() -> None:

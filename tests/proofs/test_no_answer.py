@@ -16,6 +16,7 @@ import native
 from catalog.history import History
 from catalog.verify import verify
 
+BACKEND = "posix" if native.probe_io_uring() else "io_uring"
 PATIENCE_S = 40
 NEVER = -2
 AT = 3
@@ -62,10 +63,10 @@ print("closed with", len(session.failures), "failures", flush=True)
 """
 
 
-@pytest.fixture(params=["posix", *(["io_uring"] if not native.probe_io_uring() else [])])
-def training(history: Path, request: pytest.FixtureRequest) -> "Iterator[subprocess.Popen[str]]":
+@pytest.fixture
+def training(history: Path) -> "Iterator[subprocess.Popen[str]]":
     """Start a training one of whose calls does not return until a line comes."""
-    script = SCRIPT.format(history=str(history), backend=request.param, at=AT, never=NEVER)
+    script = SCRIPT.format(history=str(history), backend=BACKEND, at=AT, never=NEVER)
     environment = {
         **os.environ,
         "LD_PRELOAD": str(fault_library()),
