@@ -104,9 +104,9 @@ class WriteJob:
         for one, behind `Writer.start` and `release`. OSError when the job has failed (ECANCELED: the writer is closed).
         """
     def fed(self, feed: Feed) -> None:
-        """Take a filled block back, set its gaps to zero, hash it and queue its write. When the job has failed, only
-        the memory goes back. RuntimeError when the block is fed already or an earlier one is not, ValueError when
-        another job lent it.
+        """Take a filled block back and set its gaps to zero; it is hashed and written in the background, and its memory
+        is lent again after both. Does not wait for either. When the job has failed, only the memory goes back.
+        RuntimeError when the block is fed already or an earlier one is not, ValueError when another job lent it.
         """
     def release(self) -> float:
         """The barrier: return once no live byte of the plan is needed any more, with the seconds waited.

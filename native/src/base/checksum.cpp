@@ -29,13 +29,20 @@ Digest checksum(const void *data, std::size_t nbytes) {
     return digest;
 }
 
-struct Digests::Running {
-    alignas(64) std::byte state[checksum_state_bytes];
-};
+RunningChecksum::RunningChecksum() {
+    static_assert(sizeof(state_) == checksum_state_bytes);
+    fastest().begin(state_.data());
+}
 
-Digests::Digests(std::size_t count) : running_(std::make_unique<Running>()), values_(count, checksum(nullptr, 0)) {}
+void RunningChecksum::add(const void *data, std::uint64_t nbytes) { fastest().add(state_.data(), data, nbytes); }
 
-Digests::~Digests() = default;
+Digest RunningChecksum::end() const {
+    Digest digest;
+    fastest().end(state_.data(), digest.data());
+    return digest;
+}
+
+Digests::Digests(std::size_t count) : values_(count, checksum(nullptr, 0)) {}
 
 void Digests::feed(std::size_t index, std::uint64_t position, std::uint64_t whole, const void *data,
                    std::uint64_t nbytes) {
@@ -44,11 +51,11 @@ void Digests::feed(std::size_t index, std::uint64_t position, std::uint64_t whol
         return;
     }
     if (position == 0) {
-        fastest().begin(running_->state);
+        running_.emplace();
     }
-    fastest().add(running_->state, data, nbytes);
+    running_->add(data, nbytes);
     if (position + nbytes == whole) {
-        fastest().end(running_->state, values_[index].data());
+        values_[index] = running_->end();
     }
 }
 

@@ -32,31 +32,27 @@ std::optional<Feed> FeedLender::next(const std::shared_ptr<WriteJob> &job) {
 }
 
 void FeedLender::fed(const std::shared_ptr<WriteJob> &job, const Feed &feed) {
+    // The slot is still the feeder's own, so no mutex is needed for its bytes.
+    job->zero_gaps(feed);
     std::unique_lock lock(queue_.mutex_);
-    // The running checksum takes bytes in file order, so one thread hashes at a time, and only the block whose turn it
-    // is.
-    queue_.changed_.wait(lock, [&] { return job->error || !job->hashing; });
-    if (!job->error && feed.index != job->next_fed) {
-        throw std::logic_error("block " + std::to_string(feed.index) + " of " + job->path() + " is fed before block " +
-                               std::to_string(job->next_fed) + ": feed them in the order handed out");
-    }
-    if (!job->error) {
-        job->hashing = true;
-        lock.unlock();
-        job->hash_fed(feed);
-        lock.lock();
-        job->hashing = false;
-    }
-    // The job may have failed while this thread hashed without the mutex.
     if (job->error) {
         give_back(*job, feed);
         return;
+    }
+    if (feed.index != job->next_fed) {
+        throw std::logic_error("block " + std::to_string(feed.index) + " of " + job->path() + " is fed before block " +
+                               std::to_string(job->next_fed) + ": feed them in the order handed out");
     }
     const Block &block = job->block(feed.index);
     --job->lent;
     ++job->next_fed;
     ++job->pending;
     queue_.staged_.push_back({job, feed.slot.data, block.offset, block.nbytes, feed.slot});
+    for (const FedChecksums::Part &part : job->fed_checksums().parts(block, feed.slot.data)) {
+        queue_.staging_.share(feed.slot);
+        ++job->unhashed;
+        queue_.unhashed_.push_back({job, part, feed.slot});
+    }
     queue_.changed_.notify_all();
 }
 

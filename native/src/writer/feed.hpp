@@ -1,8 +1,8 @@
 // Fed blocks: lent to a feeder with a slot for their bytes, and taken back filled.
 //
 // A feeder is whoever copies bytes that are not in this process's memory, such as those of an accelerator. A fed block
-// passes through three states, strictly in file order: lent (its slot belongs to the feeder), hashed, pending in the
-// write queue. Invariants:
+// passes through two states, strictly in file order: lent (its slot belongs to the feeder), and pending, when it is
+// hashed and written side by side and the slot comes back after both. Invariants:
 //   1. A feeder that holds a slot never waits for a second one: it learns at once that none is free, and so goes on to
 //      fill and return the one it has. Without this, two feeders with one slot each could wait for each other.
 //   2. A feeder gets no slot while `start` or `release` waits for one, because those hold up a training.
@@ -37,8 +37,9 @@ class FeedLender {
     // Lend the next fed block in file order, with a slot for its bytes. Nothing when all have been lent, or when no
     // slot is free while the feeder holds another; without one it waits. Throws the job's IoError.
     std::optional<Feed> next(const std::shared_ptr<WriteJob> &job);
-    // Take a filled block back: hash it and queue its write; when the job has failed, only its slot comes back. Throws
-    // std::logic_error unless blocks come back in the order lent, and the feed is then still the feeder's.
+    // Take a filled block back: queue its write and its hashing; when the job has failed, only its slot comes back.
+    // Never waits. Throws std::logic_error unless blocks come back in the order lent, and the feed is then still the
+    // feeder's.
     void fed(const std::shared_ptr<WriteJob> &job, const Feed &feed);
     // Take a block back unfilled, which fails the job.
     void drop(const std::shared_ptr<WriteJob> &job, const Feed &feed);

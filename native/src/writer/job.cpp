@@ -39,8 +39,8 @@ WriteJob::WriteJob(std::shared_ptr<const WritePlan> plan, std::vector<Block> blo
                    std::shared_ptr<Faults> faults)
     : plan_(std::move(plan)), blocks_(std::move(blocks)), live_blocks_(count_live(blocks_, *plan_)),
       file_(std::move(path), plan_->data_end(), plan_->align(), std::move(faults)),
-      live_digests_(plan_->extents().size() - plan_->fed_extents()), fed_digests_(plan_->fed_extents()),
-      end_(plan_->data_end()) {
+      live_digests_(plan_->extents().size() - plan_->fed_extents()),
+      fed_checksums_(plan_->extents(), plan_->fed_extents()), end_(plan_->data_end()) {
     next_lent = next_fed = live_blocks_;
 }
 
@@ -94,15 +94,12 @@ void WriteJob::copy_and_hash(Copies &copies) {
     copies = {};
 }
 
-void WriteJob::hash_fed(const Feed &feed) {
-    const std::vector<Extent> &extents = plan_->extents();
-    const std::size_t first_fed = extents.size() - plan_->fed_extents();
+void WriteJob::zero_gaps(const Feed &feed) const {
     std::byte *data = feed.slot.data;
     std::uint64_t filled = 0;
-    each_piece(extents, block(feed.index),
-               [&](std::size_t extent, std::uint64_t position, std::uint64_t at, std::uint64_t nbytes) {
+    each_piece(plan_->extents(), block(feed.index),
+               [&](std::size_t, std::uint64_t, std::uint64_t at, std::uint64_t nbytes) {
                    std::memset(data + filled, 0, at - filled);
-                   fed_digests_.feed(extent - first_fed, position, extents[extent].nbytes, data + at, nbytes);
                    filled = at + nbytes;
                });
     std::memset(data + filled, 0, block(feed.index).nbytes - filled);
@@ -110,7 +107,7 @@ void WriteJob::hash_fed(const Feed &feed) {
 
 std::vector<Digest> WriteJob::digests() const {
     std::vector<Digest> all = live_digests_.values();
-    all.insert(all.end(), fed_digests_.values().begin(), fed_digests_.values().end());
+    all.insert(all.end(), fed_checksums_.values().begin(), fed_checksums_.values().end());
     return all;
 }
 

@@ -4,12 +4,12 @@
 // flight), then written. The blocks of a job are of two kinds:
 //   - live blocks come first; their bytes are in the memory of the plan's extents. They are prepared strictly in file
 //     order by one holder of `busy` at a time, so one running checksum is enough.
-//   - fed blocks follow; a feeder fills them (feed.hpp). They are prepared strictly in file order by one holder of
-//     `hashing` at a time, with a running checksum of their own, so both kinds can be prepared side by side.
+//   - fed blocks follow; a feeder fills them (feed.hpp). They are hashed by several threads while they are pending
+//     (fed_checksums.hpp).
 //
-// Fields marked (queue) are guarded by the write queue's mutex; the rest belongs to the holder of `busy` or `hashing`.
-// `busy` and `hashing` are flags rather than mutexes, so that a thread hashes and copies without the queue's mutex, and
-// whoever waits for the flag waits on the queue's condition variable together with everything else.
+// Fields marked (queue) are guarded by the write queue's mutex; the rest belongs to the holder of `busy`. It is a flag
+// rather than a mutex, so that a thread hashes and copies without the queue's mutex, and whoever waits for the flag
+// waits on the queue's condition variable together with everything else.
 #pragma once
 
 #include <chrono>
@@ -26,6 +26,7 @@
 #include "base/io_error.hpp"
 #include "base/mapped_memory.hpp"
 #include "blocks/cutting.hpp"
+#include "writer/fed_checksums.hpp"
 #include "writer/feed.hpp"
 #include "writer/output_file.hpp"
 #include "writer/plan.hpp"
@@ -57,8 +58,8 @@ class WriteJob {
     bool all_lent() const { return next_lent == blocks_.size(); }
     bool prepared() const { return live_prepared() && next_fed == blocks_.size(); }
     bool eager_block() const { return !live_prepared() && block().first_extent < plan_->eager_extents(); }
-    // Every block is written, or the job has failed and nothing of it is pending.
-    bool settled() const { return pending == 0 && !busy && (prepared() || error); }
+    // Every block is written and hashed, or the job has failed and nothing of it is pending.
+    bool settled() const { return pending == 0 && unhashed == 0 && !busy && (prepared() || error); }
 
     // Hash the next block, which stays where it is; only for direct blocks. Both this and `compose` throw IoError
     // (EFAULT) when memory of the plan is no longer mapped: a tensor that was freed too early fails the job, not the
@@ -66,8 +67,9 @@ class WriteJob {
     void hash_live();
     // Compose the next block in a slot (gaps become zeros) and hash it there.
     void compose(std::byte *destination);
-    // Hash a block that its feeder has filled; gaps become zeros.
-    void hash_fed(const Feed &feed);
+    // Make the gaps of a block that its feeder has filled zeros.
+    void zero_gaps(const Feed &feed) const;
+    FedChecksums &fed_checksums() { return fed_checksums_; }
 
     // Where the next bytes behind the planned ones go: data_end, or the end of the last appendix.
     std::uint64_t end();
@@ -90,9 +92,9 @@ class WriteJob {
     std::size_t next = 0;           // (queue) the live block to prepare next
     bool busy = false;              // (queue) a thread prepares it
     std::size_t next_lent;          // (queue) the fed block to lend next
-    std::size_t next_fed;           // (queue) the fed block to prepare next
+    std::size_t next_fed;           // (queue) the fed block to take back next
     std::size_t lent = 0;           // (queue) slots that the feeder holds
-    bool hashing = false;           // (queue) a thread prepares a fed block
+    std::size_t unhashed = 0;       // (queue) parts of fed blocks that are not hashed yet
     bool releasing = false;         // (queue) nothing more goes straight from live memory
     std::size_t pending = 0;        // (queue) blocks queued or in flight
     std::size_t live_pending = 0;   // (queue) those among them that the device reads from live memory
@@ -131,7 +133,7 @@ class WriteJob {
     std::size_t live_blocks_;
     OutputFile file_;
     Digests live_digests_;
-    Digests fed_digests_;
+    FedChecksums fed_checksums_;
     // One caller at a time appends to, finishes or discards the file; never taken together with the queue's mutex.
     std::mutex ends_;
     std::uint64_t end_;

@@ -199,6 +199,45 @@ std::optional<Write> WriteQueue::next(bool wait) {
     }
 }
 
+bool WriteQueue::hash_next(bool wait) {
+    std::optional<Unhashed> next; // let go without the mutex: it may be the job's last holder
+    Lock lock(mutex_);
+    for (;;) {
+        if ((next = pop_unhashed())) {
+            WriteJob &job = *next->job;
+            FedChecksums &checksums = job.fed_checksums();
+            if (!job.error) {
+                auto before = checksums.begin(next->part);
+                lock.unlock();
+                auto unfinished = checksums.hash(next->part, std::move(before));
+                lock.lock();
+                checksums.end(std::move(unfinished));
+            }
+            --job.unhashed;
+            staging_.give(next->slot);
+            settle(job);
+            return true;
+        }
+        if (!wait || (stopping_ && unhashed_.empty())) {
+            return false;
+        }
+        changed_.wait(lock);
+    }
+}
+
+// Return the first part whose turn has come, or whose job has failed: the thread that takes it then only gives the slot
+// back.
+std::optional<WriteQueue::Unhashed> WriteQueue::pop_unhashed() {
+    const auto found = std::ranges::find_if(
+        unhashed_, [](const Unhashed &one) { return one.job->error || one.job->fed_checksums().ready(one.part); });
+    if (found == unhashed_.end()) {
+        return std::nullopt;
+    }
+    Unhashed next = std::move(*found);
+    unhashed_.erase(found);
+    return next;
+}
+
 void WriteQueue::completed(Write &&write, int code) {
     Lock lock(mutex_);
     WriteJob &job = *write.job;
@@ -215,6 +254,11 @@ void WriteQueue::completed(Write &&write, int code) {
         fail_locked(job,
                     IoError("write of " + std::to_string(write.nbytes) + " bytes", job.path(), write.offset, code));
     }
+    settle(job);
+}
+
+// Tell everybody that something of the job has ended, and note the time when it was the last.
+void WriteQueue::settle(WriteJob &job) {
     if (job.settled()) {
         job.write_s = seconds_since(job.started);
     }

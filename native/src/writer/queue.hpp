@@ -3,8 +3,9 @@
 // Invariants
 //   1. The live blocks of a job are prepared in file order, by one thread at a time (`busy`).
 //   2. A slot has one owner at a time: the thread that composes a block in it, or the feeder it is lent to, then the
-//   queue
-//      while the write is staged, then the backend until it calls `completed`. Only then does it go back to the pool.
+//      queue while the write is staged, then the backend until it calls `completed`. The slot of a fed block is shared
+//      meanwhile with the threads that hash it, which only read it, as the backend does. It goes back to the pool when
+//      the last one has let it go.
 //   3. Barrier: once `release` has returned, no thread reads, and no request in flight refers to, live memory of that
 //   job.
 //      `release` must wait for submitted writes to complete, not only to be submitted: the device reads the memory at
@@ -80,6 +81,9 @@ class WriteQueue {
     // The next write; nothing when there is none now (wait = false) or there will be none any more. Hashes the block of
     // a direct write in the calling thread.
     std::optional<Write> next(bool wait);
+    // Hash a part of a fed block. False when there is none that can be now (wait = false) or there will be none any
+    // more. For the hashing threads.
+    bool hash_next(bool wait);
     // The device is done with the write's bytes; `code` is 0 or errno. Exactly once for each write.
     void completed(Write &&write, int code);
 
@@ -90,7 +94,16 @@ class WriteQueue {
     friend class FeedLender;
     using Lock = std::unique_lock<std::mutex>;
 
+    // A part of a fed block that is to be hashed, and the slot that it keeps lent until then.
+    struct Unhashed {
+        std::shared_ptr<WriteJob> job;
+        FedChecksums::Part part;
+        Slot slot;
+    };
+
     std::optional<Write> pop_staged();
+    std::optional<Unhashed> pop_unhashed();
+    void settle(WriteJob &job);
     std::optional<Write> prepare_lazily(Lock &lock);
     template <class Ready> void wait_for(Lock &lock, const CheckInterrupt &interrupt, Ready ready);
     bool stage_next(const std::shared_ptr<WriteJob> &job, Lock &lock, const CheckInterrupt &interrupt);
@@ -103,6 +116,7 @@ class WriteQueue {
     std::mutex mutex_;
     std::condition_variable changed_;
     std::deque<Write> staged_;                   // composed in slots, not yet taken by the backend
+    std::deque<Unhashed> unhashed_;              // in the order in which they were fed
     std::deque<std::shared_ptr<WriteJob>> open_; // jobs with blocks to prepare, oldest first
     std::size_t urgent_ = 0;                     // threads in `start` and `release` that wait for a slot
     bool stopping_ = false;

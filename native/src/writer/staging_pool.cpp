@@ -81,7 +81,15 @@ std::optional<Slot> StagingPool::take(std::uint64_t nbytes) {
     return Slot{data, small};
 }
 
+void StagingPool::share(Slot slot) { ++further_holders_[slot.data]; }
+
 void StagingPool::give(Slot slot) {
+    if (const auto held = further_holders_.find(slot.data); held != further_holders_.end()) {
+        if (--held->second == 0) {
+            further_holders_.erase(held);
+        }
+        return;
+    }
     --lent_;
     (slot.small ? small_ : large_).push_back(slot.data);
     if (dropped_) {

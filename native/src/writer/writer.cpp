@@ -24,6 +24,7 @@ Writer::Writer(std::string backend, std::uint64_t budget_bytes, std::uint64_t bl
 Writer::~Writer() {
     if (owner_ != getpid()) {
         // The threads exist only in the parent: joining them here would wait for ever.
+        static_cast<void>(hashing_.release());
         static_cast<void>(backend_.release());
         static_cast<void>(queue_.release());
         return;
@@ -36,6 +37,7 @@ void Writer::close() {
     queue_->stop();
     std::lock_guard lock(closing_);
     backend_.reset();
+    hashing_.reset();
     // A session that is closed but still held, by a variable or a traceback, must not hold the budget too.
     queue_->drop_staging();
 }
@@ -51,6 +53,12 @@ void Writer::require_here() const {
 std::shared_ptr<WriteJob> Writer::start(std::shared_ptr<const WritePlan> plan, std::string path,
                                         const CheckInterrupt &interrupt) {
     require_here();
+    if (plan->fed_extents() != 0) {
+        std::lock_guard lock(closing_);
+        if (backend_ && !hashing_) {
+            hashing_ = std::make_unique<HashingThreads>(*queue_);
+        }
+    }
     return queue_->start(std::move(plan), std::move(path), faults_, interrupt);
 }
 

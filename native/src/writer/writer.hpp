@@ -15,6 +15,7 @@
 #include "writer/appendix.hpp"
 #include "writer/backend.hpp"
 #include "writer/faults.hpp"
+#include "writer/hashing_threads.hpp"
 #include "writer/queue.hpp"
 
 namespace dsh {
@@ -73,6 +74,7 @@ class Writer : public std::enable_shared_from_this<Writer> {
     bool registered_ = false;
     std::unique_ptr<WriteQueue> queue_;
     std::unique_ptr<Backend> backend_;
+    std::unique_ptr<HashingThreads> hashing_; // none before the first file with fed extents
 };
 
 } // namespace dsh

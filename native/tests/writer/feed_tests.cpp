@@ -175,6 +175,7 @@ TEST(a_feeder_waits_behind_a_start_that_holds_up_a_training) {
     }
     // Both blocks of the training are written before the feeder, which asks all the time, gets a slot.
     FeedLender(queue).fed(job, first);
+    CHECK(queue.hash_next(false));
     std::size_t urgent_blocks = 0;
     bool ahead = false;
     while (urgent_blocks < 2) {
@@ -192,6 +193,62 @@ TEST(a_feeder_waits_behind_a_start_that_holds_up_a_training) {
     CHECK(!ahead);
     CHECK(FeedLender(queue).next(job));
     FeedLender(queue).fed(job, second);
+}
+
+TEST(a_slot_is_back_only_when_its_block_is_written_and_hashed) {
+    for (const bool written_first : {true, false}) {
+        WriteQueue queue(StagingPool::least_bytes(block), block);
+        const std::uint64_t all = queue.free_bytes();
+        const std::vector<Extent> fed{{page, 0, block}};
+        const auto plan = std::make_shared<WritePlan>(fed, 0, 1, page, page + block, page);
+        const auto job = queue.start(plan, scratch() / ("both" + std::to_string(written_first)), nullptr);
+        const auto feed = FeedLender(queue).next(job);
+        std::memset(feed->slot.data, 7, block);
+        FeedLender(queue).fed(job, *feed);
+        Write write = *queue.next(false);
+        if (written_first) {
+            queue.completed(std::move(write), 0);
+        } else {
+            CHECK(queue.hash_next(false));
+        }
+        CHECK(queue.free_bytes() == all - block);
+        CHECK(!queue.wait(*job, 0));
+        if (written_first) {
+            CHECK(queue.hash_next(false));
+        } else {
+            queue.completed(std::move(write), 0);
+        }
+        CHECK(queue.free_bytes() == all);
+        CHECK(queue.wait(*job, -1));
+        const std::vector<std::byte> sevens(block, std::byte{7});
+        CHECK(job->digests() == std::vector<Digest>{checksum(sevens.data(), block)});
+    }
+}
+
+// Two blocks' own extents need no order; the extent that goes through both does.
+TEST(an_extent_is_hashed_in_order_and_others_beside_it) {
+    const std::vector<Extent> extents{{0, 0, block + 10}, {block + 10, 0, 20}};
+    std::vector<std::byte> bytes(2 * block);
+    Random random(4);
+    for (std::byte &byte : bytes) {
+        byte = static_cast<std::byte>(random.between(0, 255));
+    }
+    const Block first{0, block, 0, 0};
+    const Block second{block, block, 0, 0};
+    FedChecksums checksums(extents, 2);
+    const auto of_first = checksums.parts(first, bytes.data());
+    const auto of_second = checksums.parts(second, bytes.data() + block);
+    CHECK(of_first.size() == 1 && !of_first[0].continued);
+    CHECK(of_second.size() == 2 && of_second[0].continued && !of_second[1].continued);
+    CHECK(!checksums.ready(of_second[0]));
+    CHECK(checksums.ready(of_second[1]));
+    checksums.end(checksums.hash(of_second[1], checksums.begin(of_second[1])));
+    CHECK(!checksums.ready(of_second[0]));
+    checksums.end(checksums.hash(of_first[0], checksums.begin(of_first[0])));
+    CHECK(checksums.ready(of_second[0]));
+    checksums.end(checksums.hash(of_second[0], checksums.begin(of_second[0])));
+    const std::vector<Digest> whole{checksum(bytes.data(), block + 10), checksum(&bytes[block + 10], 20)};
+    CHECK(checksums.values() == whole);
 }
 
 } // namespace dsh::test

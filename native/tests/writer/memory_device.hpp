@@ -16,12 +16,16 @@
 
 namespace dsh::test {
 
-// Threads that copy every write into the image of its job.
+// Threads that copy every write into the image of its job, and as many that hash.
 class MemoryDevice {
   public:
     MemoryDevice(WriteQueue &queue, std::size_t threads, bool fails) : queue_(queue), fails_(fails) {
         for (std::size_t i = 0; i < threads; ++i) {
             threads_.emplace_back([this] { work(); });
+            threads_.emplace_back([this] {
+                while (queue_.hash_next(true)) {
+                }
+            });
         }
     }
     ~MemoryDevice() { queue_.stop(); }
