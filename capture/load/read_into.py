@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-import numpy as np
 import torch
 
+from capture.device_marks import CUDA_MARKS, Marks
 from capture.load.assignments import Assignment
+from capture.load.staging import copy_elements, fill_through_host
 from capture.state.dtypes import torch_dtype
 from catalog.read.stored_bytes import Buffer, read_unverified, read_verified
 from catalog.records import Extent
@@ -16,7 +17,11 @@ __all__ = ["read_extents", "read_into", "read_part"]
 
 
 def read_into(
-    root: Path, assignments: Sequence[Assignment], kept: Mapping[Extent, Buffer] = MappingProxyType({})
+    root: Path,
+    assignments: Sequence[Assignment],
+    kept: Mapping[Extent, Buffer] = MappingProxyType({}),
+    *,
+    marks: Marks = CUDA_MARKS,
 ) -> None:
     """Fill every destination. CorruptError when bytes differ from their checksums; the destinations are then partly
     overwritten.
@@ -24,35 +29,28 @@ def read_into(
     kept: the verified bytes of extents that were read before; these are not read again
     """
     reads: list[tuple[Extent, int]] = []
-    staged: dict[Extent, torch.Tensor] = {}
-    copies: list[tuple[Assignment, torch.Tensor]] = []
+    in_memory: list[Assignment] = []
+    through_host: list[Assignment] = []
     direct: set[tuple[str, int]] = set()
     for assignment in assignments:
         extent, destination = assignment.extent, assignment.destination
         if not extent.nbytes:
             continue
-        if extent in kept:
-            copies.append((assignment, torch.from_numpy(kept[extent]).view(torch_dtype(extent.dtype))))
-            continue
         place = (extent.file, extent.offset)
-        fits = destination.device.type == "cpu" and destination.is_contiguous() and assignment.numel == extent.numel
-        if fits and place not in direct:
+        in_host = destination.device.type == "cpu" and not marks.owns(destination)
+        if in_host and extent in kept:
+            in_memory.append(assignment)
+        # One call reads each place of a file once.
+        elif in_host and destination.is_contiguous() and assignment.numel == extent.numel and place not in direct:
             direct.add(place)
             reads.append((extent, destination.data_ptr() + assignment.at * destination.element_size()))
-            continue
-        if extent not in staged:
-            staged[extent] = torch.empty(extent.numel, dtype=torch_dtype(extent.dtype))
-        copies.append((assignment, staged[extent]))
-    # One call reads each place of a file once, so an extent that also goes straight to a destination needs a second
-    # call.
-    again: list[tuple[Extent, int]] = []
-    for extent, temporary in staged.items():
-        (again if (extent.file, extent.offset) in direct else reads).append((extent, temporary.data_ptr()))
+        else:
+            through_host.append(assignment)
     read_verified(root, reads)
-    read_verified(root, again)
     with torch.no_grad():
-        for assignment, temporary in copies:
-            _copy_part(assignment, temporary)
+        for assignment in in_memory:
+            copy_elements(assignment, kept[assignment.extent])
+    fill_through_host(root, through_host, kept, marks=marks)
 
 
 def read_extents(root: Path, extents: Sequence[Extent]) -> list[torch.Tensor]:
@@ -73,16 +71,3 @@ def read_part(root: Path, extent: Extent, *, skip: int, numel: int) -> torch.Ten
     tensor = torch.empty(numel, dtype=torch_dtype(extent.dtype))
     read_unverified(root, extent, tensor.data_ptr(), skip_bytes=skip * tensor.element_size(), nbytes=tensor.nbytes)
     return tensor
-
-
-def _copy_part(assignment: Assignment, temporary: torch.Tensor) -> None:
-    part = temporary[assignment.skip : assignment.skip + assignment.numel]
-    destination = assignment.destination
-    if assignment.numel == destination.numel():
-        destination.copy_(part.view(destination.shape))
-    elif destination.is_contiguous():
-        destination.view(-1)[assignment.at : assignment.at + assignment.numel].copy_(part)
-    else:
-        # A part of a tensor that is not contiguous has no view: its elements are addressed by their coordinates.
-        positions = np.unravel_index(np.arange(assignment.at, assignment.at + assignment.numel), destination.shape)
-        destination[tuple(torch.from_numpy(axis) for axis in positions)] = part.to(destination.device)

@@ -7,7 +7,7 @@ without a copy. Whole extents are verified; a piece of an extent has no checksum
 
 import contextlib
 import mmap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -53,18 +53,24 @@ class ReadBuffer:
     could put those bytes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, allocate: Callable[[int], Buffer] | None = None) -> None:
+        """allocate: returns memory of a number of bytes that begins on a page, by default in huge pages."""
+        self._allocate = allocate or _pages
         self._memory: Buffer = np.empty(0, np.uint8)
 
     def read(self, root: Path, pieces: Sequence[Piece], *, checksums: bool = True) -> tuple[list[Buffer], bytes]:
         """Return the bytes of each piece, which hold until the next call, and what `read_to` returns. Its errors are
         those of `read_to`. Pieces should be in the order of files and offsets."""
+        memory, addresses = self.place(pieces)
+        return memory, read_to(root, pieces, addresses, checksums=checksums)
+
+    def place(self, pieces: Sequence[Piece]) -> tuple[list[Buffer], list[int]]:
+        """Return the memory for each piece, which holds until the next call, and its address, for a read."""
         positions, nbytes = _congruent(pieces)
         if nbytes > self._memory.size:
-            self._memory = _pages(nbytes)
-        addresses = np.array(positions, np.uint64) + np.uint64(self._memory.ctypes.data)
-        found = read_to(root, pieces, addresses, checksums=checksums)
-        return [self._memory[at : at + size] for at, (_, _, size) in zip(positions, pieces, strict=True)], found
+            self._memory = self._allocate(nbytes)
+        memory = [self._memory[at : at + size] for at, (_, _, size) in zip(positions, pieces, strict=True)]
+        return memory, [self._memory.ctypes.data + at for at in positions]
 
 
 def _congruent(pieces: Sequence[Piece]) -> tuple[list[int], int]:
