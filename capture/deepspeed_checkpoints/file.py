@@ -9,6 +9,7 @@ reader of safetensors can open the tensors. The file exists under its name only 
 import errno
 import json
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -17,7 +18,7 @@ import torch
 
 import native
 from capture.deepspeed_checkpoints.tree import CheckpointTree
-from capture.snapshot.change_detector import ChangeDetector
+from capture.snapshot.change_detector import ChangeDetector, Comparison
 from capture.snapshot.data_file import PlacedObject, make_trailer
 from capture.snapshot.device_copies import CUDA, DeviceCopier
 from capture.snapshot.device_feed import Copies, DeviceTake, NoCopies
@@ -54,7 +55,7 @@ class FileWrite:
     copies: Copies
     change_detector: ChangeDetector
     _checking: threading.Lock = field(default_factory=threading.Lock)
-    _changed: list[str] | None = None
+    _comparison: Comparison | None = None
 
     @classmethod
     def start(
@@ -106,7 +107,7 @@ class FileWrite:
         """
         self.copies.wait()
         self.job.release()
-        self._find_changed()
+        self._compare(self.change_detector.compare)
 
     def finish(self) -> None:
         """Wait for the data, write the header and the tree, and publish the file.
@@ -154,16 +155,16 @@ class FileWrite:
         metadata["header"] = native.checksum(blank).hex()
         return encode_header(fragments, metadata=metadata, data_start=self.plan.data_start), tail.data
 
-    def _find_changed(self) -> list[str]:
+    def _compare(self, compare: Callable[[], Comparison]) -> Comparison:
         # Looked for once, and then remembered: either the barrier comes first, after which the training may write and a
         # second look would blame it, or the save thread has finished reading before the barrier.
         with self._checking:
-            if self._changed is None:
-                self._changed = self.change_detector.changed()
-            return self._changed
+            if self._comparison is None:
+                self._comparison = compare()
+            return self._comparison
 
     def _require_unchanged(self) -> None:
-        changed = self._find_changed()
+        changed = self._compare(self.change_detector.compare_beside).changed()
         if changed:
             more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
             raise SnapshotError(

@@ -6,15 +6,16 @@ It never touches the training's tensors and takes part in no collective. Failure
 import collections
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from capture.background_thread import BackgroundThread
+from capture.device_marks import CUDA_MARKS, Mark, Marks, behind
 from capture.session.stall_notice import StallNotice
 from capture.session.statistics_thread import StatisticsThread
 from capture.session.uncommitted_parts import UncommittedParts
-from capture.snapshot.dedup import Deduplicator, StoredAt
+from capture.snapshot.dedup import Deduplicator, Expected
 from capture.snapshot.snapshot import Snapshot
 from catalog.errors import SnapshotError
 from catalog.run_writer import RunWriter
@@ -25,14 +26,15 @@ FLUSH_INTERVAL_S = 60.0
 """Metrics between two commits are in the journal after so long; at a commit they are written with it."""
 REGISTER_PATIENCE_S = 0.1
 
-_Metrics = tuple[int, Mapping[str, float | torch.Tensor]]
+_Metrics = tuple[int, Mapping[str, float | torch.Tensor], Sequence[Mark]]
 
 
 class Committer:
     """Owns the writing end of a run, from its construction until `close`."""
 
-    def __init__(self, run: RunWriter, *, stats_every: int) -> None:
+    def __init__(self, run: RunWriter, *, stats_every: int, marks: Marks = CUDA_MARKS) -> None:
         self._run = run
+        self._marks = marks
         self._statistics = StatisticsThread(
             run, every=stats_every, wait_idle=lambda seconds: self.wait_below(1, timeout_s=seconds)
         )
@@ -60,9 +62,19 @@ class Committer:
             self._changed.notify_all()
 
     def metrics(self, step: int, values: Mapping[str, float | torch.Tensor]) -> None:
-        """Write metrics to the journal; device scalars are converted here, off the training thread."""
+        """Write metrics to the journal; scalars of a device are read in the background, once it has computed them. For
+        the thread that has handed them over. While a CUDA graph is captured they have no value, and are left out.
+        """
+        marks = self._marks
+        if marks.is_recording():
+            values = {
+                name: value
+                for name, value in values.items()
+                if not (isinstance(value, torch.Tensor) and marks.owns(value))
+            }
+        computed = behind(values.values(), marks)
         with self._changed:
-            self._metrics.append((step, values))
+            self._metrics.append((step, values, computed))
 
     def failed(self, step: int, error: Exception) -> None:
         """Record the failure of a snapshot in the journal and the index, and for `take_failures`. Other ranks then
@@ -92,9 +104,9 @@ class Committer:
         return failures
 
     @property
-    def stored(self) -> Mapping[str, StoredAt]:
-        """The parts that are expected to be unchanged at the next snapshot, and where their bytes are stored."""
-        return self._deduplicator.stored
+    def expected(self) -> Expected:
+        """What is expected of the next snapshot."""
+        return self._deduplicator.expected
 
     def figures(self) -> Mapping[str, float]:
         """Return the sums of the figures of all finished snapshots: their number as `snapshots`, bytes and seconds."""
@@ -235,9 +247,11 @@ class Committer:
         with self._changed:
             rows = list(self._metrics)
             self._metrics.clear()
-        for step, values in rows:
+        for step, values, computed in rows:
             for name, value in values.items():
                 try:
+                    for mark in computed:
+                        mark.wait()
                     self._run.journal.metric(step, name, float(value))
                 except Exception as error:  # noqa: BLE001 - one bad figure must not end the thread others wait for
                     self._report(f"metric {name!r} of step {step} of run {self._run.run} is lost: {error}", error)

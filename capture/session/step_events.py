@@ -131,10 +131,18 @@ class StepEvents:
         half new.
         """
         step = self._loop.step()
-        if self.current.is_updating or self.current.is_captured(step) or self.current.warn_if_lost(step):
+        if self.current.is_updating or self.current.is_captured(step) or self._is_lost(step):
             return
         self.current.finalize_objects()
         self._try_capture(step)
+
+    def _is_lost(self, step: int) -> bool:
+        try:
+            return self.current.warn_if_lost(step)
+        except Exception as error:  # noqa: BLE001 - a device that can't compare its memory ends no training
+            self._committer.failed(step, error)
+            self._failures.warn()
+            return True
 
     def _try_capture(self, step: int, *, may_skip: bool = False) -> None:
         try:
@@ -163,7 +171,7 @@ class StepEvents:
                 self._run,
                 step,
                 check=self._check,
-                stored=self._committer.stored,
+                expected=self._committer.expected,
                 kept=kept,
             )
         )

@@ -2,12 +2,16 @@
 
 torch counts in-place writes in a tensor's version counter. It does not count writes through `.data`, through a NumPy
 array or by another process that shares the memory; those are found in the bytes: a sample of every tensor's, or all.
+Those of a device are read by the device, in the order of the work that the calling thread gives to it, and compared
+when the host needs to know.
 """
 
+import contextlib
 import itertools
 import operator
 import sys
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -15,11 +19,14 @@ import numpy.typing as npt
 import torch
 
 import native
+from capture.snapshot.device_copies import CUDA, DeviceCopier
+from capture.snapshot.device_digests import DeviceDigests, Reading, sample_of, words_of
 from capture.snapshot.kept_items import Held, references_to, tensors_of
 from capture.state.interface import TensorItem
+from catalog.errors import SnapshotError, UnsupportedError
 from catalog.records import CHECKSUM_BYTES
 
-__all__ = ["ChangeDetector", "Check", "Watched", "addresses_of", "bytes_compared_whole"]
+__all__ = ["ChangeDetector", "Check", "Comparison", "Watched", "addresses_of", "bytes_compared_whole"]
 
 Check = Literal["sampled", "versions", "hash"]
 """What is compared besides addresses: "versions", the version counters; "sampled", a sample of the bytes too; "hash",
@@ -48,12 +55,20 @@ class Watched:
     the host can't read where it is
     uncounted: memory of up to so many bytes is compared by its bytes alone, all of which are looked at. This is not
     enough while the memory is being read, because an edit that is undone leaves no trace in the bytes
+    copies: which items are in a device's memory, which is looked at as a whole
     """
 
     def __init__(
-        self, items: Sequence[TensorItem], *, addresses: Sequence[int], nbytes: Sequence[int], uncounted: int = 0
+        self,
+        items: Sequence[TensorItem],
+        *,
+        addresses: Sequence[int],
+        nbytes: Sequence[int],
+        uncounted: int = 0,
+        copies: DeviceCopier = CUDA,
     ) -> None:
         self.items = items
+        self.copies = copies
         self.addresses = np.array(addresses, dtype=np.uint64)
         self.nbytes = np.array(nbytes, dtype=np.uint64)
         self._references = references_to(items)
@@ -83,7 +98,35 @@ class Watched:
 
     def unread(self) -> list[TensorItem]:
         """Return the items whose bytes are not looked at."""
-        return [item for item, nbytes in zip(self.items, self.nbytes, strict=True) if item.tensor.nbytes and not nbytes]
+        seen = {index for index, _ in self._words}
+        return [
+            item
+            for index, (item, nbytes) in enumerate(zip(self.items, self.nbytes, strict=True))
+            if item.tensor.nbytes and not nbytes and index not in seen
+        ]
+
+    @property
+    def on_device(self) -> list[int]:
+        """The indices of the items whose bytes devices read."""
+        return [index for index, _ in self._words]
+
+    @property
+    def devices(self) -> list[torch.device]:
+        """The devices that read them."""
+        return list(dict.fromkeys(words.device for _, words in self._words))
+
+    @cached_property
+    def sampled_on_device(self) -> DeviceDigests:
+        return DeviceDigests([sample_of(words) for _, words in self._words])
+
+    @cached_property
+    def all_on_device(self) -> DeviceDigests:
+        return DeviceDigests([words for _, words in self._words])
+
+    @cached_property
+    def _words(self) -> list[tuple[int, torch.Tensor]]:
+        owned = [(i, words_of(item.tensor)) for i, item in enumerate(self.items) if self.copies.owns(item.tensor)]
+        return [(index, words) for index, words in owned if words is not None]
 
     def versions(self, tensors: Sequence[torch.Tensor]) -> npt.NDArray[np.int64]:
         """Return the version counters of the `tensors` as they are now, and those of the DTensors around them."""
@@ -102,7 +145,8 @@ def bytes_compared_whole(check: Check) -> int:
 
 class ChangeDetector:
     """Remembers what the watched tensors hold as far as `check` says, for `changed` to compare. None of them may have
-    moved since `watched` was made.
+    moved since `watched` was made. To be made on the training thread: devices read what all work that it has given to
+    them leaves.
 
     held: what keeps their memory. A tensor that is then given other memory (`p.data = x`) has not changed, as long as
     its old memory is as it was; without `held` it has
@@ -125,6 +169,7 @@ class ChangeDetector:
         # Not kept: what the training lets go is free at once, unless `held` holds it.
         self._versions = watched.versions(watched.tensors() if tensors is None else tensors)
         self._digests = self._read_digests()
+        self._on_device = self._read_devices()
 
     @property
     def items(self) -> Sequence[TensorItem]:
@@ -137,7 +182,44 @@ class ChangeDetector:
         return list(self._watched.items) if self.check == "versions" else self._watched.unread()
 
     def changed(self) -> list[str]:
-        """Return the tensors that were written to, or freed, since this was made."""
+        """Return the tensors that were written to, or freed, since this was made, before all that the calling thread
+        has given to a device so far has ended.
+        """
+        return self.compare().changed()
+
+    def compare(self) -> "Comparison":
+        """Read as much again as `check` says. Does not wait for a device: whatever is given to it later may write.
+        While a CUDA graph is captured devices read nothing: it would become part of the graph.
+        """
+        try:
+            self._watched.copies.require_running()
+            return self._compared(self._read_devices())
+        except UnsupportedError:
+            return self._compared(None)
+        except RuntimeError as error:
+            return Comparison([], failure=error)
+
+    def compare_beside(self, *, all_bytes: bool = True) -> "Comparison":
+        """Do the same in a thread that is not the training's: devices read beside the training, behind the last
+        `DeviceCopier.begin`, and are waited for. Without `all_bytes` they don't read as much as `check="hash"` asks.
+        """
+        devices = self._watched.devices if self.check != "versions" else []
+        if not devices or (self.check == "hash" and not all_bytes):
+            return self._compared(None)
+        try:
+            with contextlib.ExitStack() as stack:
+                for device in devices:
+                    self._watched.copies.enter_thread(device)
+                    stack.enter_context(self._watched.copies.beside(device))
+                return Comparison(self.changed())
+        except RuntimeError as error:
+            return Comparison([], failure=error)
+
+    def let_go(self) -> None:
+        """Hold no tensor any more. To be called after the last comparison."""
+        self._watched, self._storages = Watched((), addresses=(), nbytes=()), None
+
+    def _compared(self, on_device: Reading | None) -> "Comparison":
         tensors = self._watched.tensors()
         if self._storages is None:
             different = self._watched.moved(tensors)
@@ -147,11 +229,10 @@ class ChangeDetector:
         if not different.any():
             # Only now: memory that was freed must not be read.
             different = self._digests != self._read_digests()
-        return [self.items[index].label for index in np.flatnonzero(different).tolist()]
-
-    def let_go(self) -> None:
-        """Hold no tensor any more. To be called after the last `changed`."""
-        self._watched, self._storages = Watched((), addresses=(), nbytes=()), None
+        found = [self.items[index].label for index in np.flatnonzero(different).tolist()]
+        labels = [self.items[index].label for index in self._watched.on_device]
+        readings = None if on_device is None or self._on_device is None else (self._on_device, on_device)
+        return Comparison(found, labels, readings)
 
     def _read_digests(self) -> npt.NDArray[np.void]:
         where = {"addresses": self._watched.addresses, "nbytes": self._watched.nbytes}
@@ -160,3 +241,43 @@ class ChangeDetector:
         if self.check == "sampled":
             return np.frombuffer(native.sampled_digests(**where, seed=self._seed), "V8")
         return np.zeros(len(self._watched.items), "V1")
+
+    def _read_devices(self) -> Reading | None:
+        if self.check == "versions" or not self._watched.on_device:
+            return None
+        return (self._watched.all_on_device if self.check == "hash" else self._watched.sampled_on_device).read()
+
+
+class Comparison:
+    """What a ChangeDetector has found at some moment, also if devices have not computed all of it yet. A device that
+    fails, for want of memory for example, is reported to those who ask, not to the training at its barrier.
+    """
+
+    def __init__(
+        self,
+        found: list[str],
+        labels: Sequence[str] = (),
+        readings: tuple[Reading, Reading] | None = None,
+        *,
+        failure: RuntimeError | None = None,
+    ) -> None:
+        self._found = found
+        self._failure = failure
+        self._labels = labels
+        self._readings = readings
+
+    @property
+    def is_bad(self) -> bool:
+        """True when it is known already that a tensor had changed, or that a device could not look."""
+        return bool(self._found) or self._failure is not None
+
+    def changed(self) -> list[str]:
+        """Wait for the devices, and return the tensors that had changed. From any thread. SnapshotError when a device
+        could not look.
+        """
+        if self._failure is not None:
+            raise SnapshotError(f"the device can't compare its memory: {self._failure}") from self._failure
+        if self._found or self._readings is None:
+            return self._found
+        then, now = self._readings
+        return [self._labels[index] for index in np.flatnonzero(then.different(now)).tolist()]

@@ -3,39 +3,58 @@
 The prediction is made from the past: a part that had the same checksum in two checkpoints is expected to have it in the
 next. Such parts get no place in the planned file. They are hashed while the training goes on, and those that are
 different after all (mispredicted) are written behind the planned bytes, from where they are.
+
+Parts in a device's memory are compared by digests that the device computes. The first one is computed at the step, in
+the order of the training's work, in a checkpoint that still writes the part: its bytes leave the device later. When
+they are also those of the checkpoint before, they are what the digest is of.
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 import native
 from capture.snapshot.data_file import PlacedPiece, piece_of_part
-from capture.snapshot.late_bytes import Background, append
+from capture.snapshot.device_copies import DeviceCopier
+from capture.snapshot.device_digests import DeviceDigests
+from capture.snapshot.late_bytes import Background, Chunk, append, chunks_of
 from capture.snapshot.parts import Part
 from capture.snapshot.plan import Referable
 from catalog.records import CHECKSUM_BYTES, Extent
 
-__all__ = ["Deduplicator", "Published", "StoredAt", "UnchangedCheck"]
+__all__ = ["Deduplicator", "Expected", "Published", "StoredAt", "UnchangedCheck", "digests_of"]
 
 _MAX_WAITING = 8
 
 
 @dataclass(frozen=True, slots=True)
 class StoredAt:
-    """The place of a part's bytes in a committed checkpoint, and their checksum."""
+    """The place of a part's bytes in a committed checkpoint, and their checksum. `digest`: that of a device, for a part
+    in its memory.
+    """
 
     file: str
     offset: int
     checksum: bytes
+    digest: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Expected:
+    """What is expected of the next snapshot, by key: `stored` are parts that have not changed since, `settled` those of
+    a device that have not changed lately, of which a digest is wanted.
+    """
+
+    stored: Mapping[str, StoredAt] = field(default_factory=dict)
+    settled: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Published:
     """A rank's published part of a checkpoint: the parts that may be referred to, the checksums of all parts in its
-    plan, the keys of the mispredicted ones, and the figures of its cost.
+    plan, the keys of the mispredicted ones, the figures of its cost, and a device's digests by key.
     """
 
     step: int
@@ -44,6 +63,7 @@ class Published:
     checksums: bytes
     mispredicted: frozenset[str]
     figures: Mapping[str, float]
+    digests: Mapping[str, bytes] = field(default_factory=dict)
 
     def checksum(self, index: int) -> bytes:
         """Return the checksum of one part of the plan."""
@@ -54,12 +74,11 @@ class Deduplicator:
     """Learns from the parts that a rank publishes which of its state stays unchanged. `committed` says whether a step's
     checkpoint exists: nothing else may be referred to.
 
-    `stored` has the parts that are expected to be unchanged at the next snapshot, by key. The mapping is replaced,
-    never changed, so that any thread may take it.
+    `expected` is replaced, never changed, so that any thread may take it.
     """
 
     def __init__(self, committed: Callable[[int], bool]) -> None:
-        self.stored: Mapping[str, StoredAt] = {}
+        self.expected = Expected()
         self._committed = committed
         self._waiting: deque[Published] = deque(maxlen=_MAX_WAITING)
         self._last: Published | None = None
@@ -79,27 +98,38 @@ class Deduplicator:
         """Never expect these parts again: one that changes now and then would cost a new plan each time."""
         if mispredicted:
             self._unpredictable |= mispredicted
-            self.stored = {key: at for key, at in self.stored.items() if key not in mispredicted}
+            stored = {key: at for key, at in self.expected.stored.items() if key not in mispredicted}
+            self.expected = Expected(stored, self.expected.settled - mispredicted)
 
     def _learn(self, now: Published) -> None:
         last, self._last = self._last, now
         if last is None:
             return
         found = {key: at for key, at in _unchanged(last, now).items() if key not in self._unpredictable}
-        if found:
-            self.stored = {**self.stored, **found}
+        known = {key: at for key, at in found.items() if at.digest is not None or key not in now.parts.on_device}
+        settled = frozenset(found.keys() - known.keys())
+        if known or settled != self.expected.settled:
+            # The same mapping as long as nothing is added to it: a plan is kept with it.
+            stored = {**self.expected.stored, **known} if known else self.expected.stored
+            self.expected = Expected(stored, settled)
 
 
 class UnchangedCheck:
     """Hashes parts that are expected to be unchanged, in a thread, and appends those that are not to `job`'s file;
-    their memory must stay until `wait` returns.
+    their memory must stay until `wait` returns. To be made on the training thread.
 
     After `wait`, `references` has the manifest rows of the unchanged parts, `mispredicted` the keys of the others, and
     `placed` says where these are.
     """
 
     def __init__(
-        self, parts: Sequence[Part], stored: Mapping[str, StoredAt], job: native.WriteJob, *, align: int
+        self,
+        parts: Sequence[Part],
+        stored: Mapping[str, StoredAt],
+        job: native.WriteJob,
+        *,
+        align: int,
+        copies: DeviceCopier,
     ) -> None:
         self.references: list[Extent] = []
         self.mispredicted: frozenset[str] = frozenset()
@@ -108,6 +138,8 @@ class UnchangedCheck:
         self._stored = stored
         self._job = job
         self._align = align
+        self._copies = copies
+        copies.begin([part.device.tensor for part in parts if part.device is not None])
         self._background = Background("dshistory-hash", self._hash) if parts else None
 
     @property
@@ -131,23 +163,53 @@ class UnchangedCheck:
             self._background.require()
 
     def _hash(self) -> None:
-        digests = native.checksum_memory(
-            addresses=np.array([part.address for part in self._parts], dtype=np.uint64),
-            nbytes=np.array([part.nbytes for part in self._parts], dtype=np.uint64),
-        )
-        mispredicted = []
-        for i, part in enumerate(self._parts):
-            stored = self._stored[part.key]
-            if digests[CHECKSUM_BYTES * i : CHECKSUM_BYTES * (i + 1)] == stored.checksum:
-                self.references.append(_reference(part, stored))
-            else:
-                mispredicted.append(part)
+        on_device = [part for part in self._parts if part.device is not None]
+        for device in {part.item.tensor.device for part in on_device}:
+            self._copies.enter_thread(device)
+        same = self._same_in_host([part for part in self._parts if part.device is None])
+        same |= self._same_on_device(on_device)
+        self.references = [_reference(part, self._stored[part.key]) for part in self._parts if part.key in same]
+        mispredicted = [part for part in self._parts if part.key not in same]
         if mispredicted:
             mispredicted.sort(key=lambda part: -part.itemsize)
             pieces = [piece_of_part(part) for part in mispredicted]
-            chunks = [(part.address, part.nbytes) for part in mispredicted]
-            self.placed = append(self._job, pieces, chunks, align=self._align)
+            self.placed = append(self._job, pieces, self._chunks(mispredicted), align=self._align)
             self.mispredicted = frozenset(part.key for part in mispredicted)
+
+    def _same_in_host(self, parts: Sequence[Part]) -> set[str]:
+        checksums = native.checksum_memory(
+            addresses=np.array([part.address for part in parts], dtype=np.uint64),
+            nbytes=np.array([part.nbytes for part in parts], dtype=np.uint64),
+        )
+        found = [checksums[at : at + CHECKSUM_BYTES] for at in range(0, len(checksums), CHECKSUM_BYTES)]
+        pairs = zip(parts, found, strict=True)
+        return {part.key for part, checksum in pairs if checksum == self._stored[part.key].checksum}
+
+    def _same_on_device(self, parts: Sequence[Part]) -> set[str]:
+        same = set()
+        for device in {part.item.tensor.device for part in parts}:
+            with self._copies.beside(device):
+                found = digests_of([part for part in parts if part.item.tensor.device == device])
+                same |= {key for key, digest in found().items() if digest == self._stored[key].digest}
+        return same
+
+    def _chunks(self, parts: Sequence[Part]) -> Iterator[Chunk]:
+        for part in parts:
+            if part.device is None:
+                yield part.address, part.nbytes
+            else:
+                yield from chunks_of(part.device, self._copies)
+
+
+def digests_of(parts: Iterable[Part]) -> Callable[[], Mapping[str, bytes]]:
+    """Let devices compute the digests of their parts as all work that the calling thread has given to them leaves them.
+    Returns at once what waits for them and gives them by key, in any thread.
+    """
+    memory = {part.key: None if part.device is None else part.device.memory() for part in parts}
+    vectors = {key: words for key, words in memory.items() if words is not None}
+    # What is returned holds the keys and no memory.
+    keys, reading = list(vectors), DeviceDigests(list(vectors.values())).read()
+    return lambda: dict(zip(keys, reading.digests(), strict=True))
 
 
 def _unchanged(last: Published, now: Published) -> dict[str, StoredAt]:
@@ -163,7 +225,7 @@ def _unchanged(last: Published, now: Published) -> dict[str, StoredAt]:
             for key, i in parts.indices.items()
             if key in before and last.checksum(before[key]) == now.checksum(i)
         ]
-    return {key: StoredAt(now.file, parts.offsets[i], now.checksum(i)) for key, i in found}
+    return {key: StoredAt(now.file, parts.offsets[i], now.checksum(i), now.digests.get(key)) for key, i in found}
 
 
 def _reference(part: Part, stored: StoredAt) -> Extent:

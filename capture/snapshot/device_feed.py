@@ -1,7 +1,7 @@
 """Feeds the writer with the bytes of one snapshot's device tensors, in a thread.
 
-Several blocks are on their way at once, so that copies overlap with hashing and writing. A slot goes back to the writer
-only when its copy has ended, whatever happened meanwhile.
+Several blocks are on their way at once. A slot goes back to the writer only when its copy has ended, whatever happened
+meanwhile; the writer hashes and writes it in threads of its own, so this one only has to keep the device busy.
 """
 
 import contextlib
@@ -16,24 +16,44 @@ from typing import Protocol
 import torch
 
 import native
-from capture.snapshot.device_copies import GATHERED_BYTES, DeviceCopier, Piece, Transfer
+from capture.snapshot.device_copies import GATHERED_BYTES, DeviceCopier, Piece, Transfer, coalesced
+from capture.snapshot.device_digests import words_of
+from capture.state.row_major import row_major
 
 __all__ = ["Copies", "DevicePart", "DeviceTake", "NoCopies"]
 
 BLOCKS_IN_FLIGHT = 4
-"""Blocks that one feeder copies at once: one in the copy, one behind it, and two for the time that hashing takes."""
+"""Blocks that one feeder copies at once, so that the device has the next ones while the feeder hands one over."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DevicePart:
-    """Bytes `[begin, begin + nbytes)` of the dense form of `tensor`. `keep`: the tensor must be cloned at the step,
-    because the next forward changes it or because it is not dense.
+    """Bytes `[begin, begin + nbytes)` of `tensor`, in the order of its dimensions. `keep`: the tensor must be cloned at
+    the step, because the next forward changes it.
     """
 
     tensor: torch.Tensor
     begin: int
     nbytes: int
     keep: bool
+
+    def memory(self) -> torch.Tensor | None:
+        """Return the memory of these bytes as a vector of words, in its own order; None when it is not in one piece."""
+        tensor = self.tensor.detach()
+        if self.nbytes == tensor.nbytes:
+            return words_of(tensor)
+        if not tensor.is_contiguous():
+            return None
+        size = tensor.element_size()
+        return words_of(tensor.view(-1)[self.begin // size : (self.begin + self.nbytes) // size])
+
+    def pieces(self, *, most_bytes: int) -> Iterator[Piece]:
+        """Yield the bytes in order, in pieces of about `most_bytes`, each for the beginning of a slot."""
+        size = self.tensor.element_size()
+        begin, end, step = self.begin // size, (self.begin + self.nbytes) // size, max(1, most_bytes // size)
+        for at in range(begin, end, step):
+            upto = min(end, at + step)
+            yield Piece(row_major(self.tensor.detach(), at, upto), 0, (upto - at) * size)
 
 
 class Copies(Protocol):
@@ -61,7 +81,7 @@ class NoCopies:
 class DeviceTake:
     """The device tensors of a plan as they are at the step: `parts` at these file `offsets`, in order, in blocks up to
     `end`. Made on the training thread, before anything else is given to the device. SetupError when the staging memory
-    can't be pinned.
+    can't be pinned, UnsupportedError while a CUDA graph is captured.
     """
 
     def __init__(
@@ -73,6 +93,7 @@ class DeviceTake:
         writer: native.Writer,
         copies: DeviceCopier,
     ) -> None:
+        copies.require_running()
         copies.pin(writer)
         self._sources = _sources(parts)
         copies.begin(self._sources)
@@ -101,10 +122,12 @@ class DeviceTake:
             if offset >= feed.offset + feed.nbytes:
                 break
             if begin < end:
-                bytes_ = self._sources[i].detach().view(-1).view(torch.uint8)
-                skip = part.begin - offset
-                pieces.append(Piece(bytes_[skip + begin : skip + end], begin - feed.offset))
-        return self._copies.copy(pieces, slot)
+                source, skip = self._sources[i], part.begin - offset
+                # Blocks and parts begin at multiples of the item size, so no element is cut.
+                size = source.element_size()
+                sources = row_major(source, (skip + begin) // size, (skip + end) // size)
+                pieces.append(Piece(sources, begin - feed.offset, end - begin))
+        return self._copies.copy(coalesced(pieces), slot)
 
 
 def _sources(parts: Sequence[DevicePart]) -> list[torch.Tensor]:
@@ -165,8 +188,10 @@ class _Feeder:
                 else:
                     return
         finally:
+            # Each one, also when several fail: a slot that is dropped here would be lent again under its copy.
             while flying:
-                self._finish_oldest(job, *flying.popleft())
+                with contextlib.suppress(Exception):
+                    self._finish_oldest(job, *flying.popleft())
 
     def _finish_oldest(self, job: native.WriteJob, feed: native.Feed, transfer: Transfer) -> None:
         with self._failing(job, feed):

@@ -15,12 +15,12 @@ from capture.background_thread import BackgroundThread
 from capture.snapshot.change_detector import ChangeDetector, Watched
 from capture.snapshot.data_file import Piece, PlacedObject, PlacedPiece, pad_piece, piece_of_tensor
 from capture.snapshot.device_copies import DeviceCopier
-from capture.snapshot.device_copies import Piece as DevicePiece
+from capture.snapshot.device_feed import DevicePart
 from capture.state.interface import TensorItem
 from capture.state.objects import LiveTensor
 from catalog.records import CHECKSUM_BYTES
 
-__all__ = ["Background", "Chunk", "ObjectTensors", "append"]
+__all__ = ["Background", "Chunk", "ObjectTensors", "append", "chunks_of"]
 
 _HOST_CHUNK_BYTES = 4 << 20
 """The host memory through which the tensors of a device pass."""
@@ -79,6 +79,14 @@ def append(job: native.WriteJob, pieces: Sequence[Piece], chunks: Iterable[Chunk
     return placed
 
 
+def chunks_of(part: DevicePart, copies: DeviceCopier) -> Iterator[Chunk]:
+    """Yield the bytes of a device's tensor as they pass through a little host memory. For a thread that has entered."""
+    chunk = torch.empty(min(_HOST_CHUNK_BYTES, part.nbytes), dtype=torch.uint8)
+    for piece in part.pieces(most_bytes=len(chunk)):
+        copies.copy([piece], chunk).wait()
+        yield chunk.data_ptr(), piece.nbytes
+
+
 class ObjectTensors:
     """Writes the live tensors of a snapshot's objects, as they are now, in a thread; their memory must stay until
     `wait` returns. To be made on the training thread. `after`: what appends to the same file first.
@@ -112,7 +120,8 @@ class ObjectTensors:
         self._detector = _watching(self._tensors, copies)
         # Nothing counts the writes to an array: the bytes that are written are compared with those of now.
         self._digests = {i: _digest(live.tensor) for i, live in enumerate(self._tensors) if live.of_numpy}
-        copies.begin([live.tensor for live in self._tensors if copies.owns(live.tensor)])
+        self._on_device = [live.tensor for live in self._tensors if copies.owns(live.tensor)]
+        copies.begin(self._on_device)
         self._background = Background("dshistory-objects", self._append) if found else None
 
     def wait(self) -> None:
@@ -127,15 +136,17 @@ class ObjectTensors:
 
     def let_go(self) -> None:
         """Hold none of the tensors any more. To be called after `wait`."""
-        self._tensors = []
+        self._tensors, self._on_device = [], []
         self._detector.let_go()
 
     def _append(self) -> None:
         self._after()
+        for device in {tensor.device for tensor in self._on_device}:
+            self._copies.enter_thread(device)
         try:
             self.placed = append(self._job, self._pieces, self._chunks(), align=self._align)
         finally:
-            self.changed = self._detector.changed()
+            self.changed = self._detector.compare_beside().changed()
         arrays = self._digests.items()
         differing = [f"object {self._tensors[i].path!r}" for i, then in arrays if self.placed[i].checksum != then]
         self.changed += [label for label in differing if label not in self.changed]
@@ -143,24 +154,16 @@ class ObjectTensors:
     def _chunks(self) -> Iterator[Chunk]:
         for live in self._tensors:
             if self._copies.owns(live.tensor):
-                yield from self._from_device(live.tensor)
+                yield from chunks_of(DevicePart(live.tensor, 0, live.tensor.nbytes, keep=False), self._copies)
             else:
                 yield live.tensor.data_ptr(), live.tensor.nbytes
-
-    def _from_device(self, tensor: torch.Tensor) -> Iterator[Chunk]:
-        data = tensor.view(-1).view(torch.uint8)
-        chunk = torch.empty(min(_HOST_CHUNK_BYTES, len(data)), dtype=torch.uint8)
-        for at in range(0, len(data), len(chunk)):
-            source = data[at : at + len(chunk)]
-            self._copies.copy([DevicePiece(source, 0)], chunk).wait()
-            yield chunk.data_ptr(), len(source)
 
 
 def _watching(tensors: Sequence[LiveTensor], copies: DeviceCopier) -> ChangeDetector:
     items = [TensorItem(live.path, "object", tuple(live.tensor.shape), live.tensor) for live in tensors]
     addresses = [live.tensor.data_ptr() for live in tensors]
     nbytes = [0 if copies.owns(live.tensor) else live.tensor.nbytes for live in tensors]
-    return ChangeDetector(Watched(items, addresses=addresses, nbytes=nbytes))
+    return ChangeDetector(Watched(items, addresses=addresses, nbytes=nbytes, copies=copies))
 
 
 def _digest(tensor: torch.Tensor) -> bytes:

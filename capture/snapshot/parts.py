@@ -58,7 +58,8 @@ def widest_entry(part: Part) -> Entry:
 
 
 def can_be_referenced(part: Part) -> bool:
-    """Return whether an earlier checkpoint's bytes may stand for this part: the host can check that they are the same,
-    and a manifest row costs less than they do.
+    """Return whether an earlier checkpoint's bytes may stand for this part: the host, or the device, can check that
+    they are the same, and a manifest row costs less than they do.
     """
-    return part.live and part.device is None and part.nbytes >= _LEAST_REFERENCED_BYTES
+    readable = part.device is None or part.device.memory() is not None
+    return part.live and part.nbytes >= _LEAST_REFERENCED_BYTES and readable

@@ -46,10 +46,13 @@ _LATE_PADS = [Entry(f"__pad__.at.{HUGE + i}", "U8", (HUGE,), HUGE, HUGE) for i i
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Referable:
-    """The parts of a plan that later checkpoints may refer to: their indices by key, and the offsets of all parts."""
+    """The parts of a plan that later checkpoints may refer to: their indices by key, the offsets of all parts, and the
+    keys of those that are in a device's memory.
+    """
 
     indices: Mapping[str, int]
     offsets: Sequence[int]
+    on_device: frozenset[str]
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,8 +61,8 @@ class Plan:
     (offset, nbytes); all of them between data_start and data_end.
 
     `mirrors` are copies of host tensors that are not dense, to be made anew at every snapshot. Parts of device tensors
-    come last, from a multiple of `align` on. The parts in `expected_unchanged` have no offset: an earlier checkpoint is
-    expected to have their bytes.
+    come last, from a multiple of `align` on; `copies` copies them. The parts in `expected_unchanged` have no offset: an
+    earlier checkpoint is expected to have their bytes.
     """
 
     parts: tuple[Part, ...]
@@ -69,6 +72,7 @@ class Plan:
     data_end: int
     align: int
     mirrors: tuple[Mirror, ...]
+    copies: DeviceCopier
     entries: tuple[Entry, ...] = field(repr=False, default=())
     expected_unchanged: tuple[Part, ...] = ()
 
@@ -127,7 +131,8 @@ class Plan:
     def referable(self) -> Referable:
         """The parts that later checkpoints may refer to, without the tensors."""
         indices = {part.key: i for i, part in enumerate(self.parts) if can_be_referenced(part)}
-        return Referable(indices, self.offsets)
+        on_device = frozenset(key for key, i in indices.items() if self.parts[i].device is not None)
+        return Referable(indices, self.offsets, on_device)
 
     @cached_property
     def live_parts(self) -> tuple[Part, ...]:
@@ -141,6 +146,7 @@ class Plan:
             [part.item for part in self.live_parts],
             addresses=[part.address for part in self.live_parts],
             nbytes=[0 if part.device is not None else part.nbytes for part in self.live_parts],
+            copies=self.copies,
         )
 
     @cached_property
@@ -210,6 +216,7 @@ def make_plan(
         data_end=data_start + data_bytes,
         align=align,
         mirrors=tuple(sources.mirrors),
+        copies=copies,
         entries=entries,
         expected_unchanged=tuple(unchanged),
     )
@@ -277,8 +284,7 @@ class _Sources:
         if self._copies.owns(tensor):
             if begin == end:
                 return 0, False, None
-            keep = eager or not dense
-            return 0, not keep, DevicePart(tensor, begin * itemsize, (end - begin) * itemsize, keep)
+            return 0, not eager, DevicePart(tensor, begin * itemsize, (end - begin) * itemsize, keep=eager)
         if dense:
             return tensor.data_ptr() + begin * itemsize, not eager, None
         mirror = Mirror(torch.empty(tensor.shape, dtype=tensor.dtype), tensor)

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import native
-from capture.snapshot.change_detector import ChangeDetector, Check
+from capture.snapshot.change_detector import ChangeDetector, Check, Comparison
 from capture.snapshot.data_file import (
     PlacedObject,
     Trailer,
@@ -18,7 +18,7 @@ from capture.snapshot.data_file import (
     manifest_rows,
     object_entries,
 )
-from capture.snapshot.dedup import Published, StoredAt, UnchangedCheck
+from capture.snapshot.dedup import Expected, Published, UnchangedCheck, digests_of
 from capture.snapshot.device_feed import Copies, NoCopies
 from capture.snapshot.kept_items import Held
 from capture.snapshot.late_bytes import ObjectTensors
@@ -54,11 +54,12 @@ class Snapshot:
     objects: Sequence[PlacedObject]
     begin_tensors: Callable[..., ObjectTensors]
     held: Held | None
+    digests: Callable[[], Mapping[str, bytes]]
     object_tensors: ObjectTensors | None = None
     finalized: threading.Event = field(default_factory=threading.Event)
     _judging: threading.Lock = field(default_factory=threading.Lock)
     _judged: threading.Event = field(default_factory=threading.Event)
-    _changed: list[str] = field(default_factory=list)
+    _verdict: Comparison = field(default_factory=lambda: Comparison([]))
     _failure: Exception | None = None
     _ends: tuple[bytes, Trailer] | None = None
 
@@ -71,25 +72,29 @@ class Snapshot:
         step: int,
         *,
         check: Check,
-        stored: Mapping[str, StoredAt],
+        expected: Expected,
         kept: TransientState | None = None,
     ) -> "Snapshot":
-        """Begin to write the state as it is now, except for what was `kept` of it; parts that are `stored` in an
-        earlier checkpoint are expected to be unchanged. OSError when the file can't be made, UnsupportedError by name.
+        """Begin to write the state as it is now, except for what was `kept` of it; parts that are stored in an earlier
+        checkpoint are `expected` to be unchanged. OSError when the file can't be made, UnsupportedError by name.
         """
+        listing.require_running()
         objects = listing.read_objects(kept)
-        plan = listing.plan(objects, kept=kept, stored=stored)
+        plan = listing.plan(objects, kept=kept, stored=expected.stored)
         data_tmp = run.begin(step)
         data_tmp.unlink(missing_ok=True)
         held = Held(plan.watched.items)
         # Before the first byte is read: a write from now on is found.
         detector = ChangeDetector(plan.watched, check=check, held=held)
+        digests = digests_of(part for part in plan.parts if part.key in expected.settled)
         taken = listing.take(plan, writer)
         job = writer.start(plan.write, str(data_tmp))
         copies = NoCopies() if taken is None else taken.feed(job)
-        unchanged = UnchangedCheck(plan.expected_unchanged, stored, job, align=plan.align)
+        unchanged = UnchangedCheck(plan.expected_unchanged, expected.stored, job, align=plan.align, copies=plan.copies)
         begin_tensors = partial(listing.begin_tensors, job=job, align=plan.align, after=unchanged.wait)
-        snapshot = cls(step, plan, data_tmp, job, copies, unchanged, detector, objects.placed, begin_tensors, held)
+        snapshot = cls(
+            step, plan, data_tmp, job, copies, unchanged, detector, objects.placed, begin_tensors, held, digests
+        )
         threading.Thread(target=snapshot._look_for_changes, name="dshistory-changes", daemon=True).start()
         return snapshot
 
@@ -130,7 +135,7 @@ class Snapshot:
         self.unchanged.wait()
         if self.object_tensors is not None:
             self.object_tensors.wait()
-        self._judge(finally_=True)
+        self._judge(self.detector.compare, finally_=True)
 
     def finalize_objects(self, latest: Sequence[PlacedObject], *, at_once: bool = False) -> None:
         """Replace objects by their `latest` values, begin to read their tensors, and let the file be finished. With
@@ -178,7 +183,9 @@ class Snapshot:
         run.publish_part(self.step, data_tmp=self.data_tmp, extents=rows)
         figures = {"file_bytes": nbytes, "unchanged_bytes": self.unchanged.unchanged_bytes, **self.job.stats}
         self._let_go()
-        return Published(self.step, file, self.plan.referable, checksums, self.unchanged.mispredicted, figures)
+        return Published(
+            self.step, file, self.plan.referable, checksums, self.unchanged.mispredicted, figures, self.digests()
+        )
 
     def _let_go(self) -> None:
         """Hold no memory of the training any more; the barrier may still hold this snapshot."""
@@ -210,23 +217,26 @@ class Snapshot:
         pause_s = _LEAST_PAUSE_S
         while not self._judged.wait(pause_s):
             began = time.monotonic()
-            self._judge(finally_=self.job.released() and self.unchanged.is_done and not self.plan.device_parts)
+            finally_ = self.job.released() and self.unchanged.is_done and not self.plan.watched.on_device
+            self._judge(partial(self.detector.compare_beside, all_bytes=finally_), finally_=finally_)
             pause_s = max(_LEAST_PAUSE_S, _PAUSE_PER_LOOK * (time.monotonic() - began))
 
-    def _judge(self, *, finally_: bool) -> list[str]:
+    def _judge(self, compare: Callable[[], Comparison], *, finally_: bool) -> Comparison:
         # The verdict is made once, by whichever comes first. If the background is first, all data has been read and the
         # barrier has not been reached, so a tensor that is now as it was at the step was so all the time, but for edits
         # that were undone between two looks. If the barrier is first, the training thread has decided there: afterwards
         # the next update may write.
         with self._judging:
             if not self._judged.is_set():
-                self._changed = self.detector.changed()
-                if self._changed or finally_:
+                self._verdict = compare()
+                # At the barrier the training does not wait for a device: what it gives to it later comes later.
+                if finally_ or self._verdict.is_bad:
                     self._judged.set()
-            return self._changed
+            return self._verdict
 
     def _require_unchanged(self) -> None:
-        changed = [*self._judge(finally_=True), *self._tensors().changed]
+        verdict = self._judge(self.detector.compare_beside, finally_=True)
+        changed = [*verdict.changed(), *self._tensors().changed]
         if changed:
             more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
             raise SnapshotError(

@@ -31,6 +31,7 @@ from capture.state.interface import (
     read_at,
 )
 from capture.state.objects import encode_object
+from capture.state.row_major import dense_bytes
 from catalog.disk.json_file import canonical
 from catalog.errors import UnsupportedError
 from catalog.format.header import Entry
@@ -111,8 +112,9 @@ class StateListing:
 
     def keep(self, step: int, *, check: Check) -> TransientState:
         """Copy the state of the step that has just ended which does not stay until the next update, and remember the
-        rest as far as `check` says.
+        rest as far as `check` says. UnsupportedError while a CUDA graph is captured: nothing may be copied into it.
         """
+        self.require_running()
         watched, tensors = self._weights(check)
         weights = ChangeDetector(watched, check=check, tensors=tensors)
         objects = {}
@@ -124,8 +126,10 @@ class StateListing:
 
     def changed(self, kept: TransientState) -> list[str]:
         """Return the weights and optimizer state that are not those of the step any more: written to, freed, or
-        replaced by others; after a declared edit also what it may have written without a trace.
+        replaced by others; after a declared edit also what it may have written without a trace. UnsupportedError while
+        a CUDA graph is captured.
         """
+        self.require_running()
         if kept.edited and kept.weights.unread:
             return [item.label for item in kept.weights.unread]
         return kept.weights.changed() or _replaced(kept.weights.items, self._weights(kept.weights.check)[0].items)
@@ -191,6 +195,10 @@ class StateListing:
 
     # Memory that the writer can't read where it is.
 
+    def require_running(self) -> None:
+        """Raise UnsupportedError while a CUDA graph is captured: there is no state then."""
+        self._copies.require_running()
+
     def take(self, plan: Plan, writer: native.Writer) -> DeviceTake | None:
         """Copy host tensors that are not dense, and prepare to feed device tensors, None where there are none. To be
         called at the step. SetupError when the staging memory can't be pinned.
@@ -243,16 +251,12 @@ class StateListing:
             listed = [self._current(provider) for provider in self._staying]
         items = [item for one in listed for item in one.items if item.when == "lazy" or item.kind == "model"]
         addresses = [item.tensor.data_ptr() for item in items]
-        nbytes = [0 if self._copies.owns(item.tensor) else _dense_bytes(item.tensor) for item in items]
-        watched = Watched(items, addresses=addresses, nbytes=nbytes, uncounted=bytes_compared_whole(check))
+        nbytes = [0 if self._copies.owns(item.tensor) else dense_bytes(item.tensor) for item in items]
+        watched = Watched(
+            items, addresses=addresses, nbytes=nbytes, uncounted=bytes_compared_whole(check), copies=self._copies
+        )
         self._watched = listed, watched
         return watched, watched.tensors()
-
-
-def _dense_bytes(tensor: torch.Tensor) -> int:
-    """Return the length of the tensor's memory in bytes; 0 when there is foreign memory between its elements."""
-    span = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.nbytes if span == tensor.numel() else 0
 
 
 def _replaced(before: Sequence[TensorItem], now: Sequence[TensorItem]) -> list[str]:

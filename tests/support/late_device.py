@@ -1,8 +1,9 @@
 """A simulated device that copies as late as the protocol allows, newest transfer and last piece first."""
 
+import contextlib
 import datetime
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,17 @@ import torch
 import native
 from capture.loops.select import loop_for
 from capture.session.session import Session
-from capture.snapshot.device_copies import Piece, coalesced
+from capture.snapshot.device_copies import Piece
 from capture.snapshot.snapshot import Snapshot
 from capture.snapshot.state_listing import StateListing
 from capture.state.providers import RandomState
+from catalog.errors import UnsupportedError
 from catalog.records import RunFacts
 from catalog.run_writer import RunWriter, create_history, create_run, new_run_id
 
 BLOCK = 64 << 10
+MOST_UNPINNED = 4 << 20
+"""What is appended to a file passes through a little memory outside the staging budget."""
 LEAST_BUDGET = 2 * BLOCK + 4 * (64 << 10)
 
 
@@ -34,13 +38,14 @@ class LateTransfer:
 
     def wait(self) -> None:
         self._device.gate.wait()
+        self._device.waited += 1
         if self._fails:
             raise self._fails
         self._device.land()
 
     def land(self) -> None:
-        for piece in reversed(coalesced(self._pieces)):
-            self._slot[piece.position : piece.position + piece.source.numel()] = piece.source
+        for piece in reversed(self._pieces):
+            self._slot[piece.position : piece.position + piece.nbytes] = piece.joined()
             self._device.copies += 1
         self._pieces.clear()
 
@@ -48,8 +53,9 @@ class LateTransfer:
 class LateDevice:
     """A simulated device that owns every tensor for which `held` is true.
 
-    It copies nothing before `gate` is set and a caller waits for a transfer. `fails_to_begin` and `fails_to_end` give
-    the number of a transfer and the exception that it raises.
+    It copies nothing, and does no work beside the training, before `gate` is set, and copies only when a caller waits
+    for a transfer. `fails_to_begin` and `fails_to_end` give the number of a transfer, or several, and the exception
+    that is raised. While it is `recording`, work is not done.
     """
 
     def __init__(
@@ -57,11 +63,14 @@ class LateDevice:
         held: Callable[[torch.Tensor], bool] = lambda tensor: True,
         *,
         fails_to_begin: tuple[int, Exception] | None = None,
-        fails_to_end: tuple[int, Exception] | None = None,
+        fails_to_end: tuple[Collection[int], Exception] | None = None,
     ) -> None:
         self.gate = threading.Event()
         self.ending = False
+        self.recording = False
         self.copies = 0
+        self.begun = 0
+        self.waited = 0
         self.most_in_flight = 0
         self.pinned: set[tuple[int, int]] = set()
         self.entered: set[int] = set()
@@ -85,19 +94,30 @@ class LateDevice:
     def begin(self, tensors: Sequence[torch.Tensor]) -> None:
         """Do nothing: a transfer copies the bytes that a tensor has at the time of the copy."""
 
+    def require_running(self) -> None:
+        if self.recording:
+            raise UnsupportedError("a graph is being captured")
+
     def enter_thread(self, device: torch.device) -> None:
         self.entered.add(threading.get_ident())
 
+    @contextlib.contextmanager
+    def beside(self, device: torch.device) -> Iterator[None]:
+        assert threading.get_ident() in self.entered, "this thread would use device 0"
+        self.gate.wait()
+        yield
+
     def copy(self, pieces: Sequence[Piece], slot: torch.Tensor) -> LateTransfer:
         assert threading.get_ident() in self.entered, "this thread would use device 0"
-        address, nbytes = next(iter(self.pinned))
-        assert address <= slot.data_ptr() <= slot.data_ptr() + slot.numel() <= address + nbytes
+        staged = (at <= slot.data_ptr() and slot.data_ptr() + slot.numel() <= at + size for at, size in self.pinned)
+        assert any(staged) or slot.numel() <= MOST_UNPINNED
         slot.fill_(113)
         with self._lock:
             self._transfers += 1
             if self._fails_to_begin is not None and self._transfers == self._fails_to_begin[0]:
                 raise self._fails_to_begin[1]
-            ends = self._fails_to_end is None or self._transfers != self._fails_to_end[0]
+            self.begun += 1
+            ends = self._fails_to_end is None or self._transfers not in self._fails_to_end[0]
             transfer = LateTransfer(self, pieces, slot, fails=None if ends else self._fails_to_end[1])
             self._flying.append(transfer)
             self.most_in_flight = max(self.most_in_flight, len(self._flying))
@@ -129,6 +149,7 @@ def session_on(
     root: Path,
     *,
     writer: native.Writer,
+    **options: Any,
 ) -> Session:
     """Return a session that captures every step of a training whose state is on `device`."""
     create_history(root)
@@ -137,7 +158,7 @@ def session_on(
     loop = loop_for(model, optimizer=optimizer)
     source = StateListing([*loop.providers(), RandomState()], rank=0, world_size=1, align=4096, copies=device)
     run = RunWriter(root, run=facts.run, rank=0, world_size=1, layout_hash="layout")
-    return Session(loop, source, run=run, writer=writer, every=1, on_full="wait")
+    return Session(loop, source, run=run, writer=writer, **{"every": 1, "on_full": "wait", **options})
 
 
 def small_writer(*, budget_bytes: int = LEAST_BUDGET, **faults: Any) -> native.Writer:

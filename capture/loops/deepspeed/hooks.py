@@ -10,7 +10,7 @@ import torch
 from capture.loops.deepspeed.engine_provider import loss_scale
 from capture.loops.interface import Barrier, LoopEvents
 from capture.loops.module_hooks import Hook, hooks_on_loading, install, wrap
-from capture.loops.step_metrics import StepMetrics, loss_in
+from capture.loops.step_metrics import Losses, StepMetrics, loss_in
 
 __all__ = ["attach", "attach_barrier"]
 
@@ -23,7 +23,7 @@ class _EngineMetrics:
     def __init__(self, engine: Any) -> None:
         self._engine = engine
         self._metrics = StepMetrics()
-        self._forward: list[torch.Tensor] = []
+        self._forward = Losses()
         self._rate: float | torch.Tensor | None = None
 
     def saw_backward(self, loss: Any) -> None:
@@ -37,7 +37,7 @@ class _EngineMetrics:
             output = output.reshape(())
         loss = loss_in(output)
         if loss is not None:
-            self._forward.append(loss.detach().clone())
+            self._forward.add(loss)
 
     def saw_update(self) -> None:
         """Take the learning rate of this update: afterwards the scheduler has advanced."""
@@ -46,11 +46,10 @@ class _EngineMetrics:
 
     def take(self) -> Mapping[str, float | torch.Tensor]:
         """Return the metrics of the step that has just ended; begin the next one."""
-        if not self._metrics.has_loss:
-            for loss in self._forward:
-                self._metrics.add_loss(loss)
-        self._forward = []
         metrics = self._metrics.take()
+        of_forward = self._forward.take_mean()
+        if of_forward is not None:
+            metrics.setdefault("loss", of_forward)
         if "loss" not in metrics and isinstance(getattr(self._engine, "agg_train_loss", None), torch.Tensor):
             metrics["loss"] = self._engine.agg_train_loss.detach().clone().mean()
         if self._rate is not None:

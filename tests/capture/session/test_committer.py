@@ -1,10 +1,17 @@
 """The journal of a session has few files, and a checkpoint that is seen has its metrics."""
 
+import datetime
+
+import torch
 from capture_helpers import make, one_step
+from late_marks import LateMarks
 
 import capture
+from capture.session.committer import Committer
 from catalog.format.journal import segments
 from catalog.history import History
+from catalog.records import RunFacts
+from catalog.run_writer import RunWriter, create_history, create_run, new_run_id
 
 
 def test_commits_leave_few_journal_files_while_the_run_goes_on_and_one_at_its_end(history):
@@ -39,3 +46,24 @@ def test_a_failed_snapshot_is_in_the_journal_at_once(history):
         names = History.open(history).query("SELECT step FROM events WHERE name = 'failed'").to_pylist()
         assert names == [{"step": 7}]
         session._committer.take_failures()
+
+
+def test_a_metric_of_a_device_is_read_when_it_is_computed(history):
+    """Another stream than the reader's computes it; in a graph that is being captured it is not computed at all."""
+    create_history(history)
+    facts = RunFacts(new_run_id(), datetime.datetime.now(datetime.UTC).isoformat(), 1, None, None, "layout", {})
+    create_run(history, facts)
+    run = RunWriter(history, run=facts.run, rank=0, world_size=1, layout_hash="layout")
+    marks = LateMarks()
+    committer = Committer(run, stats_every=0, marks=marks)
+    loss = torch.tensor(float("nan"))
+    marks.give(lambda: loss.fill_(2.5))
+    committer.metrics(1, {"loss": loss, "lr": 0.1})
+    marks.recording = True
+    committer.metrics(2, {"loss": torch.tensor(7.0), "lr": 0.2})
+    marks.recording = False
+    committer.close()
+    run.close()
+    assert committer.take_failures() == []
+    rows = History.open(history).query("SELECT step, name, value FROM metrics ORDER BY step, name").to_pylist()
+    assert [tuple(row.values()) for row in rows] == [(1, "loss", 2.5), (1, "lr", 0.1), (2, "lr", 0.2)]

@@ -8,7 +8,7 @@ from capture_helpers import MIB, assert_same, committed_steps, faulty_session, m
 
 import capture
 import native
-from capture.snapshot.change_detector import ChangeDetector
+from capture.snapshot.change_detector import Comparison
 from capture.snapshot.snapshot import Snapshot
 from catalog.errors import CorruptError, SetupError, SnapshotError
 
@@ -46,7 +46,7 @@ def test_an_edit_while_it_is_read_fails_the_snapshot_by_name(history, edit):
 @pytest.mark.guards("A checkpoint holds one step")
 def test_without_the_change_detector_the_same_edit_is_torn(history, monkeypatch):
     """This guards the test above: the refused snapshot really differs from the step."""
-    monkeypatch.setattr(ChangeDetector, "changed", lambda self: [])
+    monkeypatch.setattr(Comparison, "changed", lambda self: [])
     model, optimizer = make(1500)
     session = slow_session(model, optimizer, history)
     one_step(model, optimizer)

@@ -126,14 +126,14 @@ def test_only_committed_checkpoints_are_referred_to(history):
     deduplicator = Deduplicator(lambda step: step in committed)
     for step in range(3):
         deduplicator.published(_part(step, plan))
-    assert not deduplicator.stored
+    assert not deduplicator.expected.stored
     committed.add(2)
     deduplicator.published(_part(3, plan))
-    assert not deduplicator.stored, "one checkpoint alone says nothing"
+    assert not deduplicator.expected.stored, "one checkpoint alone says nothing"
     committed.add(3)
     deduplicator.published(_part(4, plan))
-    assert {at.file for at in deduplicator.stored.values()} == {"file of 3"}
-    assert "model/inner.weight" in deduplicator.stored
+    assert {at.file for at in deduplicator.expected.stored.values()} == {"file of 3"}
+    assert "model/inner.weight" in deduplicator.expected.stored
 
 
 def _part(step: int, plan) -> Published:

@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import capture
 import native
 from capture.session.step_events import MAX_PENDING, StepEvents
-from capture.snapshot.change_detector import ChangeDetector
-from capture.snapshot.device_copies import Piece, coalesced
+from capture.snapshot.change_detector import Comparison
+from capture.snapshot.device_copies import GATHERED_BYTES, Piece, coalesced
 from capture.snapshot.device_feed import DeviceTake
 from capture.snapshot.plan import Plan, make_plan
 from capture.state.interface import TensorItem
@@ -69,7 +69,7 @@ def test_without_the_barrier_the_same_training_is_torn(history, monkeypatch):
     device = LateDevice()
     late_until_the_barrier(device, monkeypatch)
     monkeypatch.setattr(StepEvents, "before_update", lambda self: None)
-    monkeypatch.setattr(ChangeDetector, "changed", lambda self: [])
+    monkeypatch.setattr(Comparison, "changed", lambda self: [])
     with pytest.raises((AssertionError, CorruptError), match=r"torn|checksum"):
         train_and_compare(device, history, writer=small_writer())
 
@@ -94,7 +94,7 @@ def test_a_disk_that_fails_midway_fails_the_snapshot_and_not_the_training(histor
 
 @pytest.mark.parametrize("when", ["fails_to_begin", "fails_to_end"])
 def test_a_device_failure_fails_the_snapshot_with_the_devices_message(history, monkeypatch, when):
-    device = LateDevice(**{when: (3, RuntimeError("no memory to gather in"))})
+    device = LateDevice(**{when: (3 if when == "fails_to_begin" else [3, 4], RuntimeError("no memory to gather in"))})
     late_until_the_barrier(device, monkeypatch)
     model, optimizer = make(400)
     writer = small_writer()
@@ -113,6 +113,7 @@ def test_a_device_failure_fails_the_snapshot_with_the_devices_message(history, m
     with pytest.warns(UserWarning, match="device tensors of step 0 can't be copied: no memory to gather in"):
         train()
     assert committed_steps(history, session.run) == [1, 2, 3]
+    assert device.waited == device.begun, "a slot has gone back under its copy"
     assert writer.staging[0] == 0, "a slot is still out"
     assert device.pinned == set()
 
@@ -193,16 +194,62 @@ def test_the_barrier_ends_when_the_snapshot_does(tmp_path, how):
     assert (writer.staging[0] == 0) == (how == "close")
 
 
-def test_many_small_tensors_take_few_copies(tmp_path):
+@pytest.mark.parametrize(("count", "numel", "block"), [(2000, 100, 64 << 10), (40, 64 << 10, 4 * MIB)])
+def test_many_small_tensors_take_few_copies(tmp_path, count, numel, block):
     device = LateDevice()
-    items = [TensorItem(f"t{i}", "model", (100,), torch.full((100,), float(i))) for i in range(2000)]
+    items = [TensorItem(f"t{i}", "model", (numel,), torch.full((numel,), float(i))) for i in range(count)]
     plan = make_plan(items, rank=0, world_size=1, align=4096, reserve=(), copies=device)
-    writer = small_writer()
+    writer = native.Writer(backend="posix", budget_bytes=8 * block, block_bytes=block)
     job = writer.start(plan.write, str(tmp_path / "f"))
     device.gate.set()
     take(plan, writer, device).feed(job).wait()
     assert job.wait()
-    assert device.copies == -(-2000 * 400 // (64 << 10))
+    assert device.copies == -(-count * numel * 4 // block)
+
+
+@pytest.mark.parametrize("order", ["channels last", "with gaps"])
+def test_moments_in_another_order_are_not_cloned(tmp_path, order):
+    """They are read as late as others, block by block; a tensor of 2 MiB passes through a budget of 384 KiB."""
+    device = LateDevice()
+    moment = torch.randn(64, 32, 16, 16)
+    moment = moment.to(memory_format=torch.channels_last) if order == "channels last" else moment[:, :, ::2]
+    items = [TensorItem("w", "exp_avg", tuple(moment.shape), moment)]
+    plan = make_plan(items, rank=0, world_size=1, align=4096, reserve=(), copies=device)
+    writer = small_writer()
+    with _Operations() as operations:
+        taken = take(plan, writer, device)
+    assert operations.names == []
+    assert plan.live_parts
+    job = writer.start(plan.write, str(tmp_path / "f"))
+    copies = taken.feed(job)
+    expected = bits(moment.neg_())
+    device.gate.set()
+    copies.wait()
+    assert job.wait()
+    job.finish(header=bytes(plan.data_start), trailer=b"")
+    (offset,) = plan.offsets
+    assert (tmp_path / "f").read_bytes()[offset : offset + moment.nbytes] == expected
+
+
+def test_a_step_inside_a_graph_that_is_captured_is_refused_and_nothing_recorded(history):
+    device = LateDevice()
+    device.gate.set()
+    model, optimizer = make()
+    session = session_on(device, model, optimizer, history, writer=small_writer(), check="hash", every=100)
+    one_step(model, optimizer)
+    session.wait()
+    device.recording = True
+    with _Operations() as operations:
+        with pytest.raises(UnsupportedError, match="graph"):
+            session.snapshot()
+        session._events.current.keep(1)
+        session._events.before_update()
+    assert operations.names == []
+    device.recording = False
+    session._events.current.update_ended()
+    assert session.snapshot() == 1
+    session.close()
+    assert committed_steps(history, session.run) == [0, 1]
 
 
 class _Operations(TorchDispatchMode):
@@ -246,17 +293,19 @@ def test_many_small_tensors_to_be_kept_take_one_operation(tmp_path):
 
 
 def test_only_small_neighbours_are_gathered():
-    small, large = torch.arange(100, dtype=torch.uint8), torch.zeros(64 << 10, dtype=torch.uint8)
-    pieces = [Piece(small, 0), Piece(small, 100), Piece(small, 201), Piece(large, 301), Piece(small, 301 + (64 << 10))]
-    gathered = coalesced(pieces)
-    assert [(piece.position, piece.source.numel()) for piece in gathered] == [
-        (0, 200),
-        (201, 100),
-        (301, 64 << 10),
-        (301 + (64 << 10), 100),
+    small, other = torch.arange(100, dtype=torch.uint8), torch.zeros(100, dtype=torch.int8)
+    large = torch.zeros(GATHERED_BYTES, dtype=torch.uint8)
+    behind = 401 + GATHERED_BYTES
+    pieces = [
+        *(Piece([small], 0, 100), Piece([small], 100, 100), Piece([small], 201, 100), Piece([other], 301, 100)),
+        *(Piece([large], 401, GATHERED_BYTES), Piece([small], behind, 100)),
     ]
-    assert torch.equal(gathered[0].source, torch.cat([small, small]))
-    assert gathered[2].source is large
+    gathered = coalesced(pieces)
+    assert [(piece.position, piece.nbytes) for piece in gathered] == [
+        *((0, 200), (201, 100), (301, 100), (401, GATHERED_BYTES), (behind, 100))
+    ]
+    assert torch.equal(gathered[0].joined(), torch.cat([small, small]))
+    assert gathered[3].joined().data_ptr() == large.data_ptr()
 
 
 def test_only_a_ranks_share_of_a_device_tensor_is_fed():

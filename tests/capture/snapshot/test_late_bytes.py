@@ -1,5 +1,6 @@
 """Large tensors of objects are written from where they are, behind the planned bytes; an edit meanwhile is found."""
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -165,14 +166,22 @@ class OtherMemory:
     def begin(self, tensors: Iterable[torch.Tensor]) -> None:
         self.announced += tensors
 
+    def enter_thread(self, device: torch.device) -> None:
+        self.entered = threading.get_ident()
+
+    def beside(self, device: torch.device) -> contextlib.AbstractContextManager[None]:
+        assert self.entered == threading.get_ident(), "this thread would use device 0"
+        return contextlib.nullcontext()
+
     def copy(self, pieces: Sequence[Piece], slot: torch.Tensor) -> "OtherMemory":
         assert self.announced
+        assert self.entered == threading.get_ident(), "this thread would use device 0"
         self._pieces, self._slot = pieces, slot
         return self
 
     def wait(self) -> None:
         for piece in self._pieces:
-            self._slot[piece.position : piece.position + piece.source.numel()] = piece.source
+            self._slot[piece.position : piece.position + piece.nbytes] = piece.joined()
 
 
 def test_tensors_of_a_device_pass_through_host_memory_piece_by_piece(file):

@@ -258,15 +258,16 @@ def test_objects_may_outgrow_the_header(history, grow):
         assert [int(tensor[0]) for tensor in mine.held] == [n for n in range(1, step + 1) for _ in range(200)]
 
 
-def test_after_a_declared_edit_memory_of_a_device_is_not_taken_for_the_steps():
-    """The host can't look at its bytes, and a write through `.data` is not counted."""
+def test_after_a_declared_edit_memory_that_nobody_looks_at_is_not_taken_for_the_steps():
+    """A device looks at a sample itself; with check="versions" nobody does, and a write to `.data` is not counted."""
     model, optimizer = make()
     providers = [ModuleParameters(model), Buffers(model), TorchOptimizer(optimizer, model)]
     listing = StateListing(providers, rank=0, world_size=1, align=4096, copies=LateDevice())
-    kept = listing.keep(1, check="sampled")
+    sampled, counted = listing.keep(1, check="sampled"), listing.keep(1, check="versions")
     model.inner.weight.data.zero_()
-    assert listing.changed(kept) == []
-    assert "model 'inner.weight'" in listing.changed(dataclasses.replace(kept, edited=True))
+    assert listing.changed(sampled) == ["model 'inner.weight'"]
+    assert listing.changed(counted) == []
+    assert "model 'inner.weight'" in listing.changed(dataclasses.replace(counted, edited=True))
 
 
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, CountsInNumbers])

@@ -9,7 +9,7 @@ from capture_helpers import MIB, assert_same, committed_steps, faulty_session, m
 import capture
 import native
 from capture.session.step_events import StepEvents
-from capture.snapshot.change_detector import ChangeDetector
+from capture.snapshot.change_detector import Comparison
 from catalog.errors import CorruptError
 
 pytestmark = pytest.mark.slow
@@ -49,7 +49,7 @@ def test_many_small_tensors(history, backend):
 def test_without_the_barrier_the_same_training_is_torn(history, monkeypatch):
     """This guards the tests above: they would detect a torn checkpoint."""
     monkeypatch.setattr(StepEvents, "before_update", lambda self: None)
-    monkeypatch.setattr(ChangeDetector, "changed", lambda self: [])
+    monkeypatch.setattr(Comparison, "changed", lambda self: [])
     with pytest.raises((AssertionError, CorruptError), match=r"torn|checksum"):
         train_and_compare(history, width=1500, steps=4, budget_bytes=10 * MIB, backend="posix")
 

@@ -1,0 +1,103 @@
+"""Frozen tensors of a device are written a few times and then referred to; the device itself compares them."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from capture_helpers import MIB, assert_same, make, one_step, reference
+from late_device import LateDevice, late_until_the_barrier, session_on, small_writer
+
+import capture
+from capture.session.session import Session
+from catalog.history import History
+from catalog.verify import verify
+
+WIDTH = 160
+"""The frozen matrix has 102,400 bytes: more than the least that is referred to, and one and a half digested rows."""
+
+
+class Training:
+    """A training on a simulated device whose first layer is frozen; every checkpoint is committed before the next."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.root = root
+        self.model, _ = make(WIDTH)
+        self.model.inner.requires_grad_(False)
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.AdamW(trained, lr=0.01)
+        self.device = LateDevice()
+        self.device.ending = True
+        late_until_the_barrier(self.device, monkeypatch)
+        self.device.gate.set()
+        self.session: Session = session_on(
+            self.device, self.model, self.optimizer, root, writer=small_writer(budget_bytes=4 * MIB)
+        )
+        self.expected = {0: reference(self.model, self.optimizer)}
+
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            one_step(self.model, self.optimizer)
+            self.session.wait()
+            self.expected[self.session.snapshot()] = reference(self.model, self.optimizer)
+
+    def owners(self) -> dict[int, int]:
+        """Return, for each step, the step whose file holds the frozen matrix."""
+        rows = History.open(self.root).query(
+            "SELECT step, file FROM fragments WHERE name = 'inner.weight' AND kind = 'model'"
+        )
+        return {row["step"]: int(row["file"].split("/steps/")[1].split("/")[0]) for row in rows.to_pylist()}
+
+    def assert_sound(self) -> None:
+        self.session.close()
+        assert verify(History.open(self.root)) == []
+        for step, state in self.expected.items():
+            assert_same(capture.restore(f"{self.session.run}:{step}", history=self.root), state)
+
+
+def test_a_frozen_tensor_is_written_three_times_and_then_referred_to(history, monkeypatch):
+    training = Training(history, monkeypatch)
+    training.steps(5)
+    training.assert_sound()
+    assert training.owners() == {0: 0, 1: 1, 2: 2, 3: 2, 4: 2, 5: 2}
+    assert training.session.stats.unchanged_bytes == 3 * 4 * WIDTH * WIDTH
+
+
+def test_a_frozen_tensor_in_channels_last_order_is_referred_to_too(history, monkeypatch):
+    training = Training(history, monkeypatch)
+    training.model.inner.weight.data = torch.randn(WIDTH, WIDTH).t()
+    training.steps(6)
+    training.assert_sound()
+    owners = training.owners()
+    assert (owners[5], owners[6]) == (owners[4], owners[4])
+
+
+@pytest.mark.parametrize("place", [0, 65_535, 65_536, WIDTH * WIDTH // 2 - 1], ids=str)
+def test_a_write_that_torch_does_not_count_is_found_wherever_it_is(history, monkeypatch, place):
+    """One sign in a declared edit: no sample would see it, and the whole digest does."""
+    training = Training(history, monkeypatch)
+    training.steps(4)
+    before = training.model.inner.weight._version
+    with training.session.modify():
+        training.model.inner.weight.data.view(-1)[place % (WIDTH * WIDTH)].neg_()
+    training.steps(2)
+    assert training.model.inner.weight._version == before, "torch has counted it: the test shows nothing"
+    training.assert_sound()
+    assert training.owners() == {0: 0, 1: 1, 2: 2, 3: 2, 4: 2, 5: 5, 6: 6}
+
+
+def test_an_edit_between_digest_and_copy_leaves_no_wrong_reference(history, monkeypatch):
+    """The digest is of what the step has left. What was copied after the edit is not that, so nothing is learned."""
+    training = Training(history, monkeypatch)
+    training.steps(1)
+    training.device.ending = False
+    training.device.gate.clear()
+    one_step(training.model, training.optimizer)
+    training.model.inner.weight.data.view(-1)[777].neg_()
+    training.device.ending = True
+    training.device.gate.set()
+    training.session.wait()
+    # The sample does not see one element of 25,600: the promise says so, and the checkpoint has the edited value.
+    training.expected[training.session.snapshot()] = reference(training.model, training.optimizer)
+    training.model.inner.weight.data.view(-1)[777].neg_()
+    training.steps(3)
+    training.assert_sound()
