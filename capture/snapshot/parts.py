@@ -61,5 +61,6 @@ def can_be_referenced(part: Part) -> bool:
     """Return whether an earlier checkpoint's bytes may stand for this part: the host, or the device, can check that
     they are the same, and a manifest row costs less than they do.
     """
-    readable = part.device is None or part.device.memory() is not None
-    return part.live and part.nbytes >= _LEAST_REFERENCED_BYTES and readable
+    if not part.live or part.nbytes < _LEAST_REFERENCED_BYTES:
+        return False
+    return part.device is None or part.device.memory() is not None
