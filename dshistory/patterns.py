@@ -9,7 +9,8 @@ from catalog.errors import NotFoundError
 __all__ = ["Patterns", "matching", "nearest"]
 
 Patterns = str | Sequence[str]
-"""One glob pattern (`*.mlp.*`) or several; a name that equals the pattern always matches."""
+"""One glob pattern (`*.mlp.*`) or several. A pattern that equals a name always matches it, and the name of a module or
+layer (`blocks.0`) matches all that is inside it."""
 
 
 def matching(names: Collection[str], patterns: Patterns, *, what: str, where: str) -> set[str]:
@@ -18,7 +19,8 @@ def matching(names: Collection[str], patterns: Patterns, *, what: str, where: st
     wanted = [patterns] if isinstance(patterns, str) else patterns
     found: set[str] = set()
     for pattern in wanted:
-        hits = {name for name in names if name == pattern or fnmatchcase(name, pattern)}
+        inside = f"{pattern}."
+        hits = {name for name in names if name == pattern or name.startswith(inside) or fnmatchcase(name, pattern)}
         if not hits:
             raise NotFoundError(f"no {what} fits {pattern!r} in {where}; {nearest(pattern.strip('*?.'), names)}")
         found |= hits

@@ -13,15 +13,15 @@ from dshistory.options import GROUPINGS
 
 __all__ = ["grouped", "layer_of", "require_grouping"]
 
-_LAYER: Final = re.compile(r"(?:.*\.)?[0-9]+(?=\.)")
+_LAYER: Final = re.compile(r"(?:.*?\.)??[0-9]+(?=\.)")
 _NONFINITE: Final = ("nonfinite_before", "nonfinite_after")
 
 Row = Mapping[str, Any]
 
 
 def layer_of(name: str) -> str:
-    """Return the layer that a tensor belongs to: its name up to the last number in it (`h.3` of `h.3.mlp.weight`), else
-    up to its last dot."""
+    """Return the layer that a tensor belongs to, the block with all that is inside it: its name up to the first number
+    in it (`h.3` of `h.3.mlp.0.weight`), else up to its last dot."""
     found = _LAYER.match(name)
     return found[0] if found else name.rpartition(".")[0] or name
 

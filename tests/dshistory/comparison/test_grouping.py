@@ -15,7 +15,10 @@ from dshistory.comparison.grouping import layer_of
     [
         ("h.3.mlp.weight", "h.3"),
         ("model.layers.12.attn.q.weight", "model.layers.12"),
-        ("blocks.0.experts.7.up.weight", "blocks.0.experts.7"),
+        ("blocks.0.experts.7.up.weight", "blocks.0"),
+        ("blocks.10.mlp.0.weight", "blocks.10"),
+        ("layer1.0.conv1.weight", "layer1.0"),
+        ("0.mlp.1.weight", "0"),
         ("head.weight", "head"),
         ("scale", "scale"),
         ("3.weight", "3"),

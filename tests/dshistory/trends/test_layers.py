@@ -158,6 +158,11 @@ def test_the_first_step_after_a_fork_is_compared_with_the_parent(tmp_path: Path)
     assert h.layers()["value"].to_pylist() == [None, pytest.approx(0.5)]
 
 
+def test_every_layer_that_is_shown_can_be_asked_for(h: Explorer) -> None:
+    for layer in set(h.layers()["layer"].to_pylist()):
+        assert set(h.layers(layer)["layer"].to_pylist()) == {layer}
+
+
 def test_layers_are_in_reading_order(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.checkpoint(1, whole({f"h.{i}.w": torch.ones(4) for i in (10, 2, 1)}))
