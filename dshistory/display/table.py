@@ -27,11 +27,19 @@ class Table:
 
     `table["name"]` is a column, `table[0]` a row as a dict, `table[2:5]` and `table.top(5)` are tables; iteration
     yields rows. `formats` sets the display of columns ("bytes", "seconds", "share", "number"), `note` is the line under
-    the table.
+    the table, and `layout` says what stands above it and what gives way in a narrow terminal.
     """
 
-    def __init__(self, data: pa.Table, *, formats: Mapping[str, Format] | None = None, note: str = "") -> None:
+    def __init__(
+        self,
+        data: pa.Table,
+        *,
+        formats: Mapping[str, Format] | None = None,
+        note: str = "",
+        layout: text.Layout | None = None,
+    ) -> None:
         self._data = data
+        self._layout = layout
         self.formats: dict[str, Format] = dict(formats or {})
         self.note = note
 
@@ -94,7 +102,8 @@ class Table:
         return dict(self._data.slice(rows, 1).to_pylist()[0])
 
     def __repr__(self) -> str:
-        return text.table_text(self._data, self.formats, self.note, width=text.terminal_width())
+        width = text.terminal_width()
+        return text.table_text(self._data, self.formats, self.note, layout=self._layout, width=width)
 
     def _repr_html_(self) -> str:
         return html.document(html.table_html(self._data, self.formats, self.note))

@@ -1,22 +1,39 @@
-"""Tables as plain text: aligned columns, human units, and only the first and last rows of long tables."""
+"""Tables as plain text: aligned columns, human units, and only the first and last rows of long tables.
+
+A narrow terminal takes from a table what is worth least: first the columns that its `Layout` names, then the middle of
+long texts, and only then its last columns.
+"""
 
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.types as types
 
 from dshistory.display.formats import Format, text_of
 
-__all__ = ["Page", "is_numeric", "table_text", "terminal_width"]
+__all__ = ["Layout", "Page", "is_numeric", "table_text", "terminal_width"]
 
 FIRST_ROWS = 20
 LAST_ROWS = 5
 SHOWN_WHOLE = 30
 _CELL_WIDTH = 96
+_LEAST_CELL_WIDTH = 24
 _FEW_COLUMNS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The place of columns in text.
+
+    in_title: columns that stand in a line above the table while all rows have the same value, such as a lone run
+    gives_way: columns that are left out when all do not fit, the first one first
+    """
+
+    in_title: tuple[str, ...] = ()
+    gives_way: tuple[str, ...] = ()
 
 
 class Page:
@@ -48,36 +65,70 @@ def terminal_width() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else None
 
 
-def table_text(data: pa.Table, formats: Mapping[str, Format], note: str, *, width: int | None = None) -> str:
+def table_text(
+    data: pa.Table, formats: Mapping[str, Format], note: str, *, layout: Layout | None = None, width: int | None = None
+) -> str:
     """Return the table as aligned text without a trailing newline.
 
     Columns that do not fit into `width` are only named under the table. An empty table is its note, or "(no rows)"."""
     if not data.num_rows:
         return text_of(note) if note else "(no rows)"
+    layout = layout or Layout()
+    title, data = _titled(data, layout)
     page = Page(data, formats)
     rows = [page.columns, *page.first, *page.last]
-    shown = [[*map(_short, row[:-1]), row[-1]] for row in rows]
-    widths = [max(len(row[i]) for row in shown) for i in range(data.num_columns)]
-    fitting = _fitting(widths, width)
     right = [is_numeric(field.type) for field in data.schema]
-    lines = [_line(row[:fitting], widths, right) for row in shown]
-    lines.insert(1, "  ".join("-" * min(wide, _CELL_WIDTH) for wide in widths[:fitting]))
+    kept, limits = _fitting(rows, right, _places(data, layout.gives_way), width)
+    shown = [[_short(row[i], limit) for i, limit in zip(kept, limits, strict=True)] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    lines = [_line(row, widths, [right[i] for i in kept]) for row in shown]
+    lines.insert(1, "  ".join("-" * min(wide, _CELL_WIDTH) for wide in widths))
     if page.left_out:
         lines.insert(2 + FIRST_ROWS, page.gap)
-    if fitting < len(widths):
-        lines.append(f"… too narrow for {', '.join(page.columns[fitting:])} …")
-    if any(len(cell) > _CELL_WIDTH for row in rows for cell in row[: min(fitting, len(row) - 1)]):
+    if title:
+        lines.insert(0, title)
+    if len(kept) < data.num_columns:
+        lines.append(f"… too narrow for {', '.join(name for i, name in enumerate(page.columns) if i not in kept)} …")
+    if any(len(row[i]) > limit for row in rows for i, limit in zip(kept, limits, strict=True)):
         lines.append("… replaces the middle of long values; rows, .to_csv() and .to_pandas() have them whole …")
     return "\n".join([*lines, *([text_of(note)] if note else [])])
 
 
-def _fitting(widths: Sequence[int], width: int | None) -> int:
-    """Return the number of columns to show: those that fit, but at least a few, because a long line is better than
-    none."""
-    if width is None or len(widths) <= _FEW_COLUMNS:
-        return len(widths)
-    ends = accumulate(wide + 2 for wide in widths)
-    return max(_FEW_COLUMNS, sum(end - 2 <= width for end in ends))
+def _titled(data: pa.Table, layout: Layout) -> tuple[str, pa.Table]:
+    """Return the line above the table, which may be empty, and the table without the columns that stand there."""
+    lone = [name for name in layout.in_title if name in data.column_names and len(data[name].unique()) == 1]
+    title = ", ".join(f"{name} {text_of(data[name][0].as_py())}" for name in lone)
+    return title, data.drop_columns(lone)
+
+
+def _places(data: pa.Table, names: Sequence[str]) -> list[int]:
+    return [data.column_names.index(name) for name in names if name in data.column_names]
+
+
+def _fitting(
+    rows: Sequence[Sequence[str]], right: Sequence[bool], gives_way: Sequence[int], width: int | None
+) -> tuple[list[int], list[int]]:
+    """Return the columns to show, and the longest cell of each: all that fit into `width`, but at least a few, because
+    a long line is better than none. The cells of the last column are never cut: it may be a message.
+    """
+    kept = list(range(len(right)))
+    longest = [max(len(row[i]) for row in rows) for i in kept]
+    wanted = [min(size, _CELL_WIDTH) for size in longest[:-1]] + longest[-1:]
+    if width is None:
+        return kept, wanted
+
+    def missing() -> int:
+        return sum(wanted[i] + 2 for i in kept) - 2 - width
+
+    for place in gives_way:
+        if missing() > 0 and len(kept) > _FEW_COLUMNS:
+            kept.remove(place)
+    for place in sorted((i for i in kept[:-1] if not right[i]), key=wanted.__getitem__, reverse=True):
+        if missing() > 0:
+            wanted[place] = max(wanted[place] - missing(), min(wanted[place], _LEAST_CELL_WIDTH))
+    while missing() > 0 and len(kept) > _FEW_COLUMNS:
+        kept.pop()
+    return kept, [wanted[i] for i in kept]
 
 
 def _cells(data: pa.Table, formats: Mapping[str, Format]) -> list[list[str]]:
@@ -96,9 +147,9 @@ def _line(row: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> s
     return "  ".join(cells).rstrip()
 
 
-def _short(cell: str) -> str:
+def _short(cell: str, limit: int) -> str:
     """Shorten a long cell in its middle, because the beginning and the end distinguish names."""
-    if len(cell) <= _CELL_WIDTH:
+    if len(cell) <= limit:
         return cell
-    half = (_CELL_WIDTH - 1) // 2
-    return f"{cell[: _CELL_WIDTH - 1 - half]}…{cell[-half:]}"
+    half = (limit - 1) // 2
+    return f"{cell[: limit - 1 - half]}…{cell[len(cell) - half :]}"

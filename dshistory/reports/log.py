@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from catalog.history import History
 from dshistory.display.formats import Format, counted
 from dshistory.display.table import Table
+from dshistory.display.text import Layout
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -25,6 +26,7 @@ _FORMATS: Final[Mapping[str, Format]] = {
     "step_time_s": "seconds",
     "health": "known",
 }
+_LAYOUT: Final = Layout(in_title=("run",), gives_way=("created", "new_bytes", "step_time_s", "state", "run"))
 _OWN_METRICS_SHOWN: Final = 8
 """The number of user-defined metrics that get a column; the SQL table `metrics` has all of them."""
 
@@ -91,7 +93,7 @@ def log(history: History, *, run: str | None) -> LogTable:
     gone = [lost for lost in history.gone() if run is None or lost.run == run]
     found = _with_gone(history.query(_LOG, {"run": run}), gone)
     rows, left_out = _with_own_metrics(found)
-    table = LogTable(rows, formats=_FORMATS, note=_note(history, rows, left_out, gone))
+    table = LogTable(rows, formats=_FORMATS, note=_note(history, rows, left_out, gone), layout=_LAYOUT)
     table.history, table.run = history, run
     return table
 

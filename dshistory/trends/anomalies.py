@@ -22,6 +22,7 @@ from catalog.references import committed_lineage
 from dshistory.comparison.sketch_estimates import estimated
 from dshistory.display.formats import counted
 from dshistory.display.table import Table
+from dshistory.display.text import Layout
 from dshistory.metrics import Floats
 from dshistory.trends.statistics_cache import CachedStatistics, cached_statistics
 from dshistory.trends.statistics_matrix import Key
@@ -39,6 +40,7 @@ _SCHEMA: Final = pa.schema(
         ("usual", pa.float64()),
     ]
 )
+_LAYOUT: Final = Layout(in_title=("run",), gives_way=("run",))
 _PARTS: Final = ("squares", "nonfinite", "zeros_share", "relative_update", "largest")
 _SECOND_MOMENTS: Final = ("exp_avg_sq",)
 _LEAST_PAST: Final = 3
@@ -60,7 +62,8 @@ def anomalies(history: History, *, run: str | None) -> Table:
         history, refs, lambda keys: _PARTS if any(kind in _SECOND_MOMENTS for kind, _ in keys) else _PARTS[:-1]
     )
     rows = _rows(known.refs, known.keys, _with_past(history, known)) if known.refs else []
-    return Table(pa.Table.from_pylist(rows, schema=_SCHEMA), note=_note(len(rows), len(known.refs), len(refs)))
+    note = _note(len(rows), len(known.refs), len(refs))
+    return Table(pa.Table.from_pylist(rows, schema=_SCHEMA), note=note, layout=_LAYOUT)
 
 
 def _with_past(history: History, known: CachedStatistics) -> Parts:

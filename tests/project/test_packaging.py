@@ -76,7 +76,29 @@ def test_the_wheel_holds_the_layers_and_no_sources(stranger):
     }
     assert not [name for name in files if name.endswith((".cpp", ".hpp", "CMakeLists.txt"))]
     assert "native/_core.pyi" in files
+    assert {f"{layer}/py.typed" for layer in LAYERS} <= set(files)
     assert [name for name in files if name.startswith("native/_core.") and name.endswith(".so")]
+
+
+def test_a_type_checker_sees_the_types_of_the_wheel(stranger, tmp_path):
+    (tmp_path / "script.py").write_text(
+        "import capture\n"
+        "import dshistory\n"
+        "def look(session: capture.Session) -> None:\n"
+        "    reveal_type(session.run)\n"
+        "    reveal_type(dshistory.open('history'))\n"
+        "    session.wait(1, 2, 3)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--python-executable", stranger, "script.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert 'Revealed type is "str"' in done.stdout, done.stdout
+    assert 'Revealed type is "dshistory.explorer.Explorer"' in done.stdout, done.stdout
+    assert 'Too many arguments for "wait" of "Session"' in done.stdout, done.stdout
 
 
 @pytest.mark.parametrize(

@@ -121,6 +121,39 @@ def test_a_narrow_terminal_names_the_columns_that_do_not_fit(monkeypatch: pytest
     assert 100 * "m" in repr(message)
 
 
+def narrow(
+    monkeypatch: pytest.MonkeyPatch, data: dict[str, list[object]], width: int, **layout: tuple[str, ...]
+) -> str:
+    monkeypatch.setattr(text, "terminal_width", lambda: width)
+    return repr(Table(pa.table(data), layout=text.Layout(**layout)))
+
+
+def test_a_lone_value_stands_above_the_table_and_several_in_their_column(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = narrow(monkeypatch, {"run": ["a", "a"], "step": [1, 2]}, 80, in_title=("run",))
+    assert alone.splitlines() == ["run a", "step", "----", "   1", "   2"]
+    several = narrow(monkeypatch, {"run": ["a", "b"], "step": [1, 2]}, 80, in_title=("run",))
+    assert several.splitlines()[0] == "run  step"
+
+
+def test_in_a_narrow_terminal_columns_give_way_by_worth(monkeypatch: pytest.MonkeyPatch) -> None:
+    data: dict[str, list[object]] = {name: [12_345_678] for name in ("step", "created", "loss", "bytes", "health")}
+    *lines, left_out = narrow(monkeypatch, data, 38, gives_way=("created", "bytes")).splitlines()
+    assert lines[0].split() == ["step", "loss", "bytes", "health"]
+    assert left_out == "… too narrow for created …"
+    assert max(map(len, lines)) <= 38
+
+
+def test_in_a_narrow_terminal_the_middle_of_names_gives_way_before_figures_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "transformer.blocks.11.attention.projection.weight"
+    data = {"step": [1], "kind": ["exp_avg_sq"], "name": [name], "value": [1.5], "usual": [0.25]}
+    head, _, row, hint = narrow(monkeypatch, data, 60).splitlines()
+    assert head.split() == ["step", "kind", "name", "value", "usual"]
+    assert row.split()[2].startswith("transformer.")
+    assert row.split()[2].endswith(".weight")
+    assert max(len(head), len(row)) <= 60
+    assert "replaces the middle" in hint
+
+
 def test_an_empty_table_says_so() -> None:
     assert repr(numbers(0)) == "(no rows)"
     assert "(no rows)" in numbers(0)._repr_html_()
