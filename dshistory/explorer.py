@@ -430,8 +430,10 @@ class Explorer:
         return bisect.bisect(self.history, predicate, good=good, bad=bad, run=run, quiet=quiet)
 
     @verb("analyze", "analyze 1200")
-    def analyze(self, ref: Ref | None = None, *, quiet: bool = False) -> int:
-        """Compute the statistics that the training did not compute; return how many checkpoints lacked some.
+    def analyze(self, ref: Ref | None = None, *, quiet: bool = False) -> Table:
+        """Compute the statistics that the training did not compute; return a row for each checkpoint that lacked some.
+
+        After an interruption the statistics computed so far are kept. Raises SetupError when they cannot be written.
 
         Args:
             ref: only this checkpoint; default: all of them

@@ -29,7 +29,7 @@ class Layout:
     """The place of columns in text.
 
     in_title: columns that stand in a line above the table while all rows have the same value, such as a lone run
-    gives_way: columns that are left out when all do not fit, the first one first
+    gives_way: columns that are left out when all do not fit, the first one first, after those without any value
     """
 
     in_title: tuple[str, ...] = ()
@@ -78,7 +78,7 @@ def table_text(
     page = Page(data, formats)
     rows = [page.columns, *page.first, *page.last]
     right = [is_numeric(field.type) for field in data.schema]
-    kept, limits = _fitting(rows, right, _places(data, layout.gives_way), width)
+    kept, limits = _fitting(rows, right, [*_empty(rows), *_places(data, layout.gives_way)], width)
     shown = [[_short(row[i], limit) for i, limit in zip(kept, limits, strict=True)] for row in rows]
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
     lines = [_line(row, widths, [right[i] for i in kept]) for row in shown]
@@ -101,6 +101,10 @@ def _titled(data: pa.Table, layout: Layout) -> tuple[str, pa.Table]:
     return title, data.drop_columns(lone)
 
 
+def _empty(rows: Sequence[Sequence[str]]) -> list[int]:
+    return [place for place in range(len(rows[0])) if not any(row[place] for row in rows[1:])]
+
+
 def _places(data: pa.Table, names: Sequence[str]) -> list[int]:
     return [data.column_names.index(name) for name in names if name in data.column_names]
 
@@ -121,7 +125,7 @@ def _fitting(
         return sum(wanted[i] + 2 for i in kept) - 2 - width
 
     for place in gives_way:
-        if missing() > 0 and len(kept) > _FEW_COLUMNS:
+        if place in kept and missing() > 0 and len(kept) > _FEW_COLUMNS:
             kept.remove(place)
     for place in sorted((i for i in kept[:-1] if not right[i]), key=wanted.__getitem__, reverse=True):
         if missing() > 0:

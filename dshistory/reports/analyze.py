@@ -1,31 +1,34 @@
-"""Compute the statistics that trainings did not compute."""
+"""Compute the statistics that trainings did not compute, and say of which checkpoints."""
 
 from collections.abc import Sequence
+from typing import Final
+
+import pyarrow as pa
 
 from catalog.errors import SetupError
 from catalog.history import History
 from catalog.index import index
 from catalog.records import CheckpointRef
 from catalog.statistics.compute import analyze_part, missing_parts
+from dshistory.display.formats import counted
 from dshistory.display.progress import ByteProgress
+from dshistory.display.table import Table
 
 __all__ = ["analyze"]
 
 _PATIENCE_S = 2.0
+_SCHEMA: Final = pa.schema([("run", pa.string()), ("step", pa.int64()), ("bytes", pa.int64())])
 
 
-def analyze(history: History, refs: Sequence[CheckpointRef], *, quiet: bool) -> int:
-    """Compute the missing statistics of the checkpoints; return how many lacked some.
-
-    After an interruption the statistics computed so far are kept. Raises SetupError when they cannot be written."""
+def analyze(history: History, refs: Sequence[CheckpointRef], *, quiet: bool) -> Table:
+    """See `Explorer.analyze`."""
     parts = {ref: missing_parts(history.paths, ref) for ref in refs}
     missing = {ref: found for ref, found in parts.items() if found}
-    total = sum(
-        history.paths.data(ref.run, ref.step, part.rank).stat().st_size
+    sizes = {
+        ref: sum(history.paths.data(ref.run, ref.step, part.rank).stat().st_size for part in found)
         for ref, found in missing.items()
-        for part in found
-    )
-    with ByteProgress(total, description=f"analyze {len(missing)} checkpoints", quiet=quiet) as bar:
+    }
+    with ByteProgress(sum(sizes.values()), description=f"analyze {len(missing)} checkpoints", quiet=quiet) as bar:
         for ref, found in missing.items():
             for part in found:
                 try:
@@ -37,4 +40,14 @@ def analyze(history: History, refs: Sequence[CheckpointRef], *, quiet: bool) -> 
                     ) from error
     if missing:
         index.register(history.paths, patience_s=_PATIENCE_S)
-    return len(missing)
+    rows = [{"run": ref.run, "step": ref.step, "bytes": size} for ref, size in sizes.items()]
+    note = _note(len(missing), len(parts) - len(missing))
+    return Table(pa.Table.from_pylist(rows, schema=_SCHEMA), formats={"bytes": "bytes"}, note=note)
+
+
+def _note(computed: int, known: int) -> str:
+    if computed and known:
+        return f"statistics of {counted(computed, 'checkpoint')} computed; {known} had them"
+    if computed:
+        return f"statistics of {counted(computed, 'checkpoint')} computed"
+    return f"nothing to compute: {counted(known, 'checkpoint')}, all with statistics" if known else "no checkpoint yet"

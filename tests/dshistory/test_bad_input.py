@@ -201,12 +201,12 @@ def test_a_verb_in_a_situation(situations: dict[str, Explorer], verb: str, situa
 def test_analyze_adds_the_missing_statistics(tmp_path: Path) -> None:
     run = Run(tmp_path / "history")
     explorer = Explorer.open(run.root)
-    assert explorer.analyze(quiet=True) == 0
+    assert len(explorer.analyze(quiet=True)) == 0
     three(run)
     run.close()
-    assert explorer.analyze(20, quiet=True) == 1
+    assert len(explorer.analyze(20, quiet=True)) == 1
     assert explorer.log()["health"].to_pylist() == [None, "ok", None]
-    assert explorer.analyze(quiet=True) == 2
+    assert len(explorer.analyze(quiet=True)) == 2
     assert explorer.log()["health"].to_pylist() == ["ok", "ok", "ok"]
 
 
@@ -239,7 +239,7 @@ MISTAKES: Final[dict[str, tuple[Call, str]]] = {
     "diff names": (lambda h: h.diff(10, names="*.mlp.*"), r"no tensor fits '\*\.mlp\.\*' .*layers\.0\.weight"),
     "diff kinds": (lambda h: h.diff(10, kinds="modle"), "no kind fits 'modle' .* the nearest is model"),
     "diff by": (lambda h: h.diff(10, by="row"), "no grouping 'row'; there are tensor, layer, kind"),
-    "diff tensor": (lambda h: h.diff(10, tensor="head"), r"no tensor fits 'head' .*head\.weight"),
+    "diff tensor": (lambda h: h.diff(10, tensor="heat"), r"no tensor fits 'heat' .*head\.weight"),
     "diff axis": (lambda h: h.diff(10, tensor="head.weight", axis=2, quiet=True), "there is no axis 2"),
     "diff parts": (lambda h: h.diff(10, tensor="head.weight", parts=3, quiet=True), "can't be cut into 3 equal parts"),
     "log": (lambda h: h.log(run="run-z"), "no run 'run-z' .* run-a"),
