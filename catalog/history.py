@@ -56,6 +56,11 @@ class History:
         """Return the facts of one run. NotFoundError names the runs that exist."""
         return runs.run_facts(self.paths, run)
 
+    def run_named(self, name: str) -> str:
+        """Return the run that is called `name`, or the only one that begins with it. NotFoundError names those that
+        begin so, or the runs that exist."""
+        return runs.run_named(self.paths, name)
+
     def runs(self) -> list[RunFacts]:
         """Return the facts of all runs, oldest first."""
         return runs.runs(self.paths)
@@ -108,8 +113,8 @@ class History:
         """Return the committed checkpoint that `ref` names.
 
         An int (in the lineage of the current run), "latest", -1, "best" or a tag; "run:step", "run:latest", "run:-1"
-        and "run:best" choose among the checkpoints of that run alone. NotFoundError names the nearest that exist,
-        SetupError says that `ref` is not a reference.
+        and "run:best" choose among the checkpoints of that run alone, of which the beginning of its name is enough.
+        NotFoundError names the nearest that exist, SetupError says that `ref` is not a reference.
         """
         return references.resolve(self.paths, ref)
 

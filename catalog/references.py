@@ -1,7 +1,7 @@
 """References: from the words of a user to the one checkpoint that they name.
 
 A reference is a step (an int), "latest", -1, "best" or a tag, all in the lineage of the current run; or "run:step",
-"run:latest", "run:-1" or "run:best", in that run alone.
+"run:latest", "run:-1" or "run:best", in that run alone, of which the beginning of its name is enough.
 """
 
 import difflib
@@ -12,7 +12,7 @@ import pyarrow as pa
 from catalog.disk.regular_file import check_folders
 from catalog.errors import NotFoundError, SetupError
 from catalog.paths import HistoryPaths
-from catalog.read.runs import current_run, run_facts, run_names, steps
+from catalog.read.runs import current_run, run_facts, run_named, run_names, steps
 from catalog.records import CheckpointRef
 
 __all__ = ["committed_lineage", "lineage", "resolve"]
@@ -58,7 +58,7 @@ def resolve(paths: HistoryPaths, ref: int | str | CheckpointRef) -> CheckpointRe
         ref = _number(ref)
     if isinstance(ref, str) and ":" in ref:
         run, _, which = ref.rpartition(":")
-        return _in_run_by_name(paths, run, which)
+        return _in_run_by_name(paths, run_named(paths, run), which)
     if isinstance(ref, str) and ref.lstrip("-").isdigit():
         ref = int(ref)
     if ref in ("latest", -1):
@@ -98,7 +98,6 @@ def _in_run_by_name(paths: HistoryPaths, run: str, which: str) -> CheckpointRef:
     """Return a run's own checkpoint by its step, by a negative count from the end, or as "latest" or "best"."""
     if which not in ("latest", "best"):
         return _in_run(paths, run, _whole(which, f"{run}:{which}"))
-    run_facts(paths, run)
     refs = [CheckpointRef(run, step) for step in steps(paths, run)]
     if not refs:
         raise NotFoundError(f"run {run} of {paths.root} has no committed checkpoint yet")

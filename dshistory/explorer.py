@@ -59,7 +59,7 @@ class Explorer:
         """
         from dshistory.reports import log
 
-        return log.log(self.history, run=run)
+        return log.log(self.history, run=self._named(run))
 
     @verb("show", "show 1200", "show best")
     def show(self, ref: Ref = "latest") -> Report:
@@ -151,7 +151,7 @@ class Explorer:
         from dshistory.trends import trajectory
 
         return trajectory.trajectory(
-            self.history, names=names, metric=metric, kinds=kinds, by=by, run=run, exact=exact, quiet=quiet
+            self.history, names=names, metric=metric, kinds=kinds, by=by, run=self._named(run), exact=exact, quiet=quiet
         )
 
     @verb("layers", "layers '*.mlp.*' --metric norm --first 1000")
@@ -185,7 +185,14 @@ class Explorer:
         from dshistory.trends import layers
 
         return layers.layers(
-            self.history, names=names, metric=metric, kinds=kinds, run=run, first=first, last=last, quiet=quiet
+            self.history,
+            names=names,
+            metric=metric,
+            kinds=kinds,
+            run=self._named(run),
+            first=first,
+            last=last,
+            quiet=quiet,
         )
 
     @verb("histogram lm_head.weight", "histogram lm_head.weight --state exp_avg_sq")
@@ -202,7 +209,7 @@ class Explorer:
         """
         from dshistory.trends import histogram
 
-        return histogram.histogram(self.history, name=name, kind=state, run=run)
+        return histogram.histogram(self.history, name=name, kind=state, run=self._named(run))
 
     @verb("explore", "explore '*.mlp.*'", surfaces=("magic",))
     def explore(self, names: Patterns = "*", *, kinds: Patterns = "model", run: str | None = None) -> "Exploration":
@@ -218,7 +225,7 @@ class Explorer:
         """
         from dshistory import widgets
 
-        return widgets.explore(self, names, kinds=kinds, run=run)
+        return widgets.explore(self, names, kinds=kinds, run=self._named(run))
 
     @verb("watch", "watch --seconds 5", surfaces=("magic",))
     def watch(
@@ -237,7 +244,7 @@ class Explorer:
         """
         from dshistory import widgets
 
-        return widgets.watch(self, names, kinds=kinds, run=run, seconds=seconds)
+        return widgets.watch(self, names, kinds=kinds, run=self._named(run), seconds=seconds)
 
     @verb("tensor lm_head.weight 1200", "tensor lm_head.weight 1200 --state exp_avg")
     def tensor(self, name: str, step: Ref = "latest", *, state: str = "model") -> "torch.Tensor":
@@ -381,7 +388,7 @@ class Explorer:
         """
         from dshistory.trends import distances
 
-        return distances.step_distances(self.history, run=run, names=names, kinds=kinds)
+        return distances.step_distances(self.history, run=self._named(run), names=names, kinds=kinds)
 
     @verb("anomalies")
     def anomalies(self, *, run: str | None = None) -> Table:
@@ -397,7 +404,7 @@ class Explorer:
         """
         from dshistory.trends import anomalies
 
-        return anomalies.anomalies(self.history, run=run)
+        return anomalies.anomalies(self.history, run=self._named(run))
 
     @verb("bisect 'loss > 4.5'", "bisect 'grad_norm > 10' 1200 latest")
     def bisect(
@@ -427,7 +434,7 @@ class Explorer:
         """
         from dshistory.trends import bisect
 
-        return bisect.bisect(self.history, predicate, good=good, bad=bad, run=run, quiet=quiet)
+        return bisect.bisect(self.history, predicate, good=good, bad=bad, run=self._named(run), quiet=quiet)
 
     @verb("analyze", "analyze 1200")
     def analyze(self, ref: Ref | None = None, *, quiet: bool = False) -> Table:
@@ -461,6 +468,10 @@ class Explorer:
 
         The index contains only what these files contain, so nothing is lost."""
         return self.history.reindex()
+
+    def _named(self, run: str | None) -> str | None:
+        """Return the run of which a user gave the name, or its beginning."""
+        return None if run is None else self.history.run_named(run)
 
     def __repr__(self) -> str:
         return repr(show.overview(self.history))

@@ -18,6 +18,7 @@ __all__ = [
     "run_facts",
     "run_folders",
     "run_is_held",
+    "run_named",
     "run_names",
     "runs",
     "step_dirs",
@@ -50,6 +51,22 @@ def run_facts(paths: HistoryPaths, run: str) -> RunFacts:
     except FileNotFoundError as error:
         names = ", ".join(run_names(paths)[-10:]) or "none"
         raise NotFoundError(f"no run {run!r} in {paths.root}: there are {names}") from error
+
+
+def run_named(paths: HistoryPaths, name: str) -> str:
+    """Return the run that is called `name`, or the only one that begins with it. NotFoundError names those that
+    begin so, or the runs that exist.
+    """
+    if not is_run_id(name) or not os.path.lexists(paths.run_json(name)):
+        begin_so = [run for run in run_names(paths) if name and run.startswith(name)]
+        if len(begin_so) > 1:
+            raise NotFoundError(
+                f"{len(begin_so)} runs of {paths.root} begin with {name!r}: {', '.join(begin_so[-10:])}"
+            )
+        if begin_so:
+            return begin_so[0]
+    run_facts(paths, name)
+    return name
 
 
 def runs(paths: HistoryPaths) -> list[RunFacts]:

@@ -9,6 +9,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from itertools import pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -115,8 +116,10 @@ def bisect(
     high = len(path) - 1 if bad is None else _place(history, path, bad, run=run, what="bad")
     if low >= high:
         raise SetupError(f"bisect: good={path[low]} must come before bad={path[high]}")
-    answers = _search(path, low, high, evaluate=evaluate, holds=holds, quiet=quiet)
-    return _table(path[low : high + 1], answers, holds, valued=isinstance(predicate, str))
+    asked = path[low : high + 1]
+    elsewhere = _in_metrics(asked, values, holds) if isinstance(predicate, str) else ""
+    answers = _search(path, low, high, evaluate=evaluate, holds=holds, elsewhere=elsewhere, quiet=quiet)
+    return _table(asked, answers, holds, valued=isinstance(predicate, str))
 
 
 def _search(
@@ -126,9 +129,12 @@ def _search(
     *,
     evaluate: Evaluate,
     holds: Callable[[Value], bool],
+    elsewhere: str,
     quiet: bool,
 ) -> dict[CheckpointRef, Value]:
-    """Evaluate both ends, then halve the range until two neighbours are left; return the answers in that order."""
+    """Evaluate both ends, then halve the range until two neighbours are left; return the answers in that order.
+    `elsewhere` says, for an end that does not fit, where the predicate holds.
+    """
     answers: dict[CheckpointRef, Value] = {}
     with CountProgress(2 + math.ceil(math.log2(high - low)), description="bisect", quiet=quiet) as bar:
 
@@ -138,7 +144,7 @@ def _search(
             bar.advance(1)
             return holds(answers[ref])
 
-        _require_ends(at(low), at(high), answers)
+        _require_ends(at(low), at(high), answers, elsewhere)
         while high - low > 1:
             middle = (low + high) // 2
             if at(middle):
@@ -148,7 +154,7 @@ def _search(
     return answers
 
 
-def _require_ends(at_good: bool, at_bad: bool, answers: Mapping[CheckpointRef, Value]) -> None:
+def _require_ends(at_good: bool, at_bad: bool, answers: Mapping[CheckpointRef, Value], elsewhere: str) -> None:
     if at_bad and not at_good:
         return
     (good, value_at_good), (bad, value_at_bad) = answers.items()
@@ -160,7 +166,26 @@ def _require_ends(at_good: bool, at_bad: bool, answers: Mapping[CheckpointRef, V
         raise MismatchError(f"{problem}choose an earlier good=")
     if at_good:
         raise MismatchError(f"{problem}ask for the opposite")
-    raise MismatchError(f"{problem}choose a later bad=, or a predicate that holds there")
+    raise MismatchError(f"{problem}choose a later bad=, or a predicate that holds there{elsewhere}")
+
+
+def _in_metrics(
+    asked: Sequence[CheckpointRef], values: Mapping[CheckpointRef, float], holds: Callable[[Value], bool]
+) -> str:
+    """Return where the predicate holds first in the metrics, which have the steps between the checkpoints too; empty
+    where it holds nowhere.
+    """
+    # A run ends for the lineage at its last checkpoint in it, where the next run was forked.
+    for before, after in pairwise(asked):
+        between = sorted(ref.step for ref in values if ref.run == after.run and before.step < ref.step <= after.step)
+        for step in between:
+            value = values[CheckpointRef(after.run, step)]
+            if not math.isnan(value) and holds(value):
+                return (
+                    f"; in the metrics, which have every step, it holds first at step {step} of run {after.run} "
+                    f"({_text(value)}), after the checkpoint {before}: compare it with {after}"
+                )
+    return ""
 
 
 def _text(value: Value) -> str:

@@ -159,3 +159,16 @@ def test_an_invalid_reference_is_refused(tree: History, ref: Any) -> None:
 
 def test_whole_numbers_of_numpy_are_steps(tree: History) -> None:
     assert tree.resolve(np.int64(40)) == CheckpointRef("c", 40)  # type: ignore[arg-type]
+
+
+def test_the_beginning_of_a_runs_name_is_enough(tmp_path: Path) -> None:
+    for day, run in enumerate(["20261121-101502-7f3a9c", "20261122-101502-1b2c3d", "20261122-1"], start=1):
+        _run(tmp_path, run, [day], day=day)
+    history = History.open(tmp_path)
+    assert str(history.resolve("20261121:1")) == "20261121-101502-7f3a9c:1"
+    assert str(history.resolve("20261122-10:latest")) == "20261122-101502-1b2c3d:2"
+    assert history.run_named("20261122-1") == "20261122-1", "a whole name is itself, whatever begins with it"
+    with pytest.raises(NotFoundError, match="2 runs of .* begin with '20261122': 20261122-1, 20261122-101502-1b2c3d"):
+        history.run_named("20261122")
+    with pytest.raises(NotFoundError, match="no run '2027'"):
+        history.run_named("2027")

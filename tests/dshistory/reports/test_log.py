@@ -85,3 +85,12 @@ def test_one_query_makes_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(table) == 3
     assert len(asked) == 1
     assert table.losses["value"].to_pylist() == [1.0] * 3
+
+
+def test_every_verb_takes_the_beginning_of_a_runs_name(run: Run) -> None:
+    run.checkpoint(1, whole({"w": torch.ones(2)}), loss=1.0)
+    explorer = Explorer.open(run.root)
+    explorer.analyze(quiet=True)
+    assert explorer.log(run="run").columns == explorer.log(run="run-a").columns
+    assert set(explorer.trajectory(metric="norm", run="run", quiet=True)["run"].to_pylist()) <= {"run-a"}
+    assert set(explorer.layers(run="ru")["run"].to_pylist()) == {"run-a"}

@@ -135,6 +135,23 @@ def test_ends_that_do_not_differ_as_required_are_refused(
     assert asked == [0, 190]
 
 
+def test_what_only_the_metrics_between_checkpoints_show_is_named(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    for step in range(1, 31):
+        lr = {13: math.nan, 17: 1.0}.get(step, 0.001)
+        if step % 10:
+            run.metrics(step, lr=lr)
+        else:
+            run.checkpoint(step, whole({"w": torch.ones(2)}), lr=lr)
+    run.close()
+    with pytest.raises(
+        MismatchError, match=r"first at step 17 of run run-a \(1\), after the checkpoint run-a:10: .* run-a:20"
+    ):
+        Explorer.open(tmp_path).bisect("lr > 0.5")
+    with pytest.raises(MismatchError, match=r"or a predicate that holds there$"):
+        Explorer.open(tmp_path).bisect("lr > 2")
+
+
 def test_the_values_of_a_metric_are_in_the_refusal(h: Explorer) -> None:
     with pytest.raises(MismatchError, match=r"good=parent:10 .*gives 3\.9, at bad=child:190 9:"):
         h.bisect("loss > 10")
