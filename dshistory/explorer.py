@@ -366,9 +366,11 @@ class Explorer:
     )
     def sql(self, /, query: str, **params: object) -> Table:
         """Query the catalog with SQL: the tables are runs, checkpoints, tensors, statistics, sketches, fragments,
-        metrics, tags and events.
+        metrics, tags, events and lineage.
 
-        DuckDB runs the query, which can read and cannot change anything. Columns of the same name get a number.
+        DuckDB runs the query, which can read and cannot change anything. Columns of the same name get a number. After a
+        restore, two runs have the same steps: `SEMI JOIN lineage USING (run, step)` leaves those of the current run and
+        its parents, each once.
 
         Args:
             query: the SQL; $name stands for a value

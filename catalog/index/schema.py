@@ -186,6 +186,28 @@ VIEWS: Mapping[str, tuple[tuple[str, ...], str]] = MappingProxyType(
             QUALIFY row_number() OVER (PARTITION BY name ORDER BY time DESC, run DESC) = 1
             """,
         ),
+        "lineage": (
+            ("runs", "checkpoints", "journal"),
+            # In the order of `catalog.read.runs.current_run`. A damaged history may name a run as its own ancestor.
+            """
+            WITH RECURSIVE ancestors AS (
+                SELECT run, parent_run, parent_step, NULL::BIGINT AS last_step, 1 AS depth FROM (
+                    FROM all_runs WHERE coalesce(facts::JSON->>'replay', 'false') <> 'true'
+                    ORDER BY coalesce(TRY_CAST(facts::JSON->>'number' AS BIGINT), 0) DESC, created DESC, run DESC
+                    LIMIT 1
+                )
+                UNION ALL
+                SELECT r.run, r.parent_run, r.parent_step, least(a.last_step, a.parent_step), a.depth + 1
+                FROM ancestors a JOIN all_runs r ON r.run = a.parent_run
+                WHERE a.depth < (SELECT count(*) FROM all_runs)
+            )
+            SELECT s.run, s.step FROM ancestors a JOIN (
+                SELECT run, step FROM all_checkpoints
+                UNION SELECT run, step FROM all_journal WHERE kind = 'metric'
+            ) s ON s.run = a.run AND (a.last_step IS NULL OR s.step <= a.last_step)
+            QUALIFY row_number() OVER (PARTITION BY s.step ORDER BY a.depth) = 1
+            """,
+        ),
         "checkpoints": (
             ("checkpoints", "journal"),
             """

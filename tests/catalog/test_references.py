@@ -66,6 +66,20 @@ def test_references_find_their_checkpoints(tree: History, ref: int | str, found:
     assert str(tree.resolve(ref)) == found
 
 
+def test_the_lineage_in_sql_is_that_of_the_folders(tree: History) -> None:
+    rows = tree.query("SELECT run, step FROM lineage ORDER BY step").to_pylist()
+    assert [f"{row['run']}:{row['step']}" for row in rows] == [str(ref) for ref in lineage(tree.paths, "c")]
+
+
+def test_the_lineage_in_sql_has_the_steps_between_checkpoints_too(tmp_path: Path) -> None:
+    for day, (run, parent) in enumerate({"a": None, "b": ("a", 2)}.items(), start=1):
+        with Run(tmp_path, run=run, parent=parent, created=f"2026-11-{day:02d}T00:00:00+00:00") as writer:
+            for step in range(1 if parent is None else 3, 5):
+                writer.writers[0].journal.metric(step, "loss", float(step))
+    rows = History.open(tmp_path).query("SELECT run, step FROM lineage ORDER BY step").to_pylist()
+    assert [tuple(row.values()) for row in rows] == [("a", 1), ("a", 2), ("b", 3), ("b", 4)]
+
+
 def test_a_replay_never_becomes_current(tree: History) -> None:
     assert tree.current_run() == "c"
 
@@ -168,7 +182,7 @@ def test_the_beginning_of_a_runs_name_is_enough(tmp_path: Path) -> None:
     assert str(history.resolve("20261121:1")) == "20261121-101502-7f3a9c:1"
     assert str(history.resolve("20261122-10:latest")) == "20261122-101502-1b2c3d:2"
     assert history.run_named("20261122-1") == "20261122-1", "a whole name is itself, whatever begins with it"
-    with pytest.raises(NotFoundError, match="2 runs of .* begin with '20261122': 20261122-1, 20261122-101502-1b2c3d"):
+    with pytest.raises(NotFoundError, match=r"2 runs of .* begin with '20261122': 20261122-1, 20261122-101502-1b2c3d"):
         history.run_named("20261122")
     with pytest.raises(NotFoundError, match="no run '2027'"):
         history.run_named("2027")

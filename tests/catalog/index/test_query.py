@@ -146,6 +146,7 @@ COLUMNS = {
     "metrics": "run step name value ranks",
     "events": "run step time rank name detail",
     "tags": "name run step time",
+    "lineage": "run step",
 }
 
 

@@ -52,6 +52,7 @@ def test_show_tables_lists_what_can_be_asked(history: History) -> None:
         "checkpoints",
         "events",
         "fragments",
+        "lineage",
         "metrics",
         "runs",
         "sketches",
