@@ -397,9 +397,10 @@ class Explorer:
         """Find anomalies in a run and its parents: a row for each kind of anomaly and tensor, with the step where it
         begins.
 
-        The kinds, all from the statistics: not finite; norm jumps and large update: five times more than in any of the
-        eight checkpoints before; second moment explodes: a hundred times more; goes to zero: half of a weight's
-        elements.
+        The kinds, all from the statistics: not finite (`value` counts elements); norm jumps (a factor) and large update
+        (the norm of the update over that of the tensor): five times more than in any of the eight checkpoints before,
+        of which six must be there; second moment explodes (its largest element): a hundred times more; goes to zero
+        (the share of zeros): half of a weight's elements. `usual` is the most before.
 
         Args:
             run: this run and its parents; default: the current run

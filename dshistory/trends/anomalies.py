@@ -2,7 +2,8 @@
 
 All of it comes from the statistics and sketches in the catalog; no tensor is read. A tensor is measured against its own
 past: a value is out of line when it is five times larger than in any of the eight analyzed checkpoints before, at least
-three of which must have the tensor. The factor is relative so that one rule fits biases and embeddings alike, and the
+six of which must have the tensor: with three, the end of a warm-up or a bias that was born at zero looks like a jump
+in two of five healthy trainings. The factor is relative so that one rule fits biases and embeddings alike, and the
 maximum, not the mean, of the past keeps a tensor that always jitters quiet.
 
 A change grows with the number of steps it takes. So where the gap to the checkpoint before is longer than any gap in
@@ -43,7 +44,7 @@ _SCHEMA: Final = pa.schema(
 _LAYOUT: Final = Layout(in_title=("run",), gives_way=("run",))
 _PARTS: Final = ("squares", "nonfinite", "zeros_share", "relative_update", "largest")
 _SECOND_MOMENTS: Final = ("exp_avg_sq",)
-_LEAST_PAST: Final = 3
+_LEAST_PAST: Final = 6
 """A value is compared with the past only where the past has at least so many checkpoints."""
 
 Mask = npt.NDArray[np.bool_]
@@ -62,7 +63,7 @@ def anomalies(history: History, *, run: str | None) -> Table:
         history, refs, lambda keys: _PARTS if any(kind in _SECOND_MOMENTS for kind, _ in keys) else _PARTS[:-1]
     )
     rows = _rows(known.refs, known.keys, _with_past(history, known)) if known.refs else []
-    note = _note(len(rows), len(known.refs), len(refs))
+    note = _note(len(rows), len(known.refs), len(refs)) + _measures({row["anomaly"] for row in rows})
     return Table(pa.Table.from_pylist(rows, schema=_SCHEMA), note=note, layout=_LAYOUT)
 
 
@@ -84,6 +85,11 @@ def _note(found: int, analyzed: int, checkpoints: int) -> str:
     return f"{anomalies} in the {_of(analyzed, checkpoints)} that have statistics, `analyze` computes the others{few}"
 
 
+def _measures(seen: Collection[str]) -> str:
+    """Say what the column `value` is for the anomalies that are in the table."""
+    return "".join(f"; {anomaly}: value is {what}" for anomaly, (what, _, _) in _CHECKS.items() if anomaly in seen)
+
+
 def _of(analyzed: int, checkpoints: int) -> str:
     return f"{analyzed or 'none'} of {counted(checkpoints, 'checkpoint')}"
 
@@ -91,7 +97,7 @@ def _of(analyzed: int, checkpoints: int) -> str:
 def _rows(refs: Sequence[CheckpointRef], keys: Sequence[Key], parts: Parts) -> list[Mapping[str, Any]]:
     """Build a row for each kind of anomaly and tensor, at the first checkpoint where it is seen."""
     found = []
-    for anomaly, (kinds, check) in _CHECKS.items():
+    for anomaly, (_, kinds, check) in _CHECKS.items():
         chosen = [tensor for tensor, (kind, _) in enumerate(keys) if kinds is None or kind in kinds]
         if not chosen:
             continue
@@ -153,14 +159,14 @@ def _goes_to_zero(parts: Parts) -> Finding:
     return (share >= 0.5) & (before < 0.5), share, before
 
 
-_CHECKS: Final[Mapping[str, tuple[Collection[str] | None, Callable[[Parts], Finding]]]] = {
-    "not finite": (None, _not_finite),
-    "norm jumps": (("model", "master", "buffer"), _norm_jumps),
-    "large update": (("model", "master"), _large_update),
-    "second moment explodes": (_SECOND_MOMENTS, _second_moment_explodes),
-    "goes to zero": (("model", "master"), _goes_to_zero),
+_CHECKS: Final[Mapping[str, tuple[str, Collection[str] | None, Callable[[Parts], Finding]]]] = {
+    "not finite": ("a count of elements", None, _not_finite),
+    "norm jumps": ("the factor between two norms", ("model", "master", "buffer"), _norm_jumps),
+    "large update": ("the norm of the update over that of the tensor", ("model", "master"), _large_update),
+    "second moment explodes": ("the largest element", _SECOND_MOMENTS, _second_moment_explodes),
+    "goes to zero": ("the share of zeros", ("model", "master"), _goes_to_zero),
 }
-"""Kind of anomaly -> the kinds of tensors that are checked for it (None: all), and the check."""
+"""Kind of anomaly -> what its value is, the kinds of tensors that are checked for it (None: all), and the check."""
 
 
 def _before(values: Floats, by: int = 1) -> Floats:

@@ -101,8 +101,36 @@ def steady(root, steps, *, jump=0.0):
 
 
 def test_a_longer_gap_between_statistics_is_not_an_anomaly(tmp_path):
-    assert steady(tmp_path / "steady", [0, 1, 2, 3, 4, 24]) == []
-    assert steady(tmp_path / "jump", [0, 1, 2, 3, 4, 24], jump=5.0) == ["large update", "norm jumps"]
+    assert steady(tmp_path / "steady", [0, 1, 2, 3, 4, 5, 25]) == []
+    assert steady(tmp_path / "jump", [0, 1, 2, 3, 4, 5, 25], jump=5.0) == ["large update", "norm jumps"]
+
+
+def test_a_warm_up_of_biases_born_at_zero_has_none(history):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(16, 32), torch.nn.LayerNorm(32), torch.nn.GELU(), torch.nn.Linear(32, 4)
+    )
+    for layer in (model[0], model[3]):
+        torch.nn.init.zeros_(layer.bias)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    warm_up = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, step / 50))
+    with capture.enable(model, optimizer=optimizer, scheduler=warm_up, history=history, every=1, stats_every=0):
+        for _ in range(15):
+            model(torch.randn(32, 16)).square().mean().backward()
+            optimizer.step()
+            warm_up.step()
+            optimizer.zero_grad()
+    explorer = dshistory.open(history)
+    explorer.analyze(quiet=True)
+    assert found(explorer) == []
+
+
+def test_the_note_says_what_the_value_is(tmp_path):
+    steady(tmp_path / "jump", [0, 1, 2, 3, 4, 5, 25], jump=5.0)
+    assert Explorer.open(tmp_path / "jump").anomalies().note == (
+        "2 anomalies in 7 checkpoints; norm jumps: value is the factor between two norms; "
+        "large update: value is the norm of the update over that of the tensor"
+    )
 
 
 def test_a_parents_statistics_after_the_fork_are_not_counted(tmp_path):
