@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from catalog import references
 from catalog.errors import NotFoundError
+from catalog.format.extents import extent_records
 from catalog.format.json_facts import read_history_json
 from catalog.format.marker import read_marker
 from catalog.paths import HistoryPaths
@@ -133,15 +135,12 @@ class History:
         checkpoint = read_checkpoint(self.paths, ref.run, ref.step)
         check_data_files(self.paths, checkpoint)
         logical_tensors(checkpoint, where=str(self.paths.step_dir(ref.run, ref.step)))
-        wanted_names = None if names is None else set(names)
-        wanted_kinds = None if kinds is None else set(kinds)
-        chosen = [
-            extent
-            for manifest in checkpoint.manifests
-            for extent in manifest.extents()
-            if (wanted_names is None or extent.name in wanted_names)
-            and (wanted_kinds is None or extent.kind in wanted_kinds)
-        ]
+        table = pa.concat_tables(manifest.table for manifest in checkpoint.manifests)
+        # Rows become records one by one, which is most of the work: only those that were asked for do.
+        for column, wanted in (("name", names), ("kind", kinds)):
+            if wanted is not None:
+                table = table.filter(pc.is_in(table[column], pa.array(list(wanted), pa.string())))
+        chosen = extent_records(table)
         return sorted(chosen, key=lambda extent: (extent.kind, extent.name, extent.start, extent.file))
 
     def gone(self) -> list[Gone]:

@@ -1,7 +1,8 @@
 """The diff of two checkpoints: a row per logical tensor, streamed in bounded memory.
 
 extents of both sides -> logical tensors -> pairs -> equal by checksum: a zero row, nothing is read
-                                                  -> much to read, and both have sketches: an estimate, nothing is read
+                                                  -> much to read, and both have sketches: an estimate, nothing is read,
+                                                     but for the smallest, whose estimates are the worst
                                                   -> otherwise both streams side by side into one Comparison
 """
 
@@ -67,6 +68,10 @@ _UNCHANGED: Final[dict[str, Any]] = {
     "sign_flips": 0,
     "bound": 0.0,
 }
+
+SMALL_BYTES: Final = 64 << 10
+_MOST_SMALL: Final = 1_000
+"""Beside estimates, so many tensors of so many bytes on both sides are read: a sketch of them would be a worse one."""
 
 Key = tuple[str, str]
 
@@ -145,6 +150,8 @@ def diff(
     unread = {key: _bytes_to_read(*pair) for key, pair in pairs.items()}
     known = {} if exact or sum(unread.values()) <= AT_ONCE_BYTES else estimated(history, before, after)
     known = {key: figures for key, figures in known.items() if unread.get(key)}
+    small = set(sorted((key for key in known if unread[key] <= SMALL_BYTES), key=unread.__getitem__)[:_MOST_SMALL])
+    known = {key: figures for key, figures in known.items() if key not in small}
     rows = []
     total = sum(nbytes for key, nbytes in unread.items() if key not in known)
     with ByteProgress(total, description=f"diff {before} {after}", quiet=quiet) as bar:

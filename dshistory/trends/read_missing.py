@@ -1,7 +1,7 @@
 """Reads the tensors of cells for which the catalog has no statistics, one checkpoint at a time."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -44,19 +44,26 @@ Advance = Callable[[int], None]
 
 
 class _Checkpoints:
-    """The stored tensors of one checkpoint at a time."""
+    """The stored tensors of the wanted cells, one checkpoint at a time.
 
-    def __init__(self, history: History, refs: Sequence[CheckpointRef], keys: Sequence[Key]) -> None:
+    The latest two are kept, because an update needs the one before, which was just read.
+    """
+
+    def __init__(self, history: History, refs: Sequence[CheckpointRef], keys: Sequence[Key], wanted: Wanted) -> None:
         self._history = history
         self._refs = refs
-        self._keys = keys
+        self._numbers = {keys[tensor]: tensor for tensor in np.flatnonzero(wanted.any(axis=1)).tolist()}
+        self._kept: dict[int, dict[int, StoredTensor]] = {}
 
-    def tensors(self, place: int, which: Iterable[int]) -> dict[int, StoredTensor]:
+    def tensors(self, place: int) -> dict[int, StoredTensor]:
         """Return the tensors of the checkpoint at that place by their number."""
-        wanted = {self._keys[tensor]: tensor for tensor in which}
-        names, kinds = {name for _, name in wanted}, {kind for kind, _ in wanted}
-        extents = self._history.extents(self._refs[place], names=sorted(names), kinds=sorted(kinds))
-        return {wanted[key]: found for key, found in stored_tensors(extents).items() if key in wanted}
+        if place not in self._kept:
+            names, kinds = {name for _, name in self._numbers}, {kind for kind, _ in self._numbers}
+            extents = self._history.extents(self._refs[place], names=sorted(names), kinds=sorted(kinds))
+            found = stored_tensors(extents)
+            tensors = {self._numbers[key]: tensor for key, tensor in found.items() if key in self._numbers}
+            self._kept = {kept: old for kept, old in self._kept.items() if kept == place - 1} | {place: tensors}
+        return self._kept[place]
 
 
 def read_steps(
@@ -68,10 +75,11 @@ def read_steps(
     advance: Advance,
 ) -> None:
     """Fill in the `parts` of the `wanted` cells that describe a tensor itself; calls `advance` with the bytes read."""
-    checkpoints = _Checkpoints(history, refs, keys)
+    checkpoints = _Checkpoints(history, refs, keys, wanted)
     for place, which in _by_place(wanted):
-        for tensor, found in checkpoints.tensors(place, which).items():
-            _fill(parts, _STEP_PARTS, (tensor, place), _compared_with_itself(history.root, found, advance))
+        tensors = checkpoints.tensors(place)
+        for tensor in which:
+            _fill(parts, _STEP_PARTS, (tensor, place), _compared_with_itself(history.root, tensors[tensor], advance))
 
 
 def read_updates(
@@ -86,9 +94,9 @@ def read_updates(
 
     The checkpoint before each wanted cell must have the tensor in the same shape. Calls `advance` with the bytes
     read."""
-    checkpoints = _Checkpoints(history, refs, keys)
+    checkpoints = _Checkpoints(history, refs, keys, wanted)
     for place, which in _by_place(wanted):
-        before, after = checkpoints.tensors(place - 1, which), checkpoints.tensors(place, which)
+        before, after = checkpoints.tensors(place - 1), checkpoints.tensors(place)
         for tensor in which:
             read = compare(history.root, before[tensor], after[tensor], advance)
             _fill(parts, _UPDATE_PARTS, (tensor, place), read)

@@ -43,9 +43,18 @@ def test_small_histories_are_compared_exactly(explorer):
     assert set(explorer.diff(1, 5, kinds="*", quiet=True)["bound"].to_pylist()) == {0.0}
 
 
+def test_small_tensors_are_exact_beside_estimates_of_large_ones(explorer, monkeypatch):
+    exact = by_name(explorer.diff(1, 5, exact=True, quiet=True))
+    monkeypatch.setattr(diff, "AT_ONCE_BYTES", 0)
+    rows = by_name(explorer.diff(1, 5, quiet=True))
+    assert rows["model", "inner.weight"]["bound"] > 0
+    assert rows["model", "inner.bias"] == exact["model", "inner.bias"]
+
+
 def test_nothing_is_read_for_tensors_with_sketches(explorer, monkeypatch):
     exact = by_name(explorer.diff(1, 5, kinds=["model", "exp_avg*"], exact=True, quiet=True))
     monkeypatch.setattr(diff, "AT_ONCE_BYTES", 0)
+    monkeypatch.setattr(diff, "SMALL_BYTES", 0)
 
     def never(*_):
         raise AssertionError("a tensor was read")
