@@ -15,6 +15,7 @@ from dshistory.explorer import Explorer
 from dshistory.options import ExportFormat, Grouping, Metric, Predicate, Ref, Weights
 from dshistory.patterns import Patterns
 from dshistory.reports.log import LogTable
+from dshistory.trends.anomalies import AnomalyTable
 from dshistory.trends.bisect import Bisection
 from dshistory.trends.distances import DistanceTable
 from dshistory.trends.histogram import HistogramTable
@@ -55,7 +56,7 @@ __all__ = [
 __version__: str
 
 def analyze(ref: Ref | None = None, *, quiet: bool = False) -> Table: ...
-def anomalies(*, run: str | None = None) -> Table: ...
+def anomalies(*, run: str | None = None) -> AnomalyTable: ...
 def bisect(
     predicate: Predicate,
     good: Ref | None = None,

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from dshistory.comparison.diff import DiffTable
     from dshistory.reports.log import LogTable
+    from dshistory.trends.anomalies import AnomalyTable
     from dshistory.trends.bisect import Bisection
     from dshistory.trends.distances import DistanceTable
     from dshistory.trends.histogram import HistogramTable
@@ -393,7 +394,7 @@ class Explorer:
         return distances.step_distances(self.history, run=self._named(run), names=names, kinds=kinds)
 
     @verb("anomalies")
-    def anomalies(self, *, run: str | None = None) -> Table:
+    def anomalies(self, *, run: str | None = None) -> "AnomalyTable":
         """Find anomalies in a run and its parents: a row for each kind of anomaly and tensor, with the step where it
         begins.
 

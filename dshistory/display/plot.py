@@ -21,7 +21,15 @@ if TYPE_CHECKING:
 
     from dshistory.display.table import Table
 
-__all__ = ["changed_tensors", "heat_map", "live_panels", "loss_timeline", "trajectories"]
+__all__ = [
+    "anomaly_marks",
+    "changed_tensors",
+    "heat_map",
+    "live_panels",
+    "loss_timeline",
+    "path_in_plane",
+    "trajectories",
+]
 
 BLUE: Final = "#0072B2"
 ORANGE: Final = "#E69F00"
@@ -30,6 +38,7 @@ VERMILION: Final = "#D55E00"
 PURPLE: Final = "#CC79A7"
 SKY: Final = "#56B4E9"
 _COLOURS: Final = (BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY)
+_SYMBOLS: Final = ("x", "diamond", "circle", "square", "triangle-up")
 _INK: Final = "#7a828c"
 _PANELS: Final = {"timeline": 0.17, "heat": 0.47, "detail": 0.16, "histogram": 0.2}
 """The panels of the explorer's figure from the top, with their shares of its height."""
@@ -127,6 +136,58 @@ def heat_map(values: Any, *, x: list[str], y: list[str], value: str) -> "go.Figu
     figure.update_xaxes(type="category")
     figure.update_yaxes(type="category", autorange="reversed", automargin=True)
     return figure.update_layout(height=480)
+
+
+def path_in_plane(points: "Table") -> "go.Figure":
+    """Plot checkpoints as points, joined in the order of their steps; `points` has the columns run, step, x and y. Both
+    axes have one scale, for the distances are what the picture keeps."""
+    figure = _figure()
+    for dash, run in zip(_dashes(), pc.unique(points["run"]).to_pylist(), strict=False):
+        of_run = _of_run(points, run)
+        steps = of_run["step"].to_pylist()
+        marker = {"color": steps, "coloraxis": "coloraxis", "size": 8}
+        figure.add_scatter(
+            x=of_run["x"].to_pylist(),
+            y=of_run["y"].to_pylist(),
+            mode="lines+markers",
+            name=_plain(run),
+            line={"color": _INK, "width": 1, "dash": dash},
+            marker=marker,
+            customdata=steps,
+            hovertemplate="step %{customdata}<extra>" + _plain(run) + "</extra>",
+        )
+    _explain_if(figure, len(points) < 2, "fewer than two checkpoints to compare")
+    figure.update_yaxes(scaleanchor="x", scaleratio=1)
+    scale = {"colorscale": "Cividis", "colorbar": {"title": "step"}}
+    # The bar of colours stands where the legend would.
+    return figure.update_layout(coloraxis=scale, legend={"orientation": "h"}, height=480)
+
+
+def anomaly_marks(rows: "Table", *, top: int) -> "go.Figure":
+    """Plot each anomaly as a mark at its step and tensor, for the `top` tensors that are first to have one; `rows` has
+    the columns step, anomaly, kind, name, value and usual."""
+    found = list(rows)
+    shown = list(dict.fromkeys((row["name"], row["kind"]) for row in found))[:top]
+    first = [{"name": name, "kind": kind} for name, kind in shown]
+    labels = {key: _label(row, first) for key, row in zip(shown, first, strict=True)}
+    figure = _figure()
+    for colour, symbol, anomaly in zip(
+        cycle(_COLOURS), cycle(_SYMBOLS), dict.fromkeys(row["anomaly"] for row in found), strict=False
+    ):
+        marks = [row for row in found if row["anomaly"] == anomaly and (row["name"], row["kind"]) in labels]
+        figure.add_scatter(
+            x=[row["step"] for row in marks],
+            y=[labels[row["name"], row["kind"]] for row in marks],
+            mode="markers",
+            name=_plain(anomaly),
+            marker={"color": colour, "size": 10, "symbol": symbol},
+            customdata=[[row["value"], row["usual"]] for row in marks],
+            hovertemplate="step %{x}: %{customdata[0]:.4g}, usual %{customdata[1]:.4g}<extra>%{y}</extra>",
+        )
+    _explain_if(figure, not found, "no anomaly was found")
+    order = [labels[key] for key in shown]
+    figure.update_yaxes(autorange="reversed", categoryorder="array", categoryarray=order, automargin=True)
+    return figure.update_layout(xaxis_title="step", height=max(240, 140 + 22 * len(shown)), showlegend=True)
 
 
 def _explain_if(figure: "go.Figure", empty: bool, text: str) -> None:

@@ -11,7 +11,7 @@ the past, the limit is raised by the ratio of the two.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,10 @@ from dshistory.metrics import Floats
 from dshistory.trends.statistics_cache import CachedStatistics, cached_statistics
 from dshistory.trends.statistics_matrix import Key
 
-__all__ = ["anomalies"]
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+__all__ = ["AnomalyTable", "anomalies"]
 
 _SCHEMA: Final = pa.schema(
     [
@@ -56,7 +59,17 @@ Finding = tuple[Mask, Floats, Floats]
 """Matrices of where an anomaly is seen, the value there, and the usual value before."""
 
 
-def anomalies(history: History, *, run: str | None) -> Table:
+class AnomalyTable(Table):
+    """A row for each kind of anomaly and tensor, at the first step where it is seen, in the order of steps."""
+
+    def plot(self, *, top: int = 30) -> "go.Figure":
+        """Draw a mark for each anomaly, tensor by step, for the first `top` tensors. Needs the [notebook] extra."""
+        from dshistory.display import plot
+
+        return plot.anomaly_marks(self, top=top)
+
+
+def anomalies(history: History, *, run: str | None) -> AnomalyTable:
     """See `Explorer.anomalies`."""
     refs = committed_lineage(history.paths, run)
     known = cached_statistics(
@@ -64,7 +77,7 @@ def anomalies(history: History, *, run: str | None) -> Table:
     )
     rows = _rows(known.refs, known.keys, _with_past(history, known)) if known.refs else []
     note = _note(len(rows), len(known.refs), len(refs)) + _measures({row["anomaly"] for row in rows})
-    return Table(pa.Table.from_pylist(rows, schema=_SCHEMA), note=note, layout=_LAYOUT)
+    return AnomalyTable(pa.Table.from_pylist(rows, schema=_SCHEMA), note=note, layout=_LAYOUT)
 
 
 def _with_past(history: History, known: CachedStatistics) -> Parts:

@@ -25,7 +25,7 @@ from dshistory.patterns import Patterns, matching
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-__all__ = ["DistanceTable", "plane", "step_distances"]
+__all__ = ["DistanceTable", "PathTable", "plane", "step_distances"]
 
 _TENSORS_AT_ONCE: Final = 64
 """The sketches of so many tensors are in memory at a time."""
@@ -36,6 +36,16 @@ _ALWAYS_FLAT: Final = 3
 Matrix = npt.NDArray[np.float64]
 
 
+class PathTable(Table):
+    """A row for each checkpoint, with its place `x`, `y` in the plane, in units of distance."""
+
+    def plot(self) -> "go.Figure":
+        """Draw the path, coloured by step. Needs the [notebook] extra."""
+        from dshistory.display import plot
+
+        return plot.path_in_plane(self)
+
+
 class DistanceTable(Table):
     """A row for each pair of checkpoints, the earlier one first, with the estimated norm of the difference of all
     selected tensors."""
@@ -44,7 +54,7 @@ class DistanceTable(Table):
     squares: Matrix
     """The squared distances (checkpoints, checkpoints), in the order of `refs`."""
 
-    def path(self) -> Table:
+    def path(self) -> "PathTable":
         """Return each checkpoint as a point in the plane that keeps the distances best (classical scaling, see
         `plane`).
 
@@ -71,7 +81,7 @@ class DistanceTable(Table):
         )
         if len(self.refs) <= _ALWAYS_FLAT:
             note = f"{counted(len(self.refs), 'point')}: any so few lie in a plane, which says nothing"
-        return Table(table, note=note)
+        return PathTable(table, note=note)
 
     def plot(self) -> "go.Figure":
         """Draw the distances as a heat map, step by step. Needs the [notebook] extra."""

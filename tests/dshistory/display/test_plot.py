@@ -46,6 +46,41 @@ def test_a_tensor_that_came_out_of_zero_has_no_bar_and_is_counted(tmp_path: Path
     assert "1 with a norm of zero before" in figure.layout.xaxis.title.text
 
 
+def test_the_path_of_a_run_has_one_scale_and_the_places_of_the_table(explorer: Explorer) -> None:
+    explorer.analyze(quiet=True)
+    points = explorer.distances().path()
+    figure = points.plot()
+    (line,) = figure.data
+    assert list(line.x) == points["x"].to_pylist()
+    assert list(line.y) == points["y"].to_pylist()
+    assert list(line.marker.color) == [0, 10, 20]
+    assert figure.layout.yaxis.scaleanchor == "x"
+
+
+def test_anomalies_are_marks_at_their_step_and_tensor(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    for step in range(4):
+        weights = {"a": torch.full((64,), float("nan") if step >= 2 else 1.0), "<b>": torch.ones(64)}
+        if step == 3:
+            weights["<b>"][:40] = 0
+        run.checkpoint(step, whole(weights))
+    run.close()
+    explorer = Explorer.open(tmp_path)
+    explorer.analyze(quiet=True)
+    nan, zero = explorer.anomalies().plot().data
+    assert [(nan.name, list(nan.x), list(nan.y)), (zero.name, list(zero.x), list(zero.y))] == [
+        ("not finite", [2], ["a"]),
+        ("goes to zero", [3], ["&lt;b&gt;"]),
+    ]
+    assert zero.customdata[0][0] == 40 / 64
+    assert [list(marks.x) for marks in explorer.anomalies().plot(top=1).data] == [[2], []]
+
+
+def test_a_history_without_anomalies_says_so_in_its_figure(explorer: Explorer) -> None:
+    figure = explorer.anomalies().plot()
+    assert [note.text for note in figure.layout.annotations] == ["no anomaly was found"]
+
+
 def test_figures_are_light(explorer: Explorer) -> None:
     assert len(json.dumps(explorer.log().plot().to_plotly_json(), default=list)) < 20_000
 
