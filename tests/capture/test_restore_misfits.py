@@ -58,3 +58,25 @@ def test_two_trainings_at_once_in_one_history_have_a_run_each(history):
     assert len({session.run for session in sessions}) == 2
     for ref, state in expected.items():
         assert_same(capture.restore(ref, history=history), state)
+
+
+def test_a_provider_that_is_new_starts_fresh_with_a_warning(history):
+    model, optimizer = make()
+    with capture.enable(model, optimizer=optimizer, history=history, every=1):
+        one_step(model, optimizer)
+    weights = reference(model, optimizer)
+    torch.nn.init.zeros_(model.outer.weight)
+    average = {"decay": 0.5}
+    ema = [capture.Stateful("ema", average)]
+    with pytest.warns(UserWarning, match="has no 'ema', it has counters, .*: 'ema' stays as it is and starts fresh"):
+        capture.restore(1, model=model, optimizer=optimizer, history=history, providers=ema)
+    assert_same(reference(model, optimizer), weights)
+    assert average == {"decay": 0.5}
+    with (
+        pytest.warns(UserWarning, match="'ema' stays as it is"),
+        capture.enable(model, optimizer=optimizer, history=history, every=1, providers=ema, resume="auto"),
+    ):
+        one_step(model, optimizer)
+    average["decay"] = 0.0
+    capture.restore(2, model=model, optimizer=optimizer, history=history, providers=ema)
+    assert average == {"decay": 0.5}

@@ -37,6 +37,7 @@ engine, _, _, _ = deepspeed.initialize(model=model, model_parameters=model.param
 model = GPT(config)
 optimizer = torch.optim.AdamW(model.parameters())
 scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+ema = torch.optim.swa_utils.AveragedModel(model)
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 gpt2 = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=16, n_positions=8, vocab_size=29))
 dataset = [{{"input_ids": torch.arange(8), "labels": torch.arange(8)}}] * 20

@@ -1,18 +1,19 @@
 """Any object with `state_dict` and `load_state_dict`: schedulers, scalers, data loaders, the user's own."""
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from capture.state.interface import Available, ReadAt, TensorItem
 from capture.state.unwrap import unwrapped_loader
-from catalog.errors import MismatchError, UnsupportedError
+from catalog.errors import UnsupportedError
 from catalog.records import Placement
 
 __all__ = ["DataloaderPosition", "Stateful"]
 
 
 class Stateful:
-    """The state of one object under one name, stored as data.
+    """The state of one object under one name, stored as data. A checkpoint without it leaves the object as it is.
 
     target: has `state_dict()` and `load_state_dict(state)`, or is a dict, which is then restored in place
     placement: "replicated" when all ranks hold the same (rank 0 writes it), "rank_local" when each has its own
@@ -53,9 +54,10 @@ class Stateful:
 
     def prepare(self, available: Available) -> None:
         if available.objects and self.name not in available.objects:
-            raise MismatchError(
-                f"the checkpoint has no object {self.name!r}, it has {', '.join(sorted(available.objects))}; leave it "
-                "out here"
+            warnings.warn(
+                f"the checkpoint has no {self.name!r}, it has {', '.join(sorted(available.objects))}: "
+                f"{self.name!r} stays as it is and starts fresh",
+                stacklevel=6,
             )
 
     def finish(self, available: Available) -> None:

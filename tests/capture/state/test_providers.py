@@ -259,11 +259,6 @@ def test_user_state_is_restored_in_place():
     assert state == {"epoch": 3, "seen": [1, 2]}
 
 
-def test_user_state_that_the_checkpoint_does_not_have_is_refused():
-    with pytest.raises(MismatchError, match="'user'"):
-        Stateful("user", {}).prepare(Available({}, {"rng": None}))
-
-
 def test_an_object_without_state_is_refused():
     with pytest.raises(UnsupportedError, match="user"):
         Stateful("user", object())
