@@ -1,9 +1,9 @@
 """`capture.enable`: decides, checks and refuses everything that can be before the first snapshot."""
 
 import contextlib
+import logging
 import platform
 import socket
-import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -26,11 +26,14 @@ from capture.snapshot.writer_choice import ChosenWriter, agree_on_writer
 from capture.state.averages import uncaptured_averages
 from capture.state.interface import StateProvider, read_at
 from capture.state.unwrap import unwrapped
+from capture.user_warning import warn_user
 from catalog.errors import HistoryError, SetupError
 from catalog.history import History
 from catalog.run_writer import create_history
 
 __all__ = ["enable"]
+
+_log = logging.getLogger(__name__)
 
 
 def enable(
@@ -90,6 +93,8 @@ def enable(
        what SIGTERM would have done without a session happens: the handler that was there before, or the end of the
        process. An update that is under way is ended first. For trainings of one process, in the main thread.
     faults: planned input/output faults, for tests.
+
+    The logger `capture` tells the run and its folder once (INFO) and each failed snapshot (ERROR).
 
     The first step is captured at once, the last at `close`. Enabling the same module or optimizer again closes its
     session first. A module that is compiled with `fullgraph=True` is passed compiled: the hooks on a bare one would be
@@ -151,6 +156,8 @@ def enable(
         undo.pop_all()
     register_session(subjects, session)
     close_at_exit(session)
+    if ranks.rank == 0:
+        _log.info("%r", session)
     return session
 
 
@@ -191,10 +198,9 @@ def _providers(loop: Loop, dataloader: Any, providers: Sequence[StateProvider]) 
 def _warn_of_averages(subjects: Sequence[Any], providers: Sequence[StateProvider]) -> None:
     module = next(subject for subject in subjects if isinstance(subject, torch.nn.Module))
     for average in uncaptured_averages(unwrapped(module), providers):
-        warnings.warn(
+        warn_user(
             f"{type(average).__qualname__} looks like an average of the captured weights and is not captured: a restore"
-            ' will not bring it back; pass capture.enable(..., providers=[capture.Stateful("average", average)])',
-            stacklevel=3,
+            ' will not bring it back; pass capture.enable(..., providers=[capture.Stateful("average", average)])'
         )
 
 

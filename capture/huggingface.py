@@ -1,6 +1,5 @@
 """Hugging Face's Trainer: a callback that captures what it trains. The only module that imports transformers."""
 
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from capture.loops.pytorch.loop import count_from
 from capture.loops.select import trainer_target
 from capture.session.session import Session
 from capture.state.unwrap import unwrapped, unwrapped_optimizer
+from capture.user_warning import warn_user
 from catalog.errors import HistoryError, SetupError
 
 __all__ = ["HistoryCallback"]
@@ -110,4 +110,4 @@ def _or_warn(action: Callable[[], object]) -> None:
     try:
         action()
     except (HistoryError, OSError) as error:
-        warnings.warn(str(error), stacklevel=3)
+        warn_user(str(error))

@@ -4,13 +4,13 @@ in a collective for another: a timeout there would end the job, however sound th
 
 import sys
 import time
-import warnings
 from collections.abc import Sequence
 from functools import partial
 
 from capture.collectives import Ranks
 from capture.restore import restore_live
 from capture.state.interface import StateProvider
+from capture.user_warning import warn_user
 from catalog.errors import NotFoundError, SetupError
 from catalog.history import History
 from catalog.records import CheckpointRef
@@ -38,9 +38,7 @@ def resume_newest(history: History, ranks: Ranks, providers: Sequence[StateProvi
             restore_live(history, ref, ranks=ranks, providers=providers, whole=True, verify=False)
             return ref
         if ranks.rank == 0:
-            warnings.warn(
-                f"resume: checkpoint {ref} is passed over, because it does not verify: {problem}", stacklevel=4
-            )
+            warn_user(f"resume: checkpoint {ref} is passed over, because it does not verify: {problem}")
     return None
 
 

@@ -12,7 +12,6 @@ read: the barrier, a hook on the optimizer's own `step`, which every kind of eng
 
 import functools
 import secrets
-import warnings
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -41,6 +40,7 @@ from capture.loops.module_hooks import wrap
 from capture.snapshot.device_copies import CUDA
 from capture.snapshot.failures import Failures
 from capture.snapshot.writer_choice import ChosenWriter, agree_on_writer
+from capture.user_warning import warn_user
 from catalog.errors import SetupError, SnapshotError, UnsupportedError
 
 __all__ = ["NativeCheckpointEngine", "install"]
@@ -67,7 +67,7 @@ def install(
         except SnapshotError as error:
             # A warning, not an error: the failure may be this rank's alone, and the other ranks are about to enter the
             # collectives of the installation.
-            warnings.warn(str(error), stacklevel=3)
+            warn_user(str(error))
     elif previous.is_decoupled():
         raise SetupError(
             f"the engine has {type(previous).__qualname__}, which saves in the background too: leave it out of the "

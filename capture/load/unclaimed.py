@@ -1,9 +1,9 @@
 """Warns of objects that a checkpoint has and that no provider of a restore takes, left out knowingly or by mistake."""
 
-import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from capture.user_warning import warn_user
 from catalog.records import CheckpointRef
 
 __all__ = ["TrackedObjects", "warn_of_unclaimed"]
@@ -47,8 +47,7 @@ def warn_of_unclaimed(ref: CheckpointRef, objects: TrackedObjects) -> None:
     names = objects.unclaimed()
     if names:
         arguments = ", ".join(dict.fromkeys(f"{_ARGUMENTS.get(name, 'providers')}=" for name in names))
-        warnings.warn(
+        warn_user(
             f"checkpoint {ref} also has {', '.join(names)}, which nothing here takes, so it is not put back: "
-            f"pass {arguments} to restore that too",
-            stacklevel=4,
+            f"pass {arguments} to restore that too"
         )

@@ -26,7 +26,6 @@ pass before it returns.
 
 import enum
 import threading
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -34,6 +33,7 @@ from capture.snapshot.change_detector import Check
 from capture.snapshot.snapshot import Snapshot
 from capture.snapshot.state_listing import StateListing
 from capture.snapshot.transient_state import TransientState
+from capture.user_warning import warn_user
 from catalog.errors import SnapshotError
 from catalog.run_writer import RunWriter
 
@@ -160,7 +160,7 @@ class CurrentStep:
         if lost:
             reason = f"buffers {', '.join(lost[:3])} have changed since the step for the first time"
             self._run.journal.event("inexact", kept.step, reason=reason)
-            warnings.warn(f"step {kept.step} of run {self._run.run} is captured late: {reason}", stacklevel=5)
+            warn_user(f"step {kept.step} of run {self._run.run} is captured late: {reason}")
 
     def warn_if_lost(self, step: int) -> bool:
         """Return whether `step`, the last one, can't be captured any more; a warning and the journal then say so.
@@ -173,7 +173,7 @@ class CurrentStep:
             return False
         reason = _too_late(kept, changed)
         self._run.journal.event("not_captured", step, reason=reason)
-        warnings.warn(f"the last step of run {self._run.run} is not captured: {reason}", stacklevel=5)
+        warn_user(f"the last step of run {self._run.run} is not captured: {reason}")
         return True
 
 

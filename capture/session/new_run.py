@@ -2,12 +2,12 @@
 
 import contextlib
 import datetime
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from capture.collectives import Ranks
+from capture.user_warning import warn_user
 from catalog.gc import collect_garbage
 from catalog.history import History
 from catalog.read.liveness import DEAD_AFTER_S
@@ -43,7 +43,7 @@ def _make_run(
     if ranks.rank != 0:
         return None
     for kept in collect_garbage(History.open(root).paths).kept:
-        warnings.warn(f"leftovers of an earlier run stay: {kept}", stacklevel=6)
+        warn_user(f"leftovers of an earlier run stay: {kept}")
     run = new_run_id()
     created = datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds")
     create_run(
@@ -67,9 +67,8 @@ def _prove_locks(ranks: Ranks, run_writer: RunWriter) -> None:
     if shared:
         ranks.agree("noting that locks are shared", run_writer.note_shared_locks)
     elif shared is False and ranks.rank == 0:
-        warnings.warn(
+        warn_user(
             f"the hosts of this training do not see each other's locks in {run_writer.paths.root}: leftovers of a run "
             f"that was killed are removed by another host only {DEAD_AFTER_S / 86_400:.0f} days after its last change, "
-            "and nothing refuses to resume from a run that is still being written on another host",
-            stacklevel=4,
+            "and nothing refuses to resume from a run that is still being written on another host"
         )

@@ -10,7 +10,6 @@ import os
 import sys
 import threading
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -31,6 +30,7 @@ from capture.session.user_records import checked_metrics, checked_tag
 from capture.snapshot.change_detector import Check
 from capture.snapshot.failures import Failures
 from capture.snapshot.state_listing import StateListing
+from capture.user_warning import warn_user
 from catalog.errors import SetupError, SnapshotError
 from catalog.run_writer import RunWriter
 
@@ -272,7 +272,7 @@ class Session:
             self._events.capture_last()
             self.wait(limit_s)
         except SnapshotError as error:
-            warnings.warn(f"SIGTERM: {error}", stacklevel=2)
+            warn_user(f"SIGTERM: {error}")
         except KeyboardInterrupt:
             # Nobody is to wait longer than the limit, at the exit neither.
             self._interrupted = True
@@ -318,10 +318,9 @@ class Session:
             self._end()
 
         if not BackgroundThread(give_up, name="dshistory-give-up").wait(_GIVE_UP_LIMIT_S):
-            warnings.warn(
+            warn_user(
                 f"run {self.run}: the process ends while a write to {self.history} is under way, which has not ended "
-                f"for {_GIVE_UP_LIMIT_S:g} s; what is not committed is not in the history",
-                stacklevel=2,
+                f"for {_GIVE_UP_LIMIT_S:g} s; what is not committed is not in the history"
             )
 
     def _end(self) -> None:

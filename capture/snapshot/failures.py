@@ -1,13 +1,16 @@
-"""Reports failed snapshots: each as a warning at the next step or at the end, and all as one error to the caller of
-`wait`, or of a `close` that was asked to raise.
+"""Reports failed snapshots: each as a warning and in the log, at the next step or at the end, and all as one error to
+the caller of `wait`, or of a `close` that was asked to raise.
 """
 
-import warnings
+import logging
 from collections.abc import Callable, Sequence
 
+from capture.user_warning import warn_user
 from catalog.errors import SnapshotError
 
 __all__ = ["Failures"]
+
+_log = logging.getLogger(__name__)
 
 
 class Failures:
@@ -30,7 +33,8 @@ class Failures:
         # Before the first warning: where warnings are errors, the next call does not begin with the same one.
         self._reported = len(failures)
         for failure in failures[first:]:
-            warnings.warn(str(failure), stacklevel=3)
+            _log.error("%s", failure)
+            warn_user(str(failure))
 
     def raise_all(self) -> None:
         """Raise the first failure since the last call, warned of or not, with the others as its notes; none: return."""

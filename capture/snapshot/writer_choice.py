@@ -1,7 +1,6 @@
 """Chooses the writer of a run, before the first snapshot, and warns once if it is not the fastest; it never changes."""
 
 import resource
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import native
 from capture.collectives import Ranks
 from capture.snapshot.writer_tuning import Settings, settings_for
+from capture.user_warning import warn_user
 from catalog.errors import SetupError
 
 __all__ = ["ChosenWriter", "agree_on_writer"]
@@ -145,4 +145,4 @@ def _writer(
 def _warn_once(notice: str) -> None:
     if notice not in _warned:
         _warned.add(notice)
-        warnings.warn(notice, stacklevel=6)
+        warn_user(notice)

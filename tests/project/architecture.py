@@ -34,7 +34,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "session load deepspeed_checkpoints",
         "snapshot loops",
         "state",
-        "background_thread collectives defaults device_marks exit_handler lazy_doors",
+        "background_thread collectives defaults device_marks exit_handler lazy_doors user_warning",
     ),
     "catalog": (
         "run_writer gc verify history references",

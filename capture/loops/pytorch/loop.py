@@ -1,6 +1,5 @@
 """A plain torch module with its optimizer as a training loop; a step is one call of `optimizer.step()`."""
 
-import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -21,6 +20,7 @@ from capture.state.providers import (
     TorchOptimizer,
 )
 from capture.state.unwrap import scaler_of, unwrapped, unwrapped_optimizer, unwrapped_scheduler
+from capture.user_warning import warn_user
 from catalog.errors import SetupError, UnsupportedError
 
 __all__ = ["Optimizers", "TorchLoop", "count_from"]
@@ -50,17 +50,15 @@ class TorchLoop:
         # Every scheduler of torch leaves this mark in the groups whose rate it sets.
         groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
         if self._scheduler is None and any("initial_lr" in group for group in groups):
-            warnings.warn(
+            warn_user(
                 "the optimizer's learning rate is moved by a scheduler that is not captured, so a restore will not "
-                "bring its state back: pass capture.enable(..., scheduler=scheduler)",
-                stacklevel=6,
+                "bring its state back: pass capture.enable(..., scheduler=scheduler)"
             )
         for wrapper in self._wrappers():
             if not any(wrapper is one for one in self._optimizers):
-                warnings.warn(
+                warn_user(
                     f"the {type(wrapper).__qualname__} around the optimizer is not captured, so a restore will not "
-                    "bring its state back: pass it as optimizer= instead of the inner one",
-                    stacklevel=6,
+                    "bring its state back: pass it as optimizer= instead of the inner one"
                 )
 
     def step(self) -> int:

@@ -1,6 +1,5 @@
 """Guards against optimizers that the session does not know: the barrier holds for their updates too, with a warning."""
 
-import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,6 +8,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from capture.loops.interface import LoopEvents
+from capture.user_warning import warn_user
 
 __all__ = ["guard_foreign_updates"]
 
@@ -30,11 +30,10 @@ def guard_foreign_updates(
             groups = optimizer.param_groups
             shared[optimizer] = sum(id(parameter) in ours for group in groups for parameter in group["params"])
             if shared[optimizer] and not any(optimizer is one for one in known):
-                warnings.warn(
+                warn_user(
                     f"a {type(optimizer).__qualname__} that is not captured updates {shared[optimizer]} parameters of "
                     "the captured module: a restore will not bring its state back; pass capture.enable(..., "
-                    "optimizer=[...]) all optimizers in the order of their updates",
-                    stacklevel=3,
+                    "optimizer=[...]) all optimizers in the order of their updates"
                 )
         if shared[optimizer]:
             events.before_access("the update of another optimizer")

@@ -1,11 +1,11 @@
 """Any object with `state_dict` and `load_state_dict`: schedulers, scalers, data loaders, the user's own."""
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from capture.state.interface import Available, ReadAt, TensorItem
 from capture.state.unwrap import unwrapped_loader
+from capture.user_warning import warn_user
 from catalog.errors import UnsupportedError
 from catalog.records import Placement
 
@@ -54,10 +54,9 @@ class Stateful:
 
     def prepare(self, available: Available) -> None:
         if available.objects and self.name not in available.objects:
-            warnings.warn(
+            warn_user(
                 f"the checkpoint has no {self.name!r}, it has {', '.join(sorted(available.objects))}: "
-                f"{self.name!r} stays as it is and starts fresh",
-                stacklevel=6,
+                f"{self.name!r} stays as it is and starts fresh"
             )
 
     def finish(self, available: Available) -> None:
