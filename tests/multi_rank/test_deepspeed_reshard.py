@@ -8,6 +8,7 @@ import pytest
 from ranks import case_names, run_ranks
 
 from catalog.history import History
+from dshistory.explorer import Explorer
 
 WRITE, READ = "deepspeed_cases_reshard", "deepspeed_cases_resharded"
 WORLDS = (4, 2, 1)
@@ -61,8 +62,9 @@ def assert_same_figures(one: dict[str, Any], other: dict[str, Any]) -> None:
 
 
 def statistics_of(root: Path) -> dict[tuple[str, str], dict[str, Any]]:
-    """Return the statistics from the training's own ranks by kind and name, without buffers, which differ between
-    ranks.
+    """Return the statistics by kind and name, without buffers, which differ between ranks. They are those of each
+    rank's own part, computed by the training or, where it had no time for them, now.
     """
+    Explorer.open(root).analyze(quiet=True)
     sql = "SELECT * FROM statistics JOIN sketches USING (run, step, kind, name) WHERE kind <> 'buffer'"
     return {(row["kind"], row["name"]): row for row in History.open(root).query(sql).to_pylist()}
