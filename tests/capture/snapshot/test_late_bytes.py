@@ -166,6 +166,9 @@ class OtherMemory:
     def begin(self, tensors: Iterable[torch.Tensor]) -> None:
         self.announced += tensors
 
+    def require_running(self) -> None:
+        """No graph is ever captured here."""
+
     def enter_thread(self, device: torch.device) -> None:
         self.entered = threading.get_ident()
 
