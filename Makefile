@@ -68,13 +68,13 @@ notebooks: setup  ## train the small models that the other notebooks look at, an
 
 # A file's tests stay in one process, for they share what is dear to make: ranks, histories, a kernel.
 .PHONY: test
-test: setup  ## run every test but those in a browser
-	$(BIN)/python -m pytest -q -rs -n logical --maxprocesses 4 --dist loadfile
+test: setup  ## run every test but those in a browser, and a sample of the exhaustive ones
+	$(BIN)/python -m pytest -q -rs -n logical --maxprocesses 4 --dist loadfile -m 'not exhaustive'
 
 # What one runs while working. Left out are process groups, kernels, compilers, whole trainings and other slow tests.
 .PHONY: test-fast
 test-fast: setup  ## run the tests that take no time (under 3 minutes on 2 cores)
-	$(BIN)/python -m pytest -q -rs -n logical --maxprocesses 4 --dist loadfile -m 'not slow' \
+	$(BIN)/python -m pytest -q -rs -n logical --maxprocesses 4 --dist loadfile -m 'not slow and not exhaustive' \
 	  --ignore tests/multi_rank --ignore tests/end_to_end --ignore tests/gpu
 
 # Chromium is a system package of 300 MB that nothing else needs, so these tests stay out of `test`.
@@ -82,6 +82,10 @@ test-fast: setup  ## run the tests that take no time (under 3 minutes on 2 cores
 test-browser: setup $(VENV)/.browser  ## run the notebook and the explorer in a real JupyterLab and a headless Chromium
 	@.ci/system-packages $(PYTHON) browser
 	$(BIN)/python -m pytest -q -rs --tb=short tests/browser
+
+.PHONY: test-benchmarks
+test-benchmarks: setup  ## run every benchmark at a tiny size
+	$(BIN)/python -m pytest -q -rs tests/end_to_end/test_benchmarks.py
 
 # Each proof prints what it has tried and what it found, and takes minutes. `make test` runs a sample of each.
 PROOFS := prove-crashes prove-kills prove-bytes prove-faults fuzz test-sanitize soak

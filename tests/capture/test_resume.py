@@ -40,7 +40,7 @@ def original(tmp_path_factory) -> tuple[Path, dict]:
 
 
 @pytest.mark.guards("Resume is exact")
-@pytest.mark.parametrize("step", [30, 0, 10])
+@pytest.mark.parametrize("step", [30, 0])
 def test_restore_and_train_on(original, tmp_path, step):
     history, ended = original
     resumed = run(history, tmp_path / "out.pt", "--resume", f"{ended['run']}:{step}", "--seed", "77")

@@ -26,7 +26,11 @@ def smoke(name, folder):
     return json.loads((results / f"{name}.json").read_text()), (results / f"{name}.md").read_text()
 
 
-@pytest.mark.parametrize("name", SUITES)
+SLOW = ("save", "scaling", "queries", "imports")
+EACH = [pytest.param(name, marks=pytest.mark.exhaustive) if name in SLOW else name for name in SUITES]
+
+
+@pytest.mark.parametrize("name", EACH)
 def test_a_benchmark_fills_its_table(name, tmp_path):
     measured, table = smoke(name, tmp_path)
     columns = set(SUITES[name].COLUMNS)

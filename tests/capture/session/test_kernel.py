@@ -116,23 +116,21 @@ def go_on(kernel: Kernel, committed: int) -> None:
 
 
 @pytest.mark.guards("The process keeps its life")
-@pytest.mark.parametrize("now", [False, True])
-def test_a_kernel_that_is_restarted_with_snapshots_pending(kernel: Kernel, now: bool) -> None:
+def test_a_kernel_that_is_killed_and_restarted_with_snapshots_pending(kernel: Kernel) -> None:
     kernel.run(TRAINING)
     kernel.run("session = enable(delay_us=0)\nsession.wait()\nsession.close()\n" + SLOW)
     kernel.run(ONWARD)
     pending, _ = kernel.run("print(session._committer.pending() > 0)")
     assert pending == "True\n"
-    kernel.restart(now=now)
+    kernel.restart(now=True)
     steps = [step for of_run in assert_whole(kernel.history).values() for step in of_run]
     assert 0 in steps
     go_on(kernel, max(steps))
 
 
 @pytest.mark.guards("The process keeps its life")
-@pytest.mark.parametrize("now", [False, True])
-def test_a_cell_that_is_interrupted_while_it_waits_for_the_disk(kernel: Kernel, now: bool) -> None:
-    """The same session goes on in the next cell, and the kernel can be restarted then."""
+def test_a_cell_that_is_interrupted_while_snapshots_are_written(kernel: Kernel) -> None:
+    """The same session goes on in the next cell, and the kernel can be shut down and restarted then."""
     kernel.run(TRAINING)
     kernel.run(SLOW)
     raised = kernel.interrupt_in("while True:\n    one_step(model, optimizer)\n    print('step', flush=True)")
@@ -142,7 +140,7 @@ def test_a_cell_that_is_interrupted_while_it_waits_for_the_disk(kernel: Kernel, 
     before = assert_whole(kernel.history)
     assert max(before[runs_of(kernel.history)[-1]]) >= 1
     kernel.run(ONWARD)
-    kernel.restart(now=now)
+    kernel.restart(now=False)
     after = assert_whole(kernel.history)
     assert all(set(steps) <= set(after[run]) for run, steps in before.items())
     go_on(kernel, max(max(steps) for steps in after.values()))

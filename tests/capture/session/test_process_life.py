@@ -13,7 +13,7 @@ from places import SUPPORT
 from catalog.history import History
 from catalog.verify import verify
 
-SLOW_S = 0.4
+SLOW_S = 0.25
 PATIENCE_S = 60
 
 SETTING = """
