@@ -21,7 +21,7 @@ from catalog.records import Extent
 __all__ = ["copy_elements", "fill_through_host"]
 
 BATCH_BYTES = 64 << 20
-"""Of each of the two buffers; one grows to the largest extent, whose checksum is that of all its bytes."""
+"""The size of each of the two buffers; one grows to the largest extent, whose checksum is that of all its bytes."""
 
 
 def fill_through_host(

@@ -105,7 +105,7 @@ class Committer:
 
     @property
     def expected(self) -> Expected:
-        """What is expected of the next snapshot."""
+        """The parts that the next snapshot is expected to find unchanged."""
         return self._deduplicator.expected
 
     def figures(self) -> Mapping[str, float]:

@@ -29,8 +29,7 @@ from catalog.records import CHECKSUM_BYTES
 __all__ = ["ChangeDetector", "Check", "Comparison", "Watched", "addresses_of", "bytes_compared_whole"]
 
 Check = Literal["sampled", "versions", "hash"]
-"""What is compared besides addresses: "versions", the version counters; "sampled", a sample of the bytes too; "hash",
-all bytes too.
+"""Beside addresses, "versions" compares the version counters; "sampled" also a sample of the bytes, "hash" all of them.
 """
 
 
@@ -249,7 +248,7 @@ class ChangeDetector:
 
 
 class Comparison:
-    """What a ChangeDetector has found at some moment, also if devices have not computed all of it yet. A device that
+    """The findings of a ChangeDetector at some moment, also if devices have not computed all of them yet. A device that
     fails, for want of memory for example, is reported to those who ask, not to the training at its barrier.
     """
 

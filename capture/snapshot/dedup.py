@@ -43,8 +43,8 @@ class StoredAt:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Expected:
-    """What is expected of the next snapshot, by key: `stored` are parts that have not changed since, `settled` those of
-    a device that have not changed lately, of which a digest is wanted.
+    """The parts that the next snapshot is expected to find unchanged, by key: `stored` are those that have not changed
+    since, `settled` those of a device that have not changed lately, of which a digest is wanted.
     """
 
     stored: Mapping[str, StoredAt] = field(default_factory=dict)

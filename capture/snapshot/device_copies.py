@@ -98,8 +98,8 @@ class DeviceCopier(Protocol):
         """
 
     def beside(self, device: torch.device) -> contextlib.AbstractContextManager[object]:
-        """What the calling thread, which has entered, gives to `device` in this context is done beside the training,
-        behind the last `begin`. Its results must be waited for inside.
+        """Let the work that the calling thread, which has entered, gives to `device` in this context be done beside the
+        training, behind the last `begin`. Its results must be waited for inside.
         """
 
 
