@@ -54,9 +54,9 @@ def test_the_slider_narrows_the_steps(explorer, h):
 
 
 def test_a_click_on_a_cell_looks_into_its_tensor(explorer, h):
-    explorer.click_cell("blocks.1.mlp.2", SPIKE)
+    explorer.click_cell("blocks.1", SPIKE)
     explorer.wait_until("trace.x?.length > 0", trace="histogram")
-    explorer.wait_for_code("h.trajectory('blocks.1.mlp.2")
+    explorer.wait_for_code("h.trajectory('blocks.1.")
     assert explorer.values("detail", "y") == pytest.approx(returned(h, explorer.code)["value"].to_pylist())
     explorer.notebook.picture("explorer", ".dsh-explorer")
     explorer.click_cell("tokens", 20)
@@ -67,7 +67,7 @@ def test_the_filter_narrows_the_layers(explorer, h):
     field = explorer.page.locator(".dsh-filter input")
     field.fill("*.mlp.*")
     field.press("Enter")
-    explorer.wait_until("trace.y.every(name => name.includes('mlp'))")
+    explorer.wait_until("trace.y.every(name => name.includes('blocks'))")
     assert explorer.code == "h.layers('*.mlp.*', metric='relative_update')"
     field.fill("nothing.like.it")
     field.press("Enter")
@@ -99,8 +99,8 @@ def test_the_button_compares_two_steps(explorer, h):
 @pytest.mark.parametrize("theme", ["JupyterLab Dark", "JupyterLab Light"])
 def test_it_can_be_read_in_both_themes(explorer, theme):
     explorer.notebook.use_theme(theme)
-    explorer.click_cell("blocks.1.mlp.2", SPIKE)
-    explorer.wait_for_code("h.trajectory('blocks.1.mlp.2.")
+    explorer.click_cell("blocks.1", SPIKE)
+    explorer.wait_for_code("h.trajectory('blocks.1.")
     texts = contrasts(
         explorer.page, ".dsh-explorer :is(.widget-label, .widget-readout, button, th, td, .dsh-status span)"
     )
