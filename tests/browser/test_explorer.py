@@ -1,5 +1,7 @@
 """The explorer in a browser: each gesture with mouse or keyboard changes the view and shows its line of Python."""
 
+import math
+
 import pytest
 from browser_contrast import DISCERNIBLE, READABLE, contrasts
 from browser_explorer import ExplorerPage
@@ -57,7 +59,9 @@ def test_a_click_on_a_cell_looks_into_its_tensor(explorer, h):
     explorer.click_cell("blocks.1", SPIKE)
     explorer.wait_until("trace.x?.length > 0", trace="histogram")
     explorer.wait_for_code("h.trajectory('blocks.1.")
-    assert explorer.values("detail", "y") == pytest.approx(returned(h, explorer.code)["value"].to_pylist())
+    # A bias that was born at zero has an infinite first update, which a figure can't show.
+    shown = [None if value in (None, math.inf) else value for value in returned(h, explorer.code)["value"].to_pylist()]
+    assert explorer.values("detail", "y") == pytest.approx(shown)
     explorer.notebook.picture("explorer", ".dsh-explorer")
     explorer.click_cell("tokens", 20)
     explorer.wait_for_code("h.trajectory('tokens")
