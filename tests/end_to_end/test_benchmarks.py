@@ -26,8 +26,8 @@ def smoke(name, folder):
     return json.loads((results / f"{name}.json").read_text()), (results / f"{name}.md").read_text()
 
 
-SLOW = ("save", "scaling", "queries", "imports")
-EACH = [pytest.param(name, marks=pytest.mark.exhaustive) if name in SLOW else name for name in SUITES]
+SAMPLE = ("restore", "statistics")
+EACH = [name if name in SAMPLE else pytest.param(name, marks=pytest.mark.exhaustive) for name in SUITES]
 
 
 @pytest.mark.parametrize("name", EACH)
