@@ -118,7 +118,7 @@ class Session:
             self._handle_sigterm(sigterm_limit_s)
 
     def __repr__(self) -> str:
-        captured = self.stats.snapshots
+        captured = int(self._committer.figures()["snapshots"])
         interval = "every step" if self._every == 1 else f"every {self._every} steps"
         state = "closed" if self._closed else "open"
         return f"<Session: run {self.run} in {self.history}, {interval}, {captured} captured so far, {state}>"

@@ -1,4 +1,4 @@
-"""What a State Provider has listed, kept from one step to the next, and whether it would list the same memory now."""
+"""Keeps what a State Provider has listed from one step to the next, and tells whether it would list the same now."""
 
 from collections.abc import Iterable
 from typing import Any

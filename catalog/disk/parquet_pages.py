@@ -1,4 +1,4 @@
-"""What a Parquet file takes once decoded, found from the headers of its pages before anything is decompressed.
+"""Finds what a Parquet file takes once decoded, from the headers of its pages, before anything is decompressed.
 
 A few bytes of compressed data can stand for gigabytes, in three ways: a page decompresses to much more than it has; a
 run-length code says that one value is repeated a billion times; and a dictionary stores a long string once for any
@@ -29,7 +29,7 @@ says. Others can make a value out of pieces of earlier ones."""
 
 _VALUE_BYTES: Mapping[str, int] = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 4}
 _LEVEL_BYTES = 4
-"""What a value's levels take while it is decoded; they say in which list it is, and whether it is missing."""
+"""The size of a value's levels while it is decoded; they say in which list it is, and whether it is missing."""
 
 _Struct: TypeAlias = dict[int, Any]
 

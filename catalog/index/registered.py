@@ -1,4 +1,4 @@
-"""What the index has registered and the folders no longer have: checkpoints that vanished without a word.
+"""Finds what the index has registered and the folders no longer have: checkpoints that vanished without a word.
 
 A checkpoint exists exactly when its marker does, so one whose marker is lost looks like one that was never committed.
 The index remembers it. Who removes a checkpoint on purpose removes the folder of its step, or of its run, and then

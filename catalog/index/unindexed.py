@@ -79,7 +79,7 @@ class Unindexed:
     stale_runs: list[str] = field(default_factory=list)
     """Indexed runs without a run.json."""
     removed_runs: list[str] = field(default_factory=list)
-    """Those of them whose folder is gone too. The index goes on knowing the others: nobody has removed them on
+    """The stale runs whose folder is gone too. The index goes on knowing the others: nobody has removed them on
     purpose."""
 
     def add(self, rows: Rows) -> None:
