@@ -3,7 +3,6 @@
 import sys
 from typing import TYPE_CHECKING, Any, Literal
 
-import native
 from capture.defaults import DEFAULT_BUDGET_BYTES
 from catalog.errors import SetupError
 
@@ -22,7 +21,6 @@ def checkpoint_engine(
     backend: Literal["io_uring", "posix"] | None = None,
     wait: bool = False,
     strict: bool = False,
-    faults: native.Faults | None = None,
 ) -> "NativeCheckpointEngine":
     """Send `save_checkpoint` and `load_checkpoint` of a DeepSpeed engine through the native writer from now on.
 
@@ -43,7 +41,6 @@ def checkpoint_engine(
     wait: whether `save_checkpoint` returns only when the files of all ranks are durable and `latest` is moved, and
        raises when a save has failed. For scripts that read, copy or upload the files right after the call.
     strict: whether `close` raises SnapshotError when a save has failed. By default that is a warning.
-    faults: planned input/output faults, for tests.
 
     Returns the engine that is now `engine.checkpoint_engine`. Its `wait` returns when everything is durable; its
     `close` puts the previous engine back. Installing a second time closes the first. Raises SetupError,
@@ -55,17 +52,17 @@ def checkpoint_engine(
             f"expected a DeepSpeed engine, got {type(engine).__qualname__}: pass the engine that "
             "deepspeed.initialize returned"
         )
-    if backend not in (None, "io_uring", "posix"):
-        raise SetupError(f'backend={backend!r}: give "io_uring", "posix" or None')
     from capture.deepspeed_checkpoints.engine import install
+    from capture.deepspeed_checkpoints.options import EngineOptions
+    from capture.snapshot.writer_choice import WriterOptions
 
     return install(
         engine,
-        budget_bytes=budget_bytes,
-        lazy=lazy,
-        pickle=pickle,
-        backend=backend,
-        wait=wait,
-        strict=strict,
-        faults=faults,
+        EngineOptions(
+            writer=WriterOptions(backend=backend, budget_bytes=budget_bytes),
+            lazy=lazy,
+            pickle=pickle,
+            wait=wait,
+            strict=strict,
+        ),
     )

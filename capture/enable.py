@@ -6,7 +6,7 @@ import platform
 import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 
@@ -19,16 +19,18 @@ from capture.loops.select import loop_for
 from capture.restore import all_providers
 from capture.resume import resume_newest
 from capture.session.new_run import begin_run
+from capture.session.options import OnFull, SessionOptions
 from capture.session.session import Session, close_at_exit
 from capture.snapshot.change_detector import Check
 from capture.snapshot.state_listing import StateListing
-from capture.snapshot.writer_choice import ChosenWriter, agree_on_writer
+from capture.snapshot.writer_choice import Backend, ChosenWriter, WriterOptions, agree_on_writer
 from capture.state.averages import uncaptured_averages
 from capture.state.interface import StateProvider, read_at
 from capture.state.unwrap import unwrapped
 from capture.user_warning import warn_user
 from catalog.errors import HistoryError, SetupError
 from catalog.history import History
+from catalog.records import CheckpointRef
 from catalog.run_writer import create_history
 
 __all__ = ["enable"]
@@ -44,17 +46,16 @@ def enable(
     dataloader: Any = None,
     providers: Sequence[StateProvider] = (),
     budget_bytes: int = DEFAULT_BUDGET_BYTES,
-    on_full: Literal["wait", "skip"] = "wait",
+    on_full: OnFull = "wait",
     check: Check = "sampled",
     stats_every: int = 1,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     scheduler: Any = None,
     scaler: Any = None,
     resume: Literal["auto"] | None = None,
-    backend: Literal["io_uring", "posix"] | None = None,
+    backend: Backend | None = None,
     strict: bool = False,
     sigterm_limit_s: float | None = None,
-    faults: native.Faults | None = None,
 ) -> Session:
     """Capture every `every`-th optimizer step of a DeepSpeed engine, or of a module with its optimizer, from now on.
 
@@ -92,7 +93,6 @@ def enable(
     sigterm_limit_s: on SIGTERM, capture the step that has just ended and wait for it, at most so many seconds; then
        what SIGTERM would have done without a session happens: the handler that was there before, or the end of the
        process. An update that is under way is ended first. For trainings of one process, in the main thread.
-    faults: planned input/output faults, for tests.
 
     The logger `capture` tells the run and its folder once (INFO) and each failed snapshot (ERROR).
 
@@ -101,8 +101,18 @@ def enable(
     traced into its graph.
     Raises SetupError, UnsupportedError (state that can't be stored, by name), MismatchError.
     """
-    _check_arguments(every, on_full, check, stats_every, resume, backend, strict)
-    _check_sigterm_limit(sigterm_limit_s)
+    options = SessionOptions(
+        every=every,
+        on_full=on_full,
+        check=check,
+        stats_every=stats_every,
+        strict=strict,
+        sigterm_limit_s=sigterm_limit_s,
+    )
+    writing = WriterOptions(backend=backend, budget_bytes=budget_bytes)
+    if resume not in (None, "auto"):
+        raise SetupError(f'resume={resume!r}: give "auto" or None; for a certain step call capture.restore first')
+    root = history_path(history)
     loop = loop_for(target, optimizer=optimizer, scheduler=scheduler, scaler=scaler)
     ranks = Ranks(*loop.ranks())
     every_provider = ranks.agree("looking at the training", lambda: _providers(loop, dataloader, providers))
@@ -115,45 +125,13 @@ def enable(
             f"sigterm_limit_s: {ranks.world_size} ranks are told of SIGTERM at different steps: let the ranks agree on "
             "a step in the training itself, and call session.snapshot() and session.wait() there"
         )
-    root = history_path(history)
-    with _naming(root), contextlib.ExitStack() as undo:
+    with _naming(root):
         ranks.agree(f"making the history {root}", lambda: _make_history(root, ranks.rank))
         ranks.prove_shared(root)
         parent = origin_of(subjects)
         if resume == "auto":
             parent = resume_newest(History.open(root), ranks, every_provider) or parent
-        file_system = native.probe_file_system(str(root))
-        listing = StateListing(
-            every_provider,
-            rank=ranks.rank,
-            world_size=ranks.world_size,
-            align=int(file_system["place_align"]),
-        )
-        layout_hash = ranks.broadcast(ranks.agree("looking at the state", listing.layout_hash))
-        writer = agree_on_writer(
-            root, ranks, backend=backend, budget_bytes=budget_bytes, faults=faults, file_system=file_system
-        )
-        undo.callback(writer.writer.close)
-        facts = _facts(loop, writer, every, on_full)
-        run = undo.enter_context(begin_run(root, ranks, layout_hash=layout_hash, parent=parent, facts=facts))
-        session = ranks.agree(
-            "capturing the first step",
-            lambda: undo.enter_context(
-                Session(
-                    loop,
-                    listing,
-                    run=run,
-                    writer=writer.writer,
-                    every=every,
-                    on_full=on_full,
-                    check=check,
-                    stats_every=stats_every,
-                    strict=strict,
-                    sigterm_limit_s=sigterm_limit_s,
-                )
-            ),
-        )
-        undo.pop_all()
+        session = _begin(root, ranks, loop, every_provider, parent=parent, options=options, writing=writing)
     register_session(subjects, session)
     close_at_exit(session)
     if ranks.rank == 0:
@@ -161,29 +139,33 @@ def enable(
     return session
 
 
-def _check_arguments(
-    every: Any, on_full: Any, check: Any, stats_every: Any, resume: Any, backend: Any, strict: Any
-) -> None:
-    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-        raise SetupError(f"every={every!r}: give a whole number of optimizer steps, 1 or more")
-    if on_full not in ("wait", "skip"):
-        raise SetupError(f'on_full={on_full!r}: give "wait" or "skip"')
-    if check not in get_args(Check):
-        raise SetupError(f'check={check!r}: give "sampled", "versions" or "hash"')
-    if isinstance(stats_every, bool) or not isinstance(stats_every, int) or stats_every < 0:
-        raise SetupError(f"stats_every={stats_every!r}: give a whole number of optimizer steps, or 0 for no statistics")
-    if resume not in (None, "auto"):
-        raise SetupError(f'resume={resume!r}: give "auto" or None; for a certain step call capture.restore first')
-    if backend not in (None, "io_uring", "posix"):
-        raise SetupError(f'backend={backend!r}: give "io_uring", "posix" or None')
-    if not isinstance(strict, bool):
-        raise SetupError(f"strict={strict!r}: give True or False")
-
-
-def _check_sigterm_limit(limit_s: Any) -> None:
-    real = isinstance(limit_s, (int, float)) and not isinstance(limit_s, bool)
-    if limit_s is not None and not (real and 0 < limit_s < float("inf")):
-        raise SetupError(f"sigterm_limit_s={limit_s!r}: give a number of seconds above 0, or None")
+def _begin(
+    root: Path,
+    ranks: Ranks,
+    loop: Loop,
+    providers: Sequence[StateProvider],
+    *,
+    parent: CheckpointRef | None,
+    options: SessionOptions,
+    writing: WriterOptions,
+) -> Session:
+    """Choose the writer, begin the run and capture the first step; leave nothing open when one of these fails."""
+    file_system = native.probe_file_system(str(root))
+    listing = StateListing(
+        providers, rank=ranks.rank, world_size=ranks.world_size, align=int(file_system["place_align"])
+    )
+    layout_hash = ranks.broadcast(ranks.agree("looking at the state", listing.layout_hash))
+    with contextlib.ExitStack() as undo:
+        writer = agree_on_writer(root, ranks, options=writing, file_system=file_system)
+        undo.callback(writer.writer.close)
+        facts = _facts(loop, writer, options)
+        run = undo.enter_context(begin_run(root, ranks, layout_hash=layout_hash, parent=parent, facts=facts))
+        session = ranks.agree(
+            "capturing the first step",
+            lambda: undo.enter_context(Session(loop, listing, run=run, writer=writer.writer, options=options)),
+        )
+        undo.pop_all()
+    return session
 
 
 def _providers(loop: Loop, dataloader: Any, providers: Sequence[StateProvider]) -> Sequence[StateProvider]:
@@ -212,12 +194,12 @@ def _make_history(root: Path, rank: int) -> None:
             raise SetupError(f"the history {root} can't be made: {error}") from error
 
 
-def _facts(loop: Loop, writer: ChosenWriter, every: int, on_full: str) -> dict[str, Any]:
+def _facts(loop: Loop, writer: ChosenWriter, options: SessionOptions) -> dict[str, Any]:
     return {
         **loop.facts(),
         **writer.facts,
-        "every": every,
-        "on_full": on_full,
+        "every": options.every,
+        "on_full": options.on_full,
         "host": socket.gethostname(),
         "python": platform.python_version(),
     }

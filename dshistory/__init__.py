@@ -10,8 +10,9 @@
     h.export(1200, "model.safetensors")  # for other programs
 
 The functions `log`, `show`, `diff`, ... of this module act on the history opened last, else on `$DSHISTORY`, else on
-`./history`. They, and `__all__`, come from the registry of verbs when they are first used: importing this package loads
-neither torch, pyarrow, duckdb nor plotly. `open` is not in `__all__`, because a star import would replace the builtin.
+`./history`. They, `dir` and `__all__` come from the registry of verbs when they are first used: importing this package
+loads neither torch, pyarrow, duckdb nor plotly. `dir` names what a user calls; `__all__` the same without `open`,
+because a star import would replace the builtin.
 Type checkers read `__init__.pyi`, which is generated from the same registry.
 """
 
@@ -72,7 +73,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(["capture", "load_ipython_extension", "unload_ipython_extension", *_CLASSES, *_functions()])
+    return sorted([*_CLASSES, *_functions()])
 
 
 def _functions() -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-import capture
+import capture as capture
 from catalog.errors import HistoryError
 from dshistory.comparison.diff import DiffTable
 from dshistory.display.report import Report
@@ -31,7 +31,6 @@ __all__ = [
     "analyze",
     "anomalies",
     "bisect",
-    "capture",
     "diff",
     "distances",
     "doctor",
@@ -40,7 +39,6 @@ __all__ = [
     "histogram",
     "import_checkpoint",
     "layers",
-    "load_ipython_extension",
     "log",
     "reindex",
     "restore",
@@ -49,7 +47,6 @@ __all__ = [
     "tags",
     "tensor",
     "trajectory",
-    "unload_ipython_extension",
     "verify",
     "watch",
 ]

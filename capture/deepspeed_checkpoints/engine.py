@@ -10,12 +10,11 @@ files of all ranks are durable. What the training does wait for, before an updat
 read: the barrier, a hook on the optimizer's own `step`, which every kind of engine calls.
 """
 
-import functools
 import secrets
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import deepspeed
 from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointCommitInfo, CheckpointEngine
@@ -26,6 +25,7 @@ from capture.collectives import Ranks
 from capture.deepspeed_checkpoints.classes import DEEPSPEED_CLASSES
 from capture.deepspeed_checkpoints.file import FileWrite, is_tree_file, read_tree
 from capture.deepspeed_checkpoints.lazy_memory import lazy_providers, lazy_storages
+from capture.deepspeed_checkpoints.options import EngineOptions
 from capture.deepspeed_checkpoints.saves import Save, Saves
 from capture.deepspeed_checkpoints.torch_files import (
     load_torch_file,
@@ -50,14 +50,7 @@ _open_engines: weakref.WeakSet["NativeCheckpointEngine"] = weakref.WeakSet()
 
 def install(
     engine: Any,
-    *,
-    budget_bytes: int,
-    lazy: bool,
-    pickle: bool,
-    backend: Literal["io_uring", "posix"] | None,
-    wait: bool,
-    strict: bool,
-    faults: native.Faults | None,
+    options: EngineOptions,
 ) -> "NativeCheckpointEngine":
     """Install a NativeCheckpointEngine on `engine`, as `capture.checkpoint_engine` documents."""
     previous = engine.checkpoint_engine
@@ -78,16 +71,7 @@ def install(
             "checkpoints in node-local storage can't be proved whole, because no rank sees the other ranks' files: "
             "turn off checkpoint.use_node_local_storage"
         )
-    made = NativeCheckpointEngine(
-        engine,
-        budget_bytes=budget_bytes,
-        lazy=lazy,
-        pickle=pickle,
-        backend=backend,
-        wait=wait,
-        strict=strict,
-        faults=faults,
-    )
+    made = NativeCheckpointEngine(engine, options)
     call_at_exit(made, NativeCheckpointEngine.close)
     return made
 
@@ -102,24 +86,12 @@ class NativeCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
     def __init__(
         self,
         engine: Any,
-        *,
-        budget_bytes: int,
-        lazy: bool,
-        pickle: bool,
-        backend: Literal["io_uring", "posix"] | None,
-        wait: bool,
-        strict: bool,
-        faults: native.Faults | None,
+        options: EngineOptions,
     ) -> None:
         super().__init__()
         self.name = "DSHistory"
         self._engine = engine
-        self._pickle = pickle
-        self._waiting = wait
-        self._strict = strict
-        self._make_writer = functools.partial(
-            agree_on_writer, backend=backend, budget_bytes=budget_bytes, faults=faults
-        )
+        self._options = options
         self._ranks = Ranks(deepspeed.comm.get_rank(), deepspeed.comm.get_world_size())
         # Part of every save's id, so that receipts of an earlier process under the same tag do not count.
         self._session = self._ranks.broadcast(secrets.token_hex(8))
@@ -132,7 +104,7 @@ class NativeCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         self._closed = False
         self._saves = Saves(rank=self._ranks.rank, world_size=self._ranks.world_size)
         self._failures = Failures(self._saves.take_failures)
-        self._providers, self.eager_because = lazy_providers(engine) if lazy else ([], "lazy=False")
+        self._providers, self.eager_because = lazy_providers(engine) if options.lazy else ([], "lazy=False")
         self._undo = [self._install(engine)]
         if self._providers:
             self._undo.append(attach_barrier(engine, self))
@@ -165,7 +137,7 @@ class NativeCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         if self._current is None:
             save_torch_file(state_dict, Path(path))
             return
-        tree = encode_tree(state_dict, known=DEEPSPEED_CLASSES, pickle=self._pickle)
+        tree = encode_tree(state_dict, known=DEEPSPEED_CLASSES, pickle=self._options.pickle)
         assert self._writer is not None, "create comes first"
         try:
             write = FileWrite.start(
@@ -193,7 +165,7 @@ class NativeCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         if is_tree_file(Path(path)):
             return self._decoded(Path(path), map_location)
         classes = [one.cls for one in DEEPSPEED_CLASSES]
-        return load_torch_file(Path(path), map_location=map_location, classes=classes, pickle=self._pickle)
+        return load_torch_file(Path(path), map_location=map_location, classes=classes, pickle=self._options.pickle)
 
     def commit(self, info: CheckpointCommitInfo) -> bool:
         """Call `wait` and return True. Only `save_16bit_model` calls this: a decoupled `save_checkpoint` does not."""
@@ -274,7 +246,7 @@ class NativeCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         if self._writer is not None:
             CUDA.unpin(self._writer.writer)
             self._writer.writer.close()
-        if self._strict:
+        if self._options.strict:
             self._failures.raise_all()
         self._failures.warn()
 
@@ -299,7 +271,7 @@ class NativeCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
                 # From here on the background thread commits it: nothing waits, and no later call of DeepSpeed is
                 # needed.
                 self._saves.complete(self._current)
-                if self._waiting:
+                if self._options.wait:
                     # The rank whose files are durable last moves `latest`, before its own wait ends.
                     self._ranks.agree(f"the save {self._current.tag_folder}", self.wait)
             return result
@@ -323,13 +295,13 @@ class NativeCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         self._ranks.prove_shared(folder)
         file_system = native.probe_file_system(str(folder))
         if self._writer is None:
-            self._writer = self._make_writer(folder, self._ranks, file_system=file_system)
+            self._writer = agree_on_writer(folder, self._ranks, options=self._options.writer, file_system=file_system)
         self._align[folder] = int(file_system["place_align"])
 
     def _decoded(self, path: Path, map_location: Any) -> Any:
         json, tensors = read_tree(path)
         placed = {name: to_map_location(tensor, map_location) for name, tensor in tensors.items()}
-        return decode_tree(json, placed, what=str(path), known=DEEPSPEED_CLASSES, pickle=self._pickle)
+        return decode_tree(json, placed, what=str(path), known=DEEPSPEED_CLASSES, pickle=self._options.pickle)
 
 
 def _wait_for_all() -> None:

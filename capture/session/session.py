@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import Self
 
 import torch
 
@@ -24,10 +24,10 @@ from capture.background_thread import BackgroundThread
 from capture.exit_handler import call_at_exit
 from capture.loops.interface import Loop
 from capture.session.committer import Committer
+from capture.session.options import SessionOptions
 from capture.session.sigterm import LastSnapshotOnSigterm
 from capture.session.step_events import StepEvents
 from capture.session.user_records import checked_metrics, checked_tag
-from capture.snapshot.change_detector import Check
 from capture.snapshot.failures import Failures
 from capture.snapshot.state_listing import StateListing
 from capture.user_warning import warn_user
@@ -80,20 +80,14 @@ class Session:
         *,
         run: RunWriter,
         writer: native.Writer,
-        every: int,
-        on_full: Literal["wait", "skip"],
-        check: Check = "sampled",
-        stats_every: int = 1,
-        strict: bool = False,
-        sigterm_limit_s: float | None = None,
+        options: SessionOptions,
     ) -> None:
         self._loop = loop
         self._listing = listing
         self._run = run
         self._writer = writer
-        self._every = every
-        self._strict = strict
-        self._committer = Committer(run, stats_every=stats_every)
+        self._options = options
+        self._committer = Committer(run, stats_every=options.stats_every)
         self._failures = Failures(self._committer.take_failures)
         self._events = StepEvents(
             loop,
@@ -102,9 +96,7 @@ class Session:
             writer=writer,
             committer=self._committer,
             failures=self._failures,
-            every=every,
-            on_full=on_full,
-            check=check,
+            options=options,
             close=self.close,
         )
         self._closed = False
@@ -114,12 +106,12 @@ class Session:
         _open.add(self)
         self._sigterm: LastSnapshotOnSigterm | None = None
         self._begin_at_once()
-        if sigterm_limit_s is not None:
-            self._handle_sigterm(sigterm_limit_s)
+        if options.sigterm_limit_s is not None:
+            self._handle_sigterm(options.sigterm_limit_s)
 
     def __repr__(self) -> str:
         captured = int(self._committer.figures()["snapshots"])
-        interval = "every step" if self._every == 1 else f"every {self._every} steps"
+        interval = "every step" if self._options.every == 1 else f"every {self._options.every} steps"
         state = "closed" if self._closed else "open"
         return f"<Session: run {self.run} in {self.history}, {interval}, {captured} captured so far, {state}>"
 
@@ -221,7 +213,7 @@ class Session:
         again. When the process ends before that, they are given up.
         """
         self._close(capture_last=True)
-        if self._strict:
+        if self._options.strict:
             self._failures.raise_all()
         self._failures.warn()
 

@@ -4,7 +4,6 @@ import collections
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Literal
 
 import torch
 
@@ -13,7 +12,7 @@ from capture.collectives import Ranks
 from capture.loops.interface import Loop
 from capture.session.committer import Committer
 from capture.session.current_step import CurrentStep
-from capture.snapshot.change_detector import Check
+from capture.session.options import SessionOptions
 from capture.snapshot.failures import Failures
 from capture.snapshot.snapshot import Snapshot
 from capture.snapshot.state_listing import StateListing
@@ -47,12 +46,10 @@ class StepEvents:
         writer: native.Writer,
         committer: Committer,
         failures: Failures,
-        every: int,
-        on_full: Literal["wait", "skip"],
-        check: Check,
+        options: SessionOptions,
         close: Callable[[], None],
     ) -> None:
-        self.current = CurrentStep(listing, run, may_skip_updates=loop.may_skip_updates(), check=check)
+        self.current = CurrentStep(listing, run, may_skip_updates=loop.may_skip_updates(), check=options.check)
         self.skipped = 0
         self.stall_s = 0.0
         self.stalls_s: collections.deque[float] = collections.deque(maxlen=_MOST_STALLS)
@@ -63,9 +60,7 @@ class StepEvents:
         self._committer = committer
         self._ranks = Ranks(run.rank, run.world_size)
         self._failures = failures
-        self._every = every
-        self._on_full = on_full
-        self._check = check
+        self._options = options
         self._close = close
         self._due = False
         self._stall_s = 0.0
@@ -83,11 +78,11 @@ class StepEvents:
         step = self._loop.step()
         self.current.update_ended()
         self._failures.warn()
-        if step % self._every == 0 or self._due:
+        if step % self._options.every == 0 or self._due:
             # A step whose update was skipped is no new state: the next one that is applied is captured instead.
             self._due = not applied
             if applied:
-                self._try_capture(step, may_skip=self._on_full == "skip")
+                self._try_capture(step, may_skip=self._options.on_full == "skip")
         if not self.current.is_captured(step):
             self.current.keep(step)
         self._stall_s += time.perf_counter() - began
@@ -170,7 +165,7 @@ class StepEvents:
                 self._writer,
                 self._run,
                 step,
-                check=self._check,
+                check=self._options.check,
                 expected=self._committer.expected,
                 kept=kept,
             )

@@ -3,26 +3,46 @@
 import resource
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
-import native
 from capture.collectives import Ranks
 from capture.snapshot.writer_tuning import Settings, settings_for
 from capture.user_warning import warn_user
 from catalog.errors import SetupError
+from native import Writer, probe_io_uring
 
-__all__ = ["ChosenWriter", "agree_on_writer"]
+__all__ = ["Backend", "ChosenWriter", "WriterOptions", "agree_on_writer"]
+
+Backend = Literal["io_uring", "posix"]
+"""The way in which a writer reaches the disk."""
 
 LEAST_BLOCK_BYTES = 64 << 10
 
 _warned: set[str] = set()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriterOptions:
+    """What a user asks of the writer. `backend` None: io_uring where the host allows it, else POSIX threads.
+    `budget_bytes`: the staging memory. SetupError, with the argument and its value, for one that it may not be.
+    """
+
+    backend: Backend | None
+    budget_bytes: int
+
+    def __post_init__(self) -> None:
+        if self.backend is not None and self.backend not in get_args(Backend):
+            raise SetupError(f'backend={self.backend!r}: give "io_uring", "posix" or None')
+        budget: Any = self.budget_bytes
+        if isinstance(budget, bool) or not isinstance(budget, int) or budget < 1:
+            raise SetupError(f"budget_bytes={budget!r}: give a whole number of bytes, as 256 << 20")
+
+
 @dataclass(frozen=True, slots=True)
 class ChosenWriter:
     """A writer, and its description for the run's facts."""
 
-    writer: native.Writer
+    writer: Writer
     facts: dict[str, Any]
 
 
@@ -30,9 +50,7 @@ def agree_on_writer(
     root: Path,
     ranks: Ranks,
     *,
-    backend: str | None,
-    budget_bytes: int,
-    faults: native.Faults | None,
+    options: WriterOptions,
     file_system: dict[str, Any],
 ) -> ChosenWriter:
     """Return this rank's writer for files below `root`, with the same settings on all ranks. A collective; SetupError
@@ -45,16 +63,14 @@ def agree_on_writer(
     settings = ranks.broadcast(
         ranks.agree(
             "choosing the writer",
-            lambda: _choose_settings(root, backend=backend, align=align) if ranks.rank == 0 else None,
+            lambda: _choose_settings(root, backend=options.backend, align=align) if ranks.rank == 0 else None,
         )
     )
     return ranks.agree(
         "making the writer",
         lambda: _make_writer(
             root,
-            backend=backend,
-            budget_bytes=budget_bytes,
-            faults=faults,
+            options=options,
             settings=settings,
             file_system=file_system,
             quiet=ranks.rank != 0,
@@ -64,7 +80,7 @@ def agree_on_writer(
 
 def _choose_settings(root: Path, *, backend: str | None, align: int) -> dict[str, Any]:
     """Return block size and depth for the file system of `root`, as JSON that all ranks take from rank 0."""
-    chosen = backend or ("posix" if native.probe_io_uring() else "io_uring")
+    chosen = backend or ("posix" if probe_io_uring() else "io_uring")
     settings = settings_for(root, backend=chosen, align=align)
     return {"block_bytes": settings.block_bytes, "depth": settings.depth, "origin": settings.origin}
 
@@ -72,20 +88,18 @@ def _choose_settings(root: Path, *, backend: str | None, align: int) -> dict[str
 def _make_writer(
     root: Path,
     *,
-    backend: str | None,
-    budget_bytes: int,
-    faults: native.Faults | None,
+    options: WriterOptions,
     settings: dict[str, Any],
     file_system: dict[str, Any],
     quiet: bool,
 ) -> ChosenWriter:
-    """Make the writer of `backend`, by default io_uring where the host allows it. SetupError when it can't be made.
+    """Make the writer that is asked for. SetupError when it can't be made.
     Anything that keeps it from the fastest way is warned of once in a process, unless `quiet`, and is in the facts.
     """
     notices = []
-    chosen = backend
+    chosen: str | None = options.backend
     if chosen is None:
-        reason = native.probe_io_uring()
+        reason = probe_io_uring()
         chosen = "posix" if reason else "io_uring"
         if reason:
             notices.append(f"writing with POSIX threads, since io_uring is not available here: {reason}")
@@ -95,12 +109,12 @@ def _make_writer(
             f"{file_system['reason']}"
         )
     align = max(int(file_system["place_align"]), LEAST_BLOCK_BYTES)
-    writer = _writer(chosen, budget_bytes, faults, Settings(**settings), least_block_bytes=align)
+    writer = _writer(chosen, options.budget_bytes, Settings(**settings), least_block_bytes=align)
     if chosen == "io_uring" and not writer.registered:
         limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
         notices.append(
             f"every write pins its memory anew, since the limit of locked memory (RLIMIT_MEMLOCK, {limit} bytes) does "
-            f"not let the {budget_bytes} bytes of staging memory be registered; raise it with ulimit -l"
+            f"not let the {options.budget_bytes} bytes of staging memory be registered; raise it with ulimit -l"
         )
     if not quiet:
         for notice in notices:
@@ -118,20 +132,12 @@ def _make_writer(
     return ChosenWriter(writer, facts)
 
 
-def _writer(
-    backend: str, budget_bytes: int, faults: native.Faults | None, settings: Settings, *, least_block_bytes: int
-) -> native.Writer:
+def _writer(backend: str, budget_bytes: int, settings: Settings, *, least_block_bytes: int) -> Writer:
     """Make a writer with blocks as large as the settings say, or as the budget allows."""
     block_bytes = settings.block_bytes
     while True:
         try:
-            return native.Writer(
-                backend=backend,
-                budget_bytes=budget_bytes,
-                block_bytes=block_bytes,
-                depth=settings.depth,
-                faults=faults,
-            )
+            return Writer(backend=backend, budget_bytes=budget_bytes, block_bytes=block_bytes, depth=settings.depth)
         except ValueError as error:
             if block_bytes // 2 < least_block_bytes:
                 raise SetupError(

@@ -44,10 +44,33 @@ def test_everything_in_all_exists_and_open_is_not_in_it() -> None:
     assert names.get("open", open) is open
     assert "open" not in dshistory.__all__
     assert sorted(dshistory.__all__) == list(dshistory.__all__)
-    assert set(dshistory.__all__) <= set(dir(dshistory))
     assert dshistory.capture is capture
     with pytest.raises(AttributeError, match="nonsense"):
         dshistory.nonsense  # noqa: B018
+
+
+def test_the_tab_key_shows_verbs_and_classes_and_no_module_or_hook() -> None:
+    shown = {name: getattr(dshistory, name) for name in dir(dshistory)}
+    assert set(dshistory.__all__) == set(shown) - {"open"}
+    assert {name for name in shown if name[0].islower()} == {verb.attribute for verb in all_verbs()}
+    assert {name for name in shown if name[0].isupper()} == {"Explorer", "HistoryError", "Report", "Table"}
+    assert not [name for name in dir(capture) if inspect.ismodule(getattr(capture, name))]
+    assert {name for name in dir(capture) if not name.startswith("__")} == set(capture.__all__)
+    assert {name for name in dir(capture.Session) if not name.startswith("_")} == {
+        "close",
+        "failures",
+        "history",
+        "log",
+        "modify",
+        "run",
+        "snapshot",
+        "stats",
+        "tag",
+        "wait",
+    }
+    hidden = {"faults", "hooks", "native"}
+    assert not hidden & {*inspect.signature(capture.enable).parameters}
+    assert not hidden & {*inspect.signature(capture.checkpoint_engine).parameters}
 
 
 def test_importing_is_cheap_and_nothing_heavy() -> None:

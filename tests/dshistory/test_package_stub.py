@@ -23,7 +23,7 @@ IMPORTS = {
     "HistoryError": "from catalog.errors import HistoryError",
     "Report": "from dshistory.display.report import Report",
     "Table": "from dshistory.display.table import Table",
-    "capture": "import capture",
+    "capture": "import capture as capture",
 }
 EXTENSION = (
     "def load_ipython_extension(ipython: Any) -> None: ...",

@@ -4,10 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from faulty_writer import faults_in_new_writers
 
 import capture
-import native
 from catalog.history import History
+from native import Faults
 
 MIB = 1 << 20
 
@@ -70,11 +71,17 @@ def bits(tensor: torch.Tensor) -> bytes:
 
 
 def faulty_session(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, root: Path, *, faults: native.Faults, **options: Any
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    root: Path,
+    *,
+    faults: Faults | None,
+    **options: Any,
 ) -> capture.Session:
     """Return a session that captures every step with a writer that has `faults`."""
     options = {"every": 1, "backend": "posix", "budget_bytes": 32 * MIB, **options}
-    return capture.enable(model, optimizer=optimizer, history=root, faults=faults, **options)
+    with faults_in_new_writers(faults):
+        return capture.enable(model, optimizer=optimizer, history=root, **options)
 
 
 def committed_steps(root: Path, run: str) -> list[int]:

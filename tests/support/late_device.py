@@ -12,6 +12,7 @@ import torch
 
 import native
 from capture.loops.select import loop_for
+from capture.session.options import SessionOptions
 from capture.session.session import Session
 from capture.snapshot.device_copies import Piece
 from capture.snapshot.snapshot import Snapshot
@@ -158,7 +159,7 @@ def session_on(
     loop = loop_for(model, optimizer=optimizer)
     source = StateListing([*loop.providers(), RandomState()], rank=0, world_size=1, align=4096, copies=device)
     run = RunWriter(root, run=facts.run, rank=0, world_size=1, layout_hash="layout")
-    return Session(loop, source, run=run, writer=writer, **{"every": 1, "on_full": "wait", **options})
+    return Session(loop, source, run=run, writer=writer, options=SessionOptions(**{"every": 1, **options}))
 
 
 def small_writer(*, budget_bytes: int = LEAST_BUDGET, **faults: Any) -> native.Writer:

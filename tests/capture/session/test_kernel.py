@@ -22,12 +22,14 @@ TRAINING = f"""
 import sys; sys.path.insert(0, {str(SUPPORT)!r})
 import capture, native
 from capture_helpers import MIB, make, one_step
+from faulty_writer import faults_in_new_writers
 model, optimizer = make(512)
 
 def enable(*, delay_us):
     faults = native.Faults(delay_us=delay_us)
     options = dict(every=1, history="history", backend="posix", budget_bytes=2 * MIB, stats_every=0, resume="auto")
-    return capture.enable(model, optimizer=optimizer, faults=faults, **options)
+    with faults_in_new_writers(faults):
+        return capture.enable(model, optimizer=optimizer, **options)
 """
 """A snapshot takes about four seconds with a delay of 400 ms for each write."""
 SLOW = "session = enable(delay_us=400_000)"

@@ -18,11 +18,11 @@ PATIENCE_S = 60
 
 SETTING = """
 import os, signal, sys, threading, time; sys.path.insert(0, {support!r})
-from capture_helpers import MIB, make, one_step
+from capture_helpers import MIB, faulty_session, make, one_step
 import capture, native
 model, optimizer = make(512)
 faults = native.Faults(delay_us={delay_us})
-options = dict(every=1, history={history!r}, backend="posix", budget_bytes=2 * MIB, stats_every=0)
+root, options = {history!r}, dict(faults=faults, budget_bytes=2 * MIB, stats_every=0)
 
 def say(*words):
     print(*words, flush=True)
@@ -88,7 +88,7 @@ def only_run(history: Path) -> str:
 
 
 INTERRUPTED = """
-session = capture.enable(model, optimizer=optimizer, faults=faults, **options)
+session = faulty_session(model, optimizer, root, **options)
 session.wait()
 one_step(model, optimizer)
 interrupt_in("Snapshot.release")
@@ -122,7 +122,7 @@ def test_ctrl_c_leaves_the_barrier_and_close_and_drops_nothing(history, start: C
 LEFT = """
 # All of it is staged at once, so that what is left when `close` begins to wait is one long write.
 model, optimizer = make(64)
-session = capture.enable(model, optimizer=optimizer, faults=faults, **options)
+session = faulty_session(model, optimizer, root, **options)
 session.wait()
 one_step(model, optimizer)
 interrupt_in("BackgroundThread.wait")
@@ -146,9 +146,7 @@ def test_a_process_that_has_left_close_does_not_wait_at_its_exit(history, start:
 
 
 TERMINATED = """
-session = capture.enable(
-    model, optimizer=optimizer, faults=faults, **{{**options, "every": 1000}}, sigterm_limit_s={limit_s}
-)
+session = faulty_session(model, optimizer, root, **options, every=1000, sigterm_limit_s={limit_s})
 session.wait()
 for step in range(1, 4):
     one_step(model, optimizer)
@@ -187,7 +185,7 @@ def test_sigterm_runs_the_former_handler_after_the_last_snapshot(history, start:
 
 
 PENDING = """
-session = capture.enable(model, optimizer=optimizer, faults=faults, **options)
+session = faulty_session(model, optimizer, root, **options)
 session.wait()
 one_step(model, optimizer)
 one_step(model, optimizer)

@@ -184,7 +184,7 @@ def test_a_low_limit_of_locked_memory_is_warned_about_and_works(history):
 
 
 def test_missing_io_uring_is_warned_about_and_posix_works(history, talkative, monkeypatch):
-    monkeypatch.setattr(native, "probe_io_uring", lambda: "forbidden by a test")
+    monkeypatch.setattr(writer_choice, "probe_io_uring", lambda: "forbidden by a test")
     model, optimizer = make()
     with (
         pytest.warns(UserWarning, match="POSIX threads, since io_uring is not available here: forbidden by a test"),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from capture_helpers import Net, assert_same, one_step, reference
+from capture_helpers import Net, assert_same, faulty_session, one_step, reference
 
 import capture
 import native
@@ -206,15 +206,7 @@ def case_a_damaged_file_of_one_rank(folder: Path) -> None:
 def case_a_rank_whose_disk_fails_leaves_the_step_incomplete(folder: Path) -> None:
     model, optimizer = make()
     faults = native.Faults(fail_after=3) if dist.get_rank() == 1 else None
-    session = capture.enable(
-        model,
-        optimizer=optimizer,
-        every=1,
-        history=folder / "half",
-        backend="posix",
-        faults=faults,
-        budget_bytes=32 << 20,
-    )
+    session = faulty_session(model, optimizer, folder / "half", faults=faults)
     try:
         for _ in range(3):
             one_step(model, optimizer)
@@ -241,16 +233,7 @@ def case_ranks_skip_a_step_together(folder: Path) -> None:
     """Only the disk of rank 1 is slow, and yet no rank captures a step that another skips."""
     model, optimizer = make()
     faults = native.Faults(delay_us=100_000) if dist.get_rank() == 1 else None
-    session = capture.enable(
-        model,
-        optimizer=optimizer,
-        every=1,
-        history=folder / "skipping",
-        backend="posix",
-        faults=faults,
-        budget_bytes=32 << 20,
-        on_full="skip",
-    )
+    session = faulty_session(model, optimizer, folder / "skipping", faults=faults, on_full="skip")
     for _ in range(12):
         one_step(model, optimizer)
     session.wait()

@@ -19,6 +19,7 @@ from deepspeed.utils import (
 )
 from deepspeed_eager import Eager, assert_same, take
 from deepspeed_helpers import WIDTH, TinyGPT, WideGPT, batches, make_engine, train
+from faulty_writer import faults_in_new_writers
 
 import capture
 import native
@@ -208,11 +209,12 @@ def case_writes_by_parameter_wait_for_the_snapshot(folder: Path) -> None:
     """Weights are set to zero and back while the snapshot of their step is being written."""
     for stage in (1, 3):
         engine = make_engine(stage=stage, model=WideGPT)
-        slow = native.Faults(delay_us=30_000)
         history = folder / f"{stage}-{os.environ['WORLD_SIZE']}"
-        with capture.enable(
-            engine, every=1, history=history, budget_bytes=8 << 20, backend="posix", faults=slow, stats_every=0
-        ) as session:
+        with faults_in_new_writers(native.Faults(delay_us=30_000)):
+            session = capture.enable(
+                engine, every=1, history=history, budget_bytes=8 << 20, backend="posix", stats_every=0
+            )
+        with session:
             train(engine, 1)
             expected = take(DeepSpeedLoop(engine).providers())
             for parameter in engine.module.wide.parameters():

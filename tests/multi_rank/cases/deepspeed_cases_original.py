@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from deepspeed_eager import Eager, take
 from deepspeed_helpers import WideGPT, make_engine, train
+from faulty_writer import faults_in_new_writers
 
 import capture
 from capture.loops.deepspeed.loop import DeepSpeedLoop
@@ -64,8 +65,9 @@ def case_torn_snapshots(folder: Path) -> None:
         engine = make_engine(stage=stage, model=WideGPT)
         history = folder / f"torn-{stage}-{os.environ['WORLD_SIZE']}"
         copies: dict[int, Eager] = {0: state_of(engine)}
-        slow = native.Faults(delay_us=5_000)
-        with capture.enable(engine, every=1, history=history, budget_bytes=16 << 20, faults=slow) as session:
+        with faults_in_new_writers(native.Faults(delay_us=5_000)):
+            session = capture.enable(engine, every=1, history=history, budget_bytes=16 << 20)
+        with session:
             for _ in range(5):
                 train(engine, 1)
                 copies[engine.global_steps] = state_of(engine)

@@ -16,6 +16,7 @@ from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchChe
 from deepspeed_cases_engine import assert_equal, native, save_both_ways, state_files
 from deepspeed_cases_split import make_pipeline, train_pipeline
 from deepspeed_helpers import TinyGPT, WideGPT, config, make_engine, train
+from faulty_writer import faults_in_new_writers
 
 import capture
 from capture.deepspeed_checkpoints.torch_files import load_torch_file
@@ -37,8 +38,9 @@ def updates_while_it_is_written(engine: Any, go_on: Callable[[int], object], fol
     """
     go_on(2)
     engine.save_checkpoint(str(folder / "torch"), tag="a")
-    saver = native(engine, budget_bytes=1 << 20, backend="posix", faults=Faults(delay_us=SLOW))
-    engine.save_checkpoint(str(folder / "native"), tag="a")
+    saver = native(engine, budget_bytes=1 << 20, backend="posix")
+    with faults_in_new_writers(Faults(delay_us=SLOW)):
+        engine.save_checkpoint(str(folder / "native"), tag="a")
     late = sum(write.live_bytes for write in saver._unreleased)
     go_on(3)
     saver.wait()
@@ -81,8 +83,9 @@ def case_a_save_between_backward_and_step(folder: Path) -> None:
 def case_without_laziness_all_is_copied_at_the_call(folder: Path) -> None:
     engine = make_engine(model=WideGPT, stage=1)
     train(engine, 1)
-    saver = native(engine, lazy=False, budget_bytes=1 << 20, backend="posix", faults=Faults(delay_us=1000))
-    engine.save_checkpoint(str(folder / "copied"))
+    saver = native(engine, lazy=False, budget_bytes=1 << 20, backend="posix")
+    with faults_in_new_writers(Faults(delay_us=1000)):
+        engine.save_checkpoint(str(folder / "copied"))
     assert sum(write.live_bytes for write in saver._unreleased) == 0
     assert saver.eager_because == "lazy=False"
     engine.destroy()
@@ -92,8 +95,9 @@ def case_edits_before_the_update_fail_that_save_by_name(folder: Path) -> None:
     engine = make_engine(model=WideGPT, stage=0, dtype="fp32")
     train(engine, 1)
     # Slow, so that the edit comes while the tensor is being read, however busy the machine is.
-    saver = native(engine, budget_bytes=1 << 20, backend="posix", faults=Faults(delay_us=SLOW))
-    engine.save_checkpoint(str(folder / "edited"), tag="good")
+    saver = native(engine, budget_bytes=1 << 20, backend="posix")
+    with faults_in_new_writers(Faults(delay_us=SLOW)):
+        engine.save_checkpoint(str(folder / "edited"), tag="good")
     saver.release()
     with torch.no_grad():
         engine.module.wide[0].weight.mul_(2)
@@ -120,8 +124,9 @@ def case_a_full_disk_leaves_latest_where_it_was(folder: Path) -> None:
     saver.wait()
     # Only the disk of one rank fails. The part of the other rank is complete, but there must be no checkpoint.
     full = Faults(fail_after=0, errno=errno.ENOSPC) if RANK == 1 else None
-    saver = native(engine, backend="posix", faults=full)
-    engine.save_checkpoint(str(where), tag="new")
+    saver = native(engine, backend="posix")
+    with faults_in_new_writers(full):
+        engine.save_checkpoint(str(where), tag="new")
     saver._saves.wait()
     deepspeed.comm.barrier()
     assert (where / "latest").read_text() == "old"
@@ -164,15 +169,17 @@ def case_a_file_that_can_not_be_made_is_a_failed_save(folder: Path) -> None:
 
 def case_a_waiting_save_is_whole_when_the_call_returns(folder: Path) -> None:
     engine = make_engine(stage=1)
-    native(engine, wait=True, backend="posix", faults=Faults(delay_us=SLOW * (1 + RANK)))
-    for tag in ("a", "b"):
-        engine.save_checkpoint(str(folder / "waiting"), tag=tag)
-        assert (folder / "waiting" / "latest").read_text() == tag
-        assert not [path.name for path in (folder / "waiting" / tag).iterdir() if path.name.endswith(".tmp")]
+    native(engine, wait=True, backend="posix")
+    with faults_in_new_writers(Faults(delay_us=SLOW * (1 + RANK))):
+        for tag in ("a", "b"):
+            engine.save_checkpoint(str(folder / "waiting"), tag=tag)
+            assert (folder / "waiting" / "latest").read_text() == tag
+            assert not [path.name for path in (folder / "waiting" / tag).iterdir() if path.name.endswith(".tmp")]
     # What one rank can't save, no rank takes for saved.
     full = Faults(fail_after=0, errno=errno.ENOSPC) if RANK == 1 else None
-    native(engine, wait=True, backend="posix", faults=full)
-    with pytest.raises((SnapshotError, SetupError), match=r"c is not whole on rank 1.*No space left"):
+    native(engine, wait=True, backend="posix")
+    failing = pytest.raises((SnapshotError, SetupError), match=r"c is not whole on rank 1.*No space left")
+    with faults_in_new_writers(full), failing:
         engine.save_checkpoint(str(folder / "waiting"), tag="c")
     assert (folder / "waiting" / "latest").read_text() == "b"
     engine.destroy()
@@ -224,11 +231,12 @@ def case_an_optimizer_with_state_of_another_shape(folder: Path) -> None:
 
 def case_many_saves_are_on_their_way_at_once(folder: Path) -> None:
     engine = make_engine(stage=1)
-    saver = native(engine, budget_bytes=1 << 20, backend="posix", faults=Faults(delay_us=SLOW))
+    saver = native(engine, budget_bytes=1 << 20, backend="posix")
     expected = []
     for step in range(4):
         train(engine, 1)
-        engine.save_checkpoint(str(folder / "many"), save_latest=step != 3)
+        with faults_in_new_writers(Faults(delay_us=SLOW)):
+            engine.save_checkpoint(str(folder / "many"), save_latest=step != 3)
         expected.append(engine.optimizer.single_partition_of_fp32_groups[0].detach().clone())
     engine.save_checkpoint(str(folder / "many"), tag="global_step1")  # A save under this tag may still be in progress.
     saver.wait()
@@ -348,6 +356,7 @@ def case_pipelines_reach_the_barrier(folder: Path) -> None:
 def case_left_open_at_exit(folder: Path) -> None:
     engine = make_pipeline(stages=2, stage=1)
     train_pipeline(engine, 1)
-    native(engine, budget_bytes=1 << 20, backend="posix", faults=Faults(delay_us=SLOW))
-    engine.save_checkpoint(str(folder / "left"), tag="last")
+    native(engine, budget_bytes=1 << 20, backend="posix")
+    with faults_in_new_writers(Faults(delay_us=SLOW)):
+        engine.save_checkpoint(str(folder / "left"), tag="last")
     globals()["kept"] = engine

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from capture_helpers import assert_same
+from faulty_writer import faults_in_new_writers
 from frameworks_helpers import (
     Training,
     crosses,
@@ -88,8 +89,9 @@ def case_a_slow_disk_tears_nothing(folder: Path) -> None:
     def keep(step: int) -> None:
         states[step] = whole_state(training[0], training[1])
 
-    slow = native.Faults(delay_us=20_000)
-    with enabled(training, folder / "slow", faults=slow) as session:
+    with faults_in_new_writers(native.Faults(delay_us=20_000)):
+        session = enabled(training, folder / "slow")
+    with session:
         train(training, 4, start=0, after=keep)
         session.wait(timeout_s=60)
     for step in (1, 2, 3, 4):

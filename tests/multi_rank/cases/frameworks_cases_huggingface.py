@@ -10,6 +10,7 @@ import torch
 from accelerate import Accelerator, DataLoaderConfiguration
 from accelerate.optimizer import AcceleratedOptimizer
 from capture_helpers import assert_same
+from faulty_writer import faults_in_new_writers
 from frameworks_helpers import (
     Training,
     all_closed,
@@ -180,9 +181,9 @@ def case_an_evaluation_on_its_own_is_not_recorded(folder: Path) -> None:
 
 
 def case_a_disk_that_fails_does_not_end_the_training(folder: Path) -> None:
-    callback = history_callback(folder / "broken", every=1, faults=native.Faults(fail_after=3))
+    callback = history_callback(folder / "broken", every=1)
     run = trainer(folder, callback, seed=1)
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as said, faults_in_new_writers(native.Faults(fail_after=3)):
         warnings.simplefilter("always")
         run.train()
     assert run.state.global_step == STEPS

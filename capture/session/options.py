@@ -1,0 +1,48 @@
+"""What a user asks of a session, checked where it is given."""
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from capture.snapshot.change_detector import Check
+from catalog.errors import SetupError
+
+__all__ = ["OnFull", "SessionOptions"]
+
+OnFull = Literal["wait", "skip"]
+"""What the training does at a step that is due while too many snapshots are being written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionOptions:
+    """The arguments of `capture.enable` that decide how a session behaves, in the meaning described there. SetupError,
+    with the argument and its value, for one that it may not be.
+    """
+
+    every: int = 50
+    on_full: OnFull = "wait"
+    check: Check = "sampled"
+    stats_every: int = 1
+    strict: bool = False
+    sigterm_limit_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if not _is_whole(self.every) or self.every < 1:
+            raise SetupError(f"every={self.every!r}: give a whole number of optimizer steps, 1 or more")
+        if self.on_full not in get_args(OnFull):
+            raise SetupError(f'on_full={self.on_full!r}: give "wait" or "skip"')
+        if self.check not in get_args(Check):
+            raise SetupError(f'check={self.check!r}: give "sampled", "versions" or "hash"')
+        if not _is_whole(self.stats_every) or self.stats_every < 0:
+            raise SetupError(
+                f"stats_every={self.stats_every!r}: give a whole number of optimizer steps, or 0 for no statistics"
+            )
+        if not isinstance(self.strict, bool):
+            raise SetupError(f"strict={self.strict!r}: give True or False")
+        limit_s: Any = self.sigterm_limit_s
+        real = isinstance(limit_s, (int, float)) and not isinstance(limit_s, bool)
+        if limit_s is not None and not (real and 0 < limit_s < float("inf")):
+            raise SetupError(f"sigterm_limit_s={limit_s!r}: give a number of seconds above 0, or None")
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
