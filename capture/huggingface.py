@@ -47,6 +47,11 @@ class HistoryCallback(TrainerCallback):  # type: ignore[misc]
         self._session: Session | None = None
         self._training = False
 
+    def __repr__(self) -> str:
+        given = ", ".join(f"{name}={value!r}" for name, value in self._options.items())
+        session = "no session yet" if self._session is None else repr(self._session)
+        return f"<HistoryCallback({given}): {session}>"
+
     @property
     def session(self) -> Session:
         """The session of the current training, or of the last one. SetupError before the first."""

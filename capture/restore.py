@@ -98,8 +98,17 @@ def all_providers(
 ) -> list[StateProvider]:
     """Return every provider of a run in the order in which state is put back.
 
-    Random number generators come last, because putting other state back may draw from them.
+    Random number generators come last, because putting other state back may draw from them. SetupError for a user's
+    provider that is none.
     """
+    if isinstance(of_user, str) or not isinstance(of_user, Sequence):
+        raise SetupError(f"providers={of_user!r}: give a list of State Providers, () for none")
+    for provider in of_user:
+        if not isinstance(provider, StateProvider):
+            raise SetupError(
+                f"providers: {provider!r} is no State Provider: wrap an object that has state_dict() and "
+                'load_state_dict() as capture.Stateful("its name", it)'
+            )
     position = [] if dataloader is None else [DataloaderPosition(dataloader)]
     return [*of_loop, *position, *of_user, RandomState()]
 

@@ -6,6 +6,7 @@ without it too.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from catalog import references
-from catalog.errors import NotFoundError
+from catalog.errors import NotFoundError, SetupError
 from catalog.format.extents import extent_records
 from catalog.format.json_facts import read_history_json
 from catalog.format.marker import read_marker
@@ -42,9 +43,14 @@ class History:
         self.root = root
         self.uuid = uuid
 
+    def __repr__(self) -> str:
+        return f"<History: {self.root}>"
+
     @classmethod
     def open(cls, path: Path | str) -> History:
         """Open the history at `path`. NotFoundError when there is none, FormatError when a newer release wrote it."""
+        if not isinstance(path, (str, os.PathLike)):
+            raise SetupError(f"a history is opened by the path of its folder, not by {path!r}")
         root = Path(path).expanduser().resolve()
         paths = HistoryPaths(root)
         if not paths.history_json.is_file():

@@ -139,7 +139,7 @@ def trajectory(
     metric: Metric = "relative_update",
     kinds: Patterns = "model",
     by: str = "tensor",
-    run: str | None = None,
+    run: Patterns | None = None,
     exact: bool = False,
     quiet: bool = False,
 ) -> TrajectoryTable: ...

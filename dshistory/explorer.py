@@ -113,6 +113,8 @@ class Explorer:
         if tensor is not None:
             if not isinstance(kinds, str):
                 raise SetupError(f"diff: tensor= needs a single kind, not {kinds}")
+            if by != "tensor":
+                raise SetupError(f"diff: by={by!r} groups tensors, and tensor={tensor!r} is one: leave one of them out")
             table = drilldown.drill_down(
                 self.history, before, after, name=tensor, kind=kinds, axis=axis, parts=parts, quiet=quiet
             )
@@ -128,7 +130,7 @@ class Explorer:
         metric: Metric = "relative_update",
         kinds: Patterns = "model",
         by: str = "tensor",
-        run: str | None = None,
+        run: Patterns | None = None,
         exact: bool = False,
         quiet: bool = False,
     ) -> "TrajectoryTable":
@@ -145,14 +147,22 @@ class Explorer:
                 max_change, changed_share, sign_flips
             kinds: patterns of kinds: model, buffer, master, exp_avg, ...; '*' for all
             by: a row for each tensor, or for each layer or kind, over its tensors as one long vector
-            run: this run and its parents; default: the current run
+            run: this run and its parents, or several runs, to compare them; default: the current run
             exact: read the tensors, however large
             quiet: no progress bar
         """
         from dshistory.trends import trajectory
 
+        runs = [run] if run is None or isinstance(run, str) else list(run)
         return trajectory.trajectory(
-            self.history, names=names, metric=metric, kinds=kinds, by=by, run=self._named(run), exact=exact, quiet=quiet
+            self.history,
+            names=names,
+            metric=metric,
+            kinds=kinds,
+            by=by,
+            runs=[self._named(one) for one in runs],
+            exact=exact,
+            quiet=quiet,
         )
 
     @verb("layers", "layers '*.mlp.*' --metric norm --first 1000")

@@ -4,11 +4,14 @@ The functions of the package, its `__all__`, the command line, the magics and th
 `dshistory.commands.verbs` lists every verb, because it imports the modules that register them.
 """
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar, cast
+
+from dshistory.argument_checks import check_arguments
 
 __all__ = ["Surface", "Verb", "registered", "verb"]
 
@@ -59,7 +62,7 @@ def verb(
     surfaces: tuple[Surface, ...] = ("command line", "magic"),
     needs_history: bool = True,
 ) -> Callable[[F], F]:
-    """Register the decorated function as a verb and return it unchanged.
+    """Register the decorated function as a verb and return it. It then refuses, by name, arguments of a wrong type.
 
     Its positional parameters become arguments, its keyword-only ones options, `**params` becomes
     `--params NAME=VALUE`. The first paragraph of its docstring is its summary, the `Args:` section explains its
@@ -73,15 +76,28 @@ def verb(
     """
 
     def register(function: F) -> F:
-        made = Verb(name or function.__name__, function, examples, surfaces, needs_history)
+        checked = _checked(name or function.__name__, function)
+        made = Verb(name or function.__name__, checked, examples, surfaces, needs_history)
         taken = _verbs.get(made.name)
         # A module that is loaded again (autoreload in a notebook) registers its own verbs anew.
         if taken is not None and _origin(taken) != _origin(made):
             raise ValueError(f"the verb {made.name!r} is registered by {_origin(taken)} already")
         _verbs[made.name] = made
-        return function
+        return checked
 
     return register
+
+
+def _checked(name: str, function: F) -> F:
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        # Missing and unknown arguments are Python's own TypeError.
+        check_arguments(name, signature, signature.bind(*args, **kwargs).arguments)
+        return function(*args, **kwargs)
+
+    return cast(F, checked)
 
 
 def registered() -> Mapping[str, Verb]:

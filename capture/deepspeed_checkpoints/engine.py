@@ -115,6 +115,13 @@ class NativeCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         ]
         _open_engines.add(self)
 
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "open"
+        return (
+            f"<NativeCheckpointEngine of {type(self._engine).__qualname__}: {self._saves_begun} saves, "
+            f"{len(self.failures)} failed, {state}>"
+        )
+
     # The interface of DeepSpeed's CheckpointEngine.
 
     def create(self, info: CheckpointCommitInfo) -> None:

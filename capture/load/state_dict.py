@@ -1,7 +1,7 @@
 """Reads a checkpoint's tensors without a live target, whole and in their global shapes."""
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
 from typing import TypeAlias
 
@@ -10,7 +10,7 @@ import torch
 from capture.load.assignments import Assignment, assign
 from capture.load.read_into import read_into
 from capture.state.dtypes import torch_dtype
-from catalog.errors import NotFoundError
+from catalog.errors import NotFoundError, SetupError
 from catalog.format.manifest import NOT_STATE
 from catalog.history import History
 from catalog.read.fragments import stored_tensors
@@ -34,7 +34,7 @@ def state_dict_of(
     `names` and `kinds` (glob patterns) choose, and only what is chosen is read. NotFoundError, with the nearest, for a
     pattern that fits nothing; CorruptError when bytes differ from their checksums or elements are missing.
     """
-    names, kinds = _patterns(names), _patterns(kinds)
+    names, kinds = _patterns("names", names), _patterns("kinds", kinds)
     extents = [extent for extent in history.extents(ref) if extent.kind not in NOT_STATE]
     _check_patterns(ref, extents, names, kinds)
     # Chosen by key first: a tensor may be named by an alias that only some of its fragments carry, and a tensor that is
@@ -55,8 +55,12 @@ def state_dict_of(
     return state
 
 
-def _patterns(given: str | Sequence[str] | None) -> Sequence[str] | None:
-    return [given] if isinstance(given, str) else given
+def _patterns(argument: str, given: str | Sequence[str] | None) -> Sequence[str] | None:
+    if given is None or isinstance(given, str):
+        return None if given is None else [given]
+    if not isinstance(given, Collection) or not all(isinstance(pattern, str) for pattern in given):
+        raise SetupError(f"{argument}={given!r}: give a pattern, or a list of patterns")
+    return list(given)
 
 
 def _check_patterns(

@@ -9,9 +9,11 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any, Final, NoReturn
 
+from catalog.errors import HistoryError
 from dshistory import current
 from dshistory.commands.parameters import Parameter, UsageError, parameters
 from dshistory.commands.verbs import all_verbs
+from dshistory.commands.wording import in_options
 from dshistory.explorer import Explorer
 from dshistory.patterns import nearest
 from dshistory.registry import Surface, Verb
@@ -33,11 +35,16 @@ class Call:
     help: bool
 
     def make(self) -> Any:
-        """Run the verb and return its result."""
+        """Run the verb and return its result. Errors name options, not arguments of Python."""
         if not self.verb.needs_history:
-            return self.verb.function(*self.positional, **self.options)
-        explorer = current.current() if self.history is None else Explorer.open(self.history)
-        return self.verb.function(explorer, *self.positional, **self.options)
+            given = self.positional
+        else:
+            given = (current.current() if self.history is None else Explorer.open(self.history), *self.positional)
+        try:
+            return self.verb.function(*given, **self.options)
+        except HistoryError as error:
+            error.args = (in_options(str(error), self.verb),)
+            raise
 
 
 class _Parser(ArgumentParser):

@@ -50,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(words: Sequence[str]) -> int:
     from dshistory.commands.arguments import help_text, overview, parse
     from dshistory.commands.verbs import verb_named
+    from dshistory.commands.wording import in_options
+    from dshistory.display.table import Table
 
     if len(words) == 2 and words[0] == "help":
         words = [words[1], "--help"]
@@ -67,6 +69,8 @@ def _run(words: Sequence[str]) -> int:
         print(help_text(verb, prog=prog, forms=True), end="")
         return SUCCESS
     result = call.make()
+    if isinstance(result, Table):
+        result.note = in_options(result.note, verb)
     print(_shown(result, call.form))
     return PROBLEMS if verb.name == "verify" and len(result) else SUCCESS
 

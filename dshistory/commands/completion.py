@@ -18,7 +18,7 @@ from dshistory.explorer import Explorer
 from dshistory.options import DIFF_METRICS, Ref
 from dshistory.registry import Verb
 
-__all__ = ["line_completions"]
+__all__ = ["line_completions", "value_completions"]
 
 
 def line_completions(line: str, *, saved: Sequence[str] = (), variables: Sequence[str] = ()) -> Completions:
@@ -42,10 +42,10 @@ def line_completions(line: str, *, saved: Sequence[str] = (), variables: Sequenc
         return Completions(start, _paths(start))
     option, equals, value = start.partition("=")
     if start.startswith("-") and equals:
-        return _values(_next_parameter(verb, [option]), value)
+        return value_completions(_next_parameter(verb, [option]), value, current.current)
     if start.startswith("-") and not start[1:].isdigit():
         return _beginning(start, _options(verb))
-    return _values(_next_parameter(verb, words[1:]), start)
+    return value_completions(_next_parameter(verb, words[1:]), start, current.current)
 
 
 def _beginning(start: str, texts: Iterable[str]) -> Completions:
@@ -76,7 +76,8 @@ def _next_parameter(verb: Verb, words: list[str]) -> Parameter | None:
     return places[len(given)] if len(given) < len(places) else None
 
 
-def _values(parameter: Parameter | None, start: str) -> Completions:
+def value_completions(parameter: Parameter | None, start: str, explorer: Callable[[], Explorer]) -> Completions:
+    """Return the values of the parameter that begin with `start`, from the history of `explorer`, which may raise."""
     if parameter is None:
         return Completions(start, [])
     if parameter.choices:
@@ -87,7 +88,7 @@ def _values(parameter: Parameter | None, start: str) -> Completions:
     if source is None:
         return Completions(start, [])
     try:
-        return _beginning(start, source(current.current(), start))
+        return _beginning(start, source(explorer(), start))
     except (HistoryError, OSError):
         # Completion runs at every keypress; the verb itself reports what is wrong with the history.
         return Completions(start, [])

@@ -19,6 +19,7 @@ from dshistory.commands.completion import line_completions
 from dshistory.commands.parameters import UsageError
 from dshistory.commands.sql_cell import SavedQueries
 from dshistory.commands.sql_completion import Completions, query_completions
+from dshistory.commands.string_completion import string_completions
 from dshistory.commands.verbs import verb_named
 from dshistory.display.formats import text_of
 
@@ -120,7 +121,9 @@ class DSHistoryMagics(Magics):  # type: ignore[misc]
 
     @context_matcher(identifier=_NAME)  # type: ignore[untyped-decorator]
     def completer(self, context: CompletionContext) -> SimpleMatcherResult:
-        """Complete a `%dshistory` line or a query; Python's own completions are suppressed there."""
+        """Complete a `%dshistory` line, a query, or a string in the call of a verb; Python's own completions are
+        suppressed there.
+        """
         known = {"saved": self._saved.names, "variables": self._variables()}
         before = "\n".join([*context.full_text.split("\n")[: context.cursor_line], context.text_until_cursor])
         found = Completions("", [])
@@ -130,6 +133,8 @@ class DSHistoryMagics(Magics):  # type: ignore[misc]
             found = line_completions(head[1], **known) if " " in head[1] else Completions(head[1], ["sql"])
         elif line := _LINE.fullmatch(context.text_until_cursor):
             found = line_completions(line[1], **known)
+        elif not before.lstrip().startswith("%%"):
+            found = string_completions(before, self.shell.user_ns)
         return {
             "completions": [SimpleCompletion(text, type=_NAME) for text in found.texts],
             "matched_fragment": found.fragment,

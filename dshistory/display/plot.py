@@ -97,12 +97,18 @@ def changed_tensors(rows: "Table", *, metric: str, top: int) -> "go.Figure":
 
 
 def trajectories(rows: "Table", *, metric: str, top: int) -> "go.Figure":
-    """Plot the values over the steps, with a line for each of the `top` tensors with the largest maximum."""
-    lines: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    """Plot the values over the steps, with a line for each of the `top` tensors with the largest maximum; where several
+    runs have the same step, a line for each tensor and run.
+    """
+    data = rows.to_arrow()
+    several = len({*zip(data["run"].to_pylist(), data["step"].to_pylist(), strict=True)}) > len(
+        set(data["step"].to_pylist())
+    )
+    lines: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for row in rows:
-        lines.setdefault((row["name"], row["kind"]), []).append(row)
+        lines.setdefault((row["name"], row["kind"], row["run"] if several else ""), []).append(row)
 
-    def height(key: tuple[str, str]) -> float:
+    def height(key: tuple[str, str, str]) -> float:
         known = [row["value"] for row in lines[key] if row["value"] is not None and math.isfinite(row["value"])]
         return max(known, default=-math.inf)
 
@@ -114,7 +120,7 @@ def trajectories(rows: "Table", *, metric: str, top: int) -> "go.Figure":
             x=[row["step"] for row in lines[key]],
             y=[row["value"] for row in lines[key]],
             mode="lines+markers",
-            name=_label(lines[key][0], first),
+            name=f"{_label(lines[key][0], first)}{f', {_plain(key[2])}' if several else ''}",
             line={"color": colour, "width": 1.5, "dash": dash},
         )
     _explain_if(figure, not any(math.isfinite(height(key)) for key in chosen), f"no {metric} is known at any step")

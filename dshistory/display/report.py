@@ -25,6 +25,9 @@ class Report:
     def __getitem__(self, name: str) -> object:
         return self.facts[name]
 
+    def _ipython_key_completions_(self) -> list[str]:
+        return list(self.facts)
+
     def to_json(self) -> str:
         """Return facts and tables as one JSON object; `table.json_value` converts values that JSON does not have."""
         tables = {name: list(table) for name, table in self.tables.items()}

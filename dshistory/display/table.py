@@ -101,6 +101,9 @@ class Table:
         rows = range(len(self))[key]
         return dict(self._data.slice(rows, 1).to_pylist()[0])
 
+    def _ipython_key_completions_(self) -> list[str]:
+        return list(self.columns)
+
     def __repr__(self) -> str:
         width = text.terminal_width()
         return text.table_text(self._data, self.formats, self.note, layout=self._layout, width=width)

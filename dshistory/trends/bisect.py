@@ -47,6 +47,9 @@ class Checkpoint:
         self._history = history
         self.ref = ref
 
+    def __repr__(self) -> str:
+        return f"<Checkpoint: {self.ref} in {self._history.root}>"
+
     @property
     def run(self) -> str:
         """The run that wrote the checkpoint."""

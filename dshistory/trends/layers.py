@@ -200,7 +200,7 @@ def _read(
 ) -> _Tensors:
     """Read the parts from the tensors, as a trajectory does."""
     patterns = {"names": names, "kinds": kinds}
-    table = trajectory(history, **patterns, metric=metric, by="tensor", run=run, exact=False, quiet=quiet)
+    table = trajectory(history, **patterns, metric=metric, by="tensor", runs=[run], exact=False, quiet=quiet)
     with StatisticsMatrix.chosen(history, path, **patterns) as matrix:
         numel = matrix.stored().numel.astype(np.float64)
     values = table["value"].to_numpy().reshape(numel.shape)

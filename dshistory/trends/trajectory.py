@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import pyarrow as pa
 
+from catalog.errors import SetupError
 from catalog.history import History
 from catalog.records import CheckpointRef
 from catalog.references import committed_lineage
@@ -61,6 +62,16 @@ class TrajectoryTable(Table):
 
         return plot.trajectories(self, metric=self.metric, top=top)
 
+    def joined(self, other: "TrajectoryTable") -> "TrajectoryTable":
+        """Return the rows of both, each checkpoint once: two runs may have parents in common."""
+        mine = {(row["run"], row["step"]) for row in self.to_arrow().select(["run", "step"]).to_pylist()}
+        rows = other.to_arrow()
+        places = zip(rows["run"].to_pylist(), rows["step"].to_pylist(), strict=True)
+        new = rows.filter(pa.array([place not in mine for place in places], pa.bool_()))
+        made = TrajectoryTable(pa.concat_tables([self.to_arrow(), new]), note=f"{self.note}\n{other.note}")
+        made.metric = self.metric
+        return made
+
 
 def trajectory(
     history: History,
@@ -69,17 +80,23 @@ def trajectory(
     metric: str,
     kinds: Patterns,
     by: str,
-    run: str | None,
+    runs: Sequence[str | None],
     exact: bool,
     quiet: bool,
 ) -> TrajectoryTable:
-    """See `Explorer.trajectory`."""
+    """See `Explorer.trajectory`; None is the current run."""
     chosen = metric_named(metric)
     require_grouping(by)
-    refs = committed_lineage(history.paths, run)
     find = _update_parts if chosen.is_update else _step_parts
-    found = find(_Question(history, refs, kinds, names, metric, chosen, by, exact, quiet))
-    return _table(found, refs, metric, chosen, by=by)
+    table: TrajectoryTable | None = None
+    for run in runs:
+        refs = committed_lineage(history.paths, run)
+        found = find(_Question(history, refs, kinds, names, metric, chosen, by, exact, quiet))
+        one = _table(found, refs, metric, chosen, by=by)
+        table = one if table is None else table.joined(one)
+    if table is None:
+        raise SetupError("trajectory: run=[]: name a run, or give None for the current one")
+    return table
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import pytest
 import torch
 from explorer_helpers import Run, whole
 
+import capture
 import dshistory
 from catalog.errors import HistoryError, NotFoundError, SetupError
 from catalog.run_writer import create_history
@@ -352,3 +354,50 @@ def test_a_log_without_losses_is_a_figure_that_says_so(tmp_path: Path) -> None:
     run.close()
     (annotation,) = Explorer.open(run.root).log().plot().layout.annotations
     assert annotation.text == "no loss was recorded"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda h: h.tensor("head.weight", 20, state=5), "tensor: state=5: give a text"),
+        (lambda h: h.tensor(7), "tensor: name=7: give a text"),
+        (lambda h: h.diff(10, tensor="head.weight", axis="x"), "diff: axis='x': give a whole number"),
+        (lambda h: h.diff(10, names=5), "diff: names=5: give a text, or a list of texts"),
+        (lambda h: h.diff(10, kinds=["model", 3]), r"diff: kinds=\['model', 3\]: give a text, or a list of texts"),
+        (lambda h: h.diff(10, exact="yes"), "diff: exact='yes': give True or False"),
+        (lambda h: h.diff(10, by=2), "diff: by=2: give one of tensor, layer, kind"),
+        (
+            lambda h: h.diff(10, tensor="head.weight", by="layer"),
+            "diff: by='layer' groups tensors, and tensor='head.weight' is one: leave one of them out",
+        ),
+        (lambda h: h.layers(first="10"), "layers: first='10': give a whole number, or None"),
+        (lambda h: h.trajectory(run=[]), r"trajectory: run=\[\]: name a run"),
+        (lambda h: h.trajectory(run=3), "trajectory: run=3: give a text, a list of texts, or None"),
+        (lambda h: h.bisect(4.5), "bisect: predicate=4.5: give a condition, as 'loss > 4.5', or a function"),
+        (lambda h: h.restore(20, providers=None), r"restore: providers=None: give a list, as \(\)"),
+        (lambda h: h.export(20, 5), "export: path=5: give a path"),
+        (lambda h: h.watch(seconds="1"), "watch: seconds='1': give a number"),
+        (lambda h: Explorer.open(5), "a history is opened by the path of its folder, not by 5"),
+        (lambda h: capture.restore(20, history=h.root, names=5), "names=5: give a pattern, or a list of patterns"),
+    ],
+)
+def test_a_value_of_a_wrong_type_is_refused_by_name(situations: dict[str, Explorer], wrong: Call, said: str) -> None:
+    with pytest.raises(SetupError, match=said):
+        wrong(situations["two models"])
+
+
+def test_numbers_and_names_of_other_libraries_are_taken(situations: dict[str, Explorer]) -> None:
+    explorer = situations["no statistics"]
+    assert explorer.tensor("head.weight", np.int64(20)).shape == SHAPE
+    assert len(explorer.diff(10, tensor="head.weight", axis=np.int32(0), quiet=True)) == SHAPE[0]
+    assert len(explorer.diff(10, names=np.array(["head.weight"]), quiet=True)) == 1
+
+
+def test_several_runs_are_compared_each_checkpoint_once(situations: dict[str, Explorer]) -> None:
+    explorer = situations["two models"]
+    both = explorer.trajectory("layers.0.weight", metric="norm", run=["run-a", "run-b"], quiet=True)
+    alone = [explorer.trajectory("layers.0.weight", metric="norm", run=run, quiet=True) for run in ("run-a", "run-b")]
+    assert list(both) == [row for table in alone for row in table]
+    assert len(explorer.trajectory("layers.0.weight", metric="norm", run=["run-a", "run-a"], quiet=True)) == 3
+    assert {line.name for line in both.plot().data} == {"layers.0.weight, run-a", "layers.0.weight, run-b"}
+    assert {line.name for line in alone[0].plot().data} == {"layers.0.weight"}

@@ -27,7 +27,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "comparison",
         "tensors",
         "display",
-        "registry options metrics patterns",
+        "registry argument_checks options metrics patterns",
     ),
     "capture": (
         "huggingface enable checkpoint_engine resume restore active_sessions",

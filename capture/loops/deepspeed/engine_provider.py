@@ -27,6 +27,9 @@ class EngineState:
     def __init__(self, engine: Any) -> None:
         self._engine = engine
 
+    def __repr__(self) -> str:
+        return f"<EngineState of {type(self._engine).__qualname__} at step {self._engine.global_steps}>"
+
     def tensors(self) -> Sequence[TensorItem]:
         return ()
 

@@ -60,6 +60,9 @@ class ZeroState:
         self._steps: dict[str, torch.Tensor] = {}
         self._groups = self._local_groups() if topology is None else merge_groups(self._local_groups())
 
+    def __repr__(self) -> str:
+        return f"<ZeroState of {type(self._optimizer).__qualname__}>"
+
     def tensors(self) -> Sequence[TensorItem]:
         self._require_here()
         items = [*self._weights(), *self._masters(), *self._states()]

@@ -29,6 +29,9 @@ class Buffers:
         self._tree = ModuleTree(module, of="buffers")
         self._restoring: Available | None = None
 
+    def __repr__(self) -> str:
+        return f"<Buffers of {type(self._tree.module).__qualname__}>"
+
     def live(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield every buffer as it is now, under the name that `tensors` gives it."""
         for name, buffer, _ in self._tree:

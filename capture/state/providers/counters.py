@@ -18,6 +18,9 @@ class Counters:
         self._read = read
         self._write = write
 
+    def __repr__(self) -> str:
+        return f"<Counters: {', '.join(f'{name} {value}' for name, value in self._read().items())}>"
+
     def tensors(self) -> Sequence[TensorItem]:
         return ()
 

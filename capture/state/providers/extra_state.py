@@ -24,6 +24,9 @@ class ExtraState:
     def __init__(self, module: torch.nn.Module) -> None:
         self._module = unwrapped(module)
 
+    def __repr__(self) -> str:
+        return f"<ExtraState of {type(self._module).__qualname__}>"
+
     def tensors(self) -> Sequence[TensorItem]:
         return ()
 

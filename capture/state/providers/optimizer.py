@@ -51,6 +51,9 @@ class TorchOptimizer:
         self._restored: dict[torch.Tensor, dict[str, torch.Tensor]] | None = None
         self._shared: frozenset[str] = frozenset()
 
+    def __repr__(self) -> str:
+        return f"<TorchOptimizer {self._name!r}: {type(self._optimizer).__qualname__}>"
+
     @property
     def read_at(self) -> ReadAt:
         return self._read_at() if callable(self._read_at) else self._read_at

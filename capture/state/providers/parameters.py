@@ -25,6 +25,9 @@ class ModuleParameters:
     def __init__(self, module: torch.nn.Module) -> None:
         self._tree = ModuleTree(module, of="parameters")
 
+    def __repr__(self) -> str:
+        return f"<ModuleParameters of {type(self._tree.module).__qualname__}>"
+
     def tensors(self) -> Sequence[TensorItem]:
         refuse_flat_parameters(self._tree.module)
         items = []

@@ -18,6 +18,9 @@ class RandomState:
 
     read_at: ReadAt = "step"
 
+    def __repr__(self) -> str:
+        return "<RandomState: Python, NumPy, torch>"
+
     def tensors(self) -> Sequence[TensorItem]:
         return ()
 

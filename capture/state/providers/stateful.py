@@ -41,6 +41,9 @@ class Stateful:
         self._placement: Placement = placement
         self._read_at = read_at
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r}: {type(self._target).__qualname__}, read_at={self.read_at!r}>"
+
     @property
     def read_at(self) -> ReadAt:
         return self._read_at() if callable(self._read_at) else self._read_at

@@ -5,6 +5,7 @@ import io
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,9 +18,12 @@ import pytest
 import torch
 from explorer_helpers import Run, flip_bit, tiny_history, whole
 
+from catalog.errors import HistoryError
 from dshistory import current
 from dshistory.commands.cli import main
-from dshistory.commands.verbs import all_verbs
+from dshistory.commands.verbs import all_verbs, verb_named
+from dshistory.commands.wording import in_options
+from dshistory.explorer import Explorer
 
 COMMAND = [sys.executable, "-m", "dshistory"]
 
@@ -124,6 +128,39 @@ def test_a_known_error_is_one_line_and_exit_code_2(root: Path, tmp_path: Path) -
         assert result.stderr.startswith("dshistory")
         assert message in result.stderr
         assert len(result.stderr.splitlines()) == 1, result.stderr
+
+
+def test_messages_name_options_on_the_command_line_and_arguments_in_python(root: Path, tmp_path: Path) -> None:
+    explorer = Explorer.open(root)
+    (tmp_path / "taken").mkdir()
+    for words, call, option, argument in (
+        (("export", "20", "taken"), lambda: explorer.export(20, "taken"), "pass --overwrite", "pass overwrite=True"),
+        (
+            ("export", "20", "x", "--format", "huggingface"),
+            lambda: explorer.export(20, "x", format="huggingface"),
+            "pass --config (a config.json",
+            "pass config= (a config.json",
+        ),
+        (
+            ("diff", "0", "20", "--tensor", "head.weight", "--by", "layer"),
+            lambda: explorer.diff(0, 20, tensor="head.weight", by="layer"),
+            "--by layer groups tensors, and --tensor head.weight is one",
+            "by='layer' groups tensors, and tensor='head.weight' is one",
+        ),
+    ):
+        done = dshistory(words[0], str(root), *words[1:])
+        assert done.returncode == 2
+        assert option in done.stderr
+        with pytest.raises(HistoryError, match=re.escape(argument)):
+            call()
+
+
+def test_notes_name_options_too() -> None:
+    verb = verb_named("trajectory", "command line")
+    note = "estimated from sketches (exact=True reads the tensors), of 'a.exact=True', quiet=True, x == 2"
+    assert in_options(note, verb) == (
+        "estimated from sketches (--exact reads the tensors), of 'a.exact=True', --quiet, x == 2"
+    )
 
 
 def test_the_traceback_is_printed_on_request(root: Path) -> None:

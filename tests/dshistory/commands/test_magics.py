@@ -150,6 +150,28 @@ def test_completion(shell: InteractiveShell, root: Path) -> None:
     assert _completions(shell, "%%dshistory sq") == ["sql"]
 
 
+def test_completion_inside_strings_of_python(shell: InteractiveShell, root: Path) -> None:
+    assert _completions(shell, 'dshistory.tensor("lay') == []
+    shell.user_ns["h"] = Explorer.open(root)
+    names = ["layers.0.mlp.bias", "layers.0.mlp.weight", "layers.1.norm"]
+    # The explorer before the verb counts, whichever history was opened last.
+    assert _completions(shell, 'h.tensor("lay') == names
+    run(shell, f"%dshistory open {root}")
+    for code in ('dshistory.tensor("lay', "x = [dshistory.tensor('lay", 'len("(") # it\'s\nh.tensor(\n    "lay'):
+        assert _completions(shell, code) == names, code
+    assert _completions(shell, 'h.tensor("head.weight", "la') == ["latest"]
+    assert _completions(shell, 'h.diff(0, "be') == ["best"]
+    assert _completions(shell, 'h.diff(0, by="la') == ["layer"]
+    assert _completions(shell, 'h.trajectory(["head.weight", "layers.1') == ["layers.1.norm"]
+    assert _completions(shell, 'h.trajectory(kinds=("exp') == ["exp_avg"]
+    assert _completions(shell, 'h.tensor("head.weight", state="exp') == ["exp_avg"]
+    assert _completions(shell, 'h.sql("SELECT count(*) FROM checkp') == ["checkpoints"]
+    assert _completions(shell, 'print("lay') == []
+    assert _completions(shell, 'h.diff(0).top("lay') == []
+    shell.user_ns["rows"] = shell.user_ns["h"].log()
+    assert "step" in _completions(shell, 'rows["st')
+
+
 def test_each_variable_in_a_line_counts_as_one_word(shell: InteractiveShell, root: Path) -> None:
     shell.user_ns.update(root=str(root), step=10, pattern="layers.* --kinds nonsense")
     run(shell, "%dshistory open {root}")

@@ -1,0 +1,90 @@
+"""Check the values of a verb's arguments against its annotations, so that an error names the argument and its value.
+
+Annotations that are not listed here take what only Python can give, such as an engine, or a reference to a checkpoint:
+whoever uses these says what is wrong with them.
+"""
+
+import inspect
+import operator
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, get_args
+
+from catalog.errors import SetupError
+from dshistory.options import Choices, Predicate
+from dshistory.patterns import Patterns
+
+__all__ = ["check_arguments"]
+
+
+def check_arguments(verb: str, signature: inspect.Signature, arguments: Mapping[str, Any]) -> None:
+    """Raise SetupError, with the argument, its value and what it may be, for the first value of a wrong type."""
+    for name, value in arguments.items():
+        annotation = signature.parameters[name].annotation
+        known, what = _expected(annotation)
+        if not (known(value) or (value is None and type(None) in get_args(annotation))):
+            raise SetupError(f"{verb}: {name}={value!r}: give {what}")
+
+
+def _expected(annotation: Any) -> "_Expected":
+    """Return what may be given for the annotation: a test, and its description."""
+    for mark in getattr(annotation, "__metadata__", ()):
+        if isinstance(mark, Choices):
+            return _is_text, f"one of {', '.join(mark.words)}"
+    return _KNOWN.get(annotation, (lambda value: True, "anything"))
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_whole(value: object) -> bool:
+    if isinstance(value, bool):
+        return False
+    try:
+        operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return False
+    return True
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, float) or _is_whole(value)
+
+
+def _is_flag(value: object) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_path(value: object) -> bool:
+    return isinstance(value, (str, Path))
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)
+
+
+def _are_texts(value: object) -> bool:
+    return _is_text(value) or (isinstance(value, Collection) and all(map(_is_text, value)))
+
+
+def _is_predicate(value: object) -> bool:
+    return _is_text(value) or callable(value)
+
+
+_Expected = tuple[Callable[[object], bool], str]
+
+_KNOWN: Final[Mapping[Any, _Expected]] = {
+    str: (_is_text, "a text"),
+    str | None: (_is_text, "a text, or None"),
+    int: (_is_whole, "a whole number"),
+    int | None: (_is_whole, "a whole number, or None"),
+    float: (_is_number, "a number"),
+    bool: (_is_flag, "True or False"),
+    Path | str: (_is_path, "a path"),
+    Path | str | None: (_is_path, "a path, or None"),
+    Patterns: (_are_texts, "a text, or a list of texts"),
+    Patterns | None: (_are_texts, "a text, a list of texts, or None"),
+    Predicate: (_is_predicate, "a condition, as 'loss > 4.5', or a function of a checkpoint"),
+    Sequence[Any]: (_is_list, "a list, as ()"),
+}
