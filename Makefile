@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
+ALIVE := $(PYTHON) .ci/alive 15
 LAYERS := dshistory capture catalog native
 SCRIPTS := examples benchmarks tests
 NATIVE_SOURCES := $(shell find native -name '*.cpp' -o -name '*.hpp' -o -name '*.h' 2>/dev/null)
@@ -23,19 +24,17 @@ help:  ## this list
 # Each stamp is written last, so a step that failed half-way is done again from its start.
 $(VENV)/.made: .ci/system-packages
 	@.ci/system-packages $(PYTHON)
-	$(PYTHON) -m venv --clear $(VENV)
+	@$(ALIVE) 'making $(VENV)' $(PYTHON) -m venv --clear $(VENV)
 	@touch $@
 
 # torch goes first and pinned: nothing that is installed later can pull another build of it.
 $(VENV)/.torch: $(VENV)/.made constraints.txt
-	@echo 'installing torch'
-	@$(PIP) install -c constraints.txt torch
+	@$(ALIVE) 'installing torch, the largest of all' $(PIP) install -c constraints.txt torch
 	@touch $@
 
 # The build tools live in the environment, so that a rebuild is incremental and needs no network.
 $(VENV)/.tools: $(VENV)/.torch
-	@echo 'installing the build tools'
-	@$(PIP) install -c constraints.txt setuptools wheel scikit-build-core nanobind ninja
+	@$(ALIVE) 'installing the build tools' $(PIP) install -c constraints.txt setuptools wheel scikit-build-core nanobind ninja
 	@touch $@
 
 # An editable install keeps a list of the modules there are: when one is added, moved or removed, the list is made anew.
@@ -44,19 +43,18 @@ $(VENV)/.modules: FORCE | $(VENV)/.tools
 	@find $(LAYERS) -name '*.py' | sort | cmp -s - $@ || find $(LAYERS) -name '*.py' | sort > $@
 
 $(VENV)/.installed: $(VENV)/.tools $(VENV)/.modules $(BUILD_INPUTS)
-	@echo 'building DSHistory and installing what it uses'
-	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[deepspeed,notebook,dev]'
+	@$(ALIVE) 'building DSHistory and installing what it uses' $(PIP) install -c constraints.txt --no-build-isolation -e '.[deepspeed,notebook,dev]'
 	@touch $@
 
 $(VENV)/.browser: pyproject.toml constraints.txt | $(VENV)/.installed
-	@echo 'installing what the test in a browser uses'
-	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[browser]'
+	@$(ALIVE) 'installing what the test in a browser uses' $(PIP) install -c constraints.txt --no-build-isolation -e '.[browser]'
 	@touch $@
 
 .PHONY: setup
 setup: $(VENV)/.installed  ## make .venv, install everything, build the extension
 	@pkg-config --exists liburing libxxhash || .ci/system-packages $(PYTHON)
 	@mkdir -p $(TORCH_EXTENSIONS_DIR) && find $(TORCH_EXTENSIONS_DIR) -name lock -delete
+	@echo 'DSHistory is set up in $(VENV)'
 
 .PHONY: demo
 demo: setup  ## train a small GPT with its history captured, then look at that history

@@ -17,7 +17,8 @@ except ImportError as error:
         "rename that file, or put it after DSHistory on sys.path"
     ) from error
 
-check_siblings(__file__, ("native",))
+# Who imports an error from here most likely imports `capture` too, whose place a file of the user may have taken.
+check_siblings(__file__, ("native", "capture"))
 
 from catalog.errors import (  # noqa: E402
     CorruptError,

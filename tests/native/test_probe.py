@@ -1,6 +1,9 @@
 """The probes find the host's file systems and io_uring, and check that our packages are the ones imported."""
 
 import os
+import re
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -45,6 +48,18 @@ def test_a_foreign_module_with_our_name_is_named(tmp_path: Path, monkeypatch: py
     with pytest.raises(ImportError, match="its own package 'shadowed_sibling'") as failure:
         check_siblings(native.__file__, ("shadowed_sibling",))
     assert str(decoy) in str(failure.value)
+
+
+def test_a_module_that_is_there_already_is_named_whether_it_has_a_spec_or_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = types.ModuleType("shadowed_sibling")
+    monkeypatch.setitem(sys.modules, "shadowed_sibling", made)
+    with pytest.raises(ImportError, match="finds nothing"):
+        check_siblings(native.__file__, ("shadowed_sibling",))
+    made.__file__ = str(tmp_path / "main.py")
+    with pytest.raises(ImportError, match=re.escape(made.__file__)):
+        check_siblings(native.__file__, ("shadowed_sibling",))
 
 
 def test_our_own_packages_pass_and_a_missing_one_does_not() -> None:

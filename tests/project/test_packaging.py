@@ -109,6 +109,8 @@ def test_a_type_checker_sees_the_types_of_the_wheel(stranger, tmp_path):
         ("dshistory", "native"),
         ("capture", "catalog"),
         ("capture", "native"),
+        ("catalog", "capture"),
+        ("catalog.errors", "capture"),
     ],
 )
 def test_a_module_in_the_way_is_named(stranger, tmp_path, package, decoy):

@@ -47,3 +47,14 @@ def test_a_missing_compiler_is_named(machine):
     done = look_for(machine)
     assert done.returncode == 1
     assert "DSHistory's build needs: g++" in done.stderr
+
+
+def test_a_long_command_shows_that_it_is_alive():
+    """The command goes on until its input ends, and that ends when the second sign of life has come."""
+    command = [str(ROOT / ".ci" / "alive"), "0.01", "waiting", sys.executable, "-c", "input(); raise SystemExit(3)"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout.readline() == "waiting\n"
+        for _ in range(2):
+            assert running.stdout.readline().endswith(" s so far\n")
+        running.communicate("\n")
+    assert running.returncode == 3

@@ -85,9 +85,9 @@ class DataloaderPosition(Stateful):
         if not (hasattr(self._inner, "state_dict") and hasattr(self._inner, "load_state_dict")):
             raise UnsupportedError(
                 f"dataloader: {type(dataloader).__qualname__} can't tell its position (no state_dict); use "
-                "torchdata.stateful_dataloader.StatefulDataLoader (with Accelerate: "
-                "DataLoaderConfiguration(use_stateful_dataloader=True)), or leave dataloader= out and restore the "
-                "position yourself"
+                "torchdata.stateful_dataloader.StatefulDataLoader, which dshistory[dataloader] installs (with "
+                "Accelerate: DataLoaderConfiguration(use_stateful_dataloader=True)), or leave dataloader= out and "
+                "restore the position yourself"
             )
         super().__init__("dataloader", dataloader, placement="rank_local", read_at="step")
 
