@@ -34,10 +34,10 @@ from capture.deepspeed_checkpoints.torch_files import (
     to_map_location,
 )
 from capture.deepspeed_checkpoints.tree import decode_tree, encode_tree
+from capture.devices.copies import CUDA
 from capture.exit_handler import call_at_exit
 from capture.loops.deepspeed.hooks import attach_barrier
 from capture.loops.module_hooks import wrap
-from capture.snapshot.device_copies import CUDA
 from capture.snapshot.failures import Failures
 from capture.snapshot.writer_choice import ChosenWriter, agree_on_writer
 from capture.user_warning import warn_user

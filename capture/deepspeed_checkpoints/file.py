@@ -18,10 +18,10 @@ import torch
 
 import native
 from capture.deepspeed_checkpoints.tree import CheckpointTree
+from capture.devices.copies import CUDA, DeviceCopier
+from capture.devices.feed import Copies, DeviceTake, NoCopies
 from capture.snapshot.change_detector import ChangeDetector, Comparison
 from capture.snapshot.data_file import PlacedObject, make_trailer
-from capture.snapshot.device_copies import CUDA, DeviceCopier
-from capture.snapshot.device_feed import Copies, DeviceTake, NoCopies
 from capture.snapshot.parts import HUGE
 from capture.snapshot.plan import Plan, make_plan
 from capture.state.dtypes import torch_dtype

@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 import torch
 
-from capture.device_marks import CUDA_MARKS, Marks
+from capture.devices.marks import CUDA_MARKS, Marks
 from capture.load.assignments import Assignment
 from capture.load.staging import copy_elements, fill_through_host
 from capture.state.dtypes import torch_dtype

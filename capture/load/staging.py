@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from capture.device_marks import Mark, Marks, behind
+from capture.devices.marks import Mark, Marks, behind
 from capture.load.assignments import Assignment
 from capture.state.dtypes import torch_dtype
 from capture.state.row_major import row_major

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from capture.device_marks import CUDA_MARKS, Mark, Marks, behind
+from capture.devices.marks import CUDA_MARKS, Mark, Marks, behind
 
 __all__ = ["Losses", "StepMetrics", "loss_in"]
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from capture.background_thread import BackgroundThread
-from capture.device_marks import CUDA_MARKS, Mark, Marks, behind
+from capture.devices.marks import CUDA_MARKS, Mark, Marks, behind
 from capture.session.stall_notice import StallNotice
 from capture.session.statistics_thread import StatisticsThread
 from capture.session.uncommitted_parts import UncommittedParts

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 import native
+from capture.devices.copies import DeviceCopier
+from capture.devices.digests import DeviceDigests
 from capture.snapshot.data_file import PlacedPiece, piece_of_part
-from capture.snapshot.device_copies import DeviceCopier
-from capture.snapshot.device_digests import DeviceDigests
 from capture.snapshot.late_bytes import Background, Chunk, append, chunks_of
 from capture.snapshot.parts import Part
 from capture.snapshot.plan import Referable

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from capture.snapshot.device_feed import DevicePart
+from capture.devices.feed import DevicePart
 from capture.state.interface import TensorItem
 from catalog.format.header import Entry
 

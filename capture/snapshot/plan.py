@@ -22,9 +22,9 @@ import numpy as np
 import torch
 
 import native
+from capture.devices.copies import CUDA, GATHERED_BYTES, DeviceCopier, Mirror
+from capture.devices.feed import DevicePart
 from capture.snapshot.change_detector import Watched
-from capture.snapshot.device_copies import CUDA, GATHERED_BYTES, DeviceCopier, Mirror
-from capture.snapshot.device_feed import DevicePart
 from capture.snapshot.parts import HUGE, Part, can_be_referenced, entry_shape, widest_entry
 from capture.snapshot.planned_rows import PlannedRows
 from capture.state.dtypes import dtype_name

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import native
+from capture.devices.feed import Copies, NoCopies
 from capture.snapshot.change_detector import ChangeDetector, Check, Comparison
 from capture.snapshot.data_file import (
     PlacedObject,
@@ -19,7 +20,6 @@ from capture.snapshot.data_file import (
     object_entries,
 )
 from capture.snapshot.dedup import Expected, Published, UnchangedCheck, digests_of
-from capture.snapshot.device_feed import Copies, NoCopies
 from capture.snapshot.kept_items import Held
 from capture.snapshot.late_bytes import ObjectTensors
 from capture.snapshot.plan import Plan

@@ -12,11 +12,11 @@ from functools import cached_property
 import torch
 
 import native
+from capture.devices.copies import CUDA, DeviceCopier
+from capture.devices.feed import DeviceTake
 from capture.snapshot.change_detector import ChangeDetector, Check, Watched, bytes_compared_whole
 from capture.snapshot.data_file import PlacedObject, object_entries
 from capture.snapshot.dedup import StoredAt
-from capture.snapshot.device_copies import CUDA, DeviceCopier
-from capture.snapshot.device_feed import DeviceTake
 from capture.snapshot.kept_items import all_alive
 from capture.snapshot.late_bytes import ObjectTensors
 from capture.snapshot.listed import Listed

@@ -12,8 +12,8 @@ from capture_helpers import MIB, assert_same, make, reference
 
 import capture
 import native
-from capture.snapshot.device_copies import CUDA
-from capture.snapshot.device_feed import DeviceTake
+from capture.devices.copies import CUDA
+from capture.devices.feed import DeviceTake
 from capture.snapshot.plan import Plan, make_plan
 from capture.state.interface import TensorItem
 from catalog.errors import UnsupportedError

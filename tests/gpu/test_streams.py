@@ -8,9 +8,9 @@ import torch
 from capture_helpers import MIB, assert_same, make, reference
 
 import capture
+from capture.devices.digests import DeviceDigests, words_of
 from capture.loops.step_metrics import Losses
 from capture.session.committer import Committer
-from capture.snapshot.device_digests import DeviceDigests, words_of
 from catalog.errors import SnapshotError
 from catalog.history import History
 from catalog.records import RunFacts

@@ -33,8 +33,9 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "huggingface enable checkpoint_engine resume restore active_sessions",
         "session load deepspeed_checkpoints",
         "snapshot loops",
+        "devices",
         "state",
-        "background_thread collectives defaults device_marks exit_handler lazy_doors user_warning",
+        "background_thread collectives defaults exit_handler lazy_doors user_warning",
     ),
     "catalog": (
         "run_writer gc verify history references",

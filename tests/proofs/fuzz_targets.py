@@ -21,7 +21,7 @@ from byte_flips import train
 import native
 from capture.deepspeed_checkpoints.file import FileWrite, read_tree
 from capture.deepspeed_checkpoints.tree import COMMON_CLASSES, CheckpointTree, decode_tree, encode_tree
-from capture.snapshot.device_copies import CUDA
+from capture.devices.copies import CUDA
 from capture.state.objects import decode_object, encode_object
 from catalog.disk import json_file
 from catalog.disk.checked_parquet import encode_checked

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import native
+from capture.devices.copies import Piece
 from capture.loops.select import loop_for
 from capture.session.options import SessionOptions
 from capture.session.session import Session
-from capture.snapshot.device_copies import Piece
 from capture.snapshot.snapshot import Snapshot
 from capture.snapshot.state_listing import StateListing
 from capture.state.providers import RandomState

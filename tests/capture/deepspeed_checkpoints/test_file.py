@@ -16,7 +16,7 @@ import native
 from capture.deepspeed_checkpoints.file import FileWrite, is_tree_file, read_tree
 from capture.deepspeed_checkpoints.torch_files import load_torch_file, to_map_location
 from capture.deepspeed_checkpoints.tree import COMMON_CLASSES, decode_tree, encode_tree
-from capture.snapshot.device_copies import CUDA
+from capture.devices.copies import CUDA
 from catalog.errors import FormatError, UnsupportedError
 
 BLOCK = 64 << 10

@@ -12,8 +12,8 @@ from capture_helpers import MIB, faulty_session, make, one_step
 
 import capture
 import native
+from capture.devices.copies import CUDA, DeviceCopier, Piece
 from capture.snapshot.data_file import PlacedObject
-from capture.snapshot.device_copies import CUDA, DeviceCopier, Piece
 from capture.snapshot.late_bytes import ObjectTensors
 from capture.state.objects import MOST_COPIED_BYTES, encode_object
 from catalog.errors import SnapshotError

@@ -6,7 +6,7 @@ from capture_helpers import assert_same, committed_steps, make, one_step, refere
 from late_device import LateDevice, session_on, small_writer
 
 import capture
-from capture.snapshot.device_digests import DeviceDigests, sample_of, words_of
+from capture.devices.digests import DeviceDigests, sample_of, words_of
 from catalog.errors import SnapshotError
 
 ROW = 1 << 16

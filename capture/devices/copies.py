@@ -1,7 +1,7 @@
 """From device memory to host memory: copies that run beside the training, ordered with it by events.
 
 Host tensors need none of this: they are written from where they are. The bytes of device tensors go into slots of the
-writer's own staging budget, block by block, in the background (`device_feed`):
+writer's own staging budget, block by block, in the background (`feed`):
   1. At the step, on the training thread, tensors that the next forward changes are cloned on the device; then
      `DeviceCopier.begin`. While a CUDA graph is captured, `require_running` refuses before anything is recorded.
   2. In the background, `DeviceCopier.copy` into slot after slot; work that comes after `begin` on the training's stream
@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 import native
-from capture.device_marks import CUDA_MARKS
+from capture.devices.marks import CUDA_MARKS
 from catalog.errors import SetupError, UnsupportedError
 
 __all__ = ["CUDA", "GATHERED_BYTES", "CudaDeviceCopier", "DeviceCopier", "Mirror", "Piece", "Transfer", "coalesced"]

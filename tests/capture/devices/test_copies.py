@@ -13,10 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import capture
 import native
+from capture.devices.copies import GATHERED_BYTES, Piece, coalesced
+from capture.devices.feed import DeviceTake
 from capture.session.step_events import MAX_PENDING, StepEvents
 from capture.snapshot.change_detector import Comparison
-from capture.snapshot.device_copies import GATHERED_BYTES, Piece, coalesced
-from capture.snapshot.device_feed import DeviceTake
 from capture.snapshot.plan import Plan, make_plan
 from capture.state.interface import TensorItem
 from catalog.errors import CorruptError, SnapshotError, UnsupportedError

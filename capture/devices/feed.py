@@ -16,8 +16,8 @@ from typing import Protocol
 import torch
 
 import native
-from capture.snapshot.device_copies import GATHERED_BYTES, DeviceCopier, Piece, Transfer, coalesced
-from capture.snapshot.device_digests import words_of
+from capture.devices.copies import GATHERED_BYTES, DeviceCopier, Piece, Transfer, coalesced
+from capture.devices.digests import words_of
 from capture.state.row_major import row_major
 
 __all__ = ["Copies", "DevicePart", "DeviceTake", "NoCopies"]

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from capture.device_marks import CUDA_MARKS, Mark, behind
+from capture.devices.marks import CUDA_MARKS, Mark, behind
 from capture.state.row_major import dense_bytes
 
 __all__ = ["DeviceDigests", "Reading", "sample_of", "words_of"]
