@@ -23,6 +23,7 @@ from catalog.format.marker import read_marker
 from catalog.paths import HistoryPaths
 from catalog.read import runs
 from catalog.read.checkpoint import check_data_files, read_checkpoint
+from catalog.read.provider_tensors import state_only
 from catalog.read.tensors import logical_tensors
 from catalog.records import CheckpointRef, Extent, Marker, RunFacts
 
@@ -138,16 +139,23 @@ class History:
         Every manifest is checked against the marker before anything is returned, and so are paths, sizes and overlaps:
         FormatError or CorruptError names file and field.
         """
+        return _records(self._rows(ref), names, kinds)
+
+    def state_extents(
+        self, ref: CheckpointRef, *, names: Sequence[str] | None = None, kinds: Sequence[str] | None = None
+    ) -> list[Extent]:
+        """Return the extents that are tensors, as `extents` does: those of the training's own state, and those inside
+        the objects of its State Providers, each of which has the object's name as its kind, and its place in the object
+        as its name. Objects, headers and padding are left out.
+        """
+        return _records(state_only(self._rows(ref)), names, kinds)
+
+    def _rows(self, ref: CheckpointRef) -> pa.Table:
+        """Return the rows of the manifests of all ranks, all of which agree."""
         checkpoint = read_checkpoint(self.paths, ref.run, ref.step)
         check_data_files(self.paths, checkpoint)
         logical_tensors(checkpoint, where=str(self.paths.step_dir(ref.run, ref.step)))
-        table = pa.concat_tables(manifest.table for manifest in checkpoint.manifests)
-        # Rows become records one by one, which is most of the work: only those that were asked for do.
-        for column, wanted in (("name", names), ("kind", kinds)):
-            if wanted is not None:
-                table = table.filter(pc.is_in(table[column], pa.array(list(wanted), pa.string())))
-        chosen = extent_records(table)
-        return sorted(chosen, key=lambda extent: (extent.kind, extent.name, extent.start, extent.file))
+        return pa.concat_tables(manifest.table for manifest in checkpoint.manifests)
 
     def gone(self) -> list[Gone]:
         """Return what the index has registered and the folders no longer have, though nobody has removed the whole
@@ -183,3 +191,11 @@ class History:
         from catalog.index import index
 
         return index.reindex(self.paths)
+
+
+def _records(rows: pa.Table, names: Sequence[str] | None, kinds: Sequence[str] | None) -> list[Extent]:
+    # Rows become records one by one, which is most of the work: only those that were asked for do.
+    for column, wanted in (("name", names), ("kind", kinds)):
+        if wanted is not None:
+            rows = rows.filter(pc.is_in(rows[column], pa.array(list(wanted), pa.string())))
+    return sorted(extent_records(rows), key=lambda extent: (extent.kind, extent.name, extent.start, extent.file))

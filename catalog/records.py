@@ -29,8 +29,9 @@ class Extent:
     `shape` is the logical tensor's global shape; the fragment is `[start, start + numel)` of it, flattened. `file` is
     relative to the history's root, with forward slashes. `checksum` is the canonical XXH3-128 of the stored bytes
     (CHECKSUM_BYTES long). `dtype` is a safetensors dtype, `start` and `numel` count elements, `offset` and `nbytes`
-    count bytes. Extents of the kinds `header`, `pad`, `object` and `object_tensor` are no tensors of the model. Every
-    byte of a data file belongs to exactly one extent.
+    count bytes. Extents of the kinds `header`, `pad`, `object` and `object_tensor` are no tensors of the model; the
+    only alias of an `object_tensor`, if any, is its place in the object. Every byte of a data file belongs to exactly
+    one extent.
     """
 
     name: str

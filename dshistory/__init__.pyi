@@ -12,7 +12,7 @@ from dshistory.comparison.diff import DiffTable
 from dshistory.display.report import Report
 from dshistory.display.table import Table
 from dshistory.explorer import Explorer
-from dshistory.options import ExportFormat, Grouping, Metric, Predicate, Ref, Weights
+from dshistory.options import ExportFormat, Grouping, Metric, Predicate, Ref
 from dshistory.patterns import Patterns
 from dshistory.reports.log import LogTable
 from dshistory.trends.anomalies import AnomalyTable
@@ -84,7 +84,7 @@ def export(
     path: Path | str,
     *,
     format: ExportFormat = "safetensors",
-    weights: Weights = "model",
+    weights: str = "model",
     shard_bytes: int | None = None,
     config: Path | str | None = None,
     model: Any = None,

@@ -8,7 +8,7 @@ from catalog.errors import SetupError
 from catalog.history import History
 from dshistory.display.report import Report
 from dshistory.display.table import Table, with_unique_names
-from dshistory.options import ExportFormat, Grouping, Metric, Predicate, Ref, Weights
+from dshistory.options import ExportFormat, Grouping, Metric, Predicate, Ref
 from dshistory.patterns import Patterns
 from dshistory.registry import verb
 from dshistory.reports import show
@@ -329,7 +329,7 @@ class Explorer:
         path: Path | str,
         *,
         format: ExportFormat = "safetensors",
-        weights: Weights = "model",
+        weights: str = "model",
         shard_bytes: int | None = None,
         config: Path | str | None = None,
         model: Any = None,
@@ -348,7 +348,8 @@ class Explorer:
             step: the checkpoint
             path: the file or folder to create
             format: safetensors, huggingface, dcp, torch; deepspeed or universal, which include the optimizer
-            weights: model, or master for the fp32 weights that the optimizer updates
+            weights: model, master for the fp32 weights that the optimizer updates, or the name of a State Provider that
+                averages them, as ema
             shard_bytes: safetensors and huggingface: write a folder of files of at most this many bytes, with an index
             config: huggingface: a config.json, or a folder with one
             model: huggingface: a model (or its configuration) in place of config

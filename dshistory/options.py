@@ -14,14 +14,12 @@ __all__ = [
     "DIFF_METRICS",
     "EXPORT_FORMATS",
     "GROUPINGS",
-    "WEIGHTS",
     "Choices",
     "ExportFormat",
     "Grouping",
     "Metric",
     "Predicate",
     "Ref",
-    "Weights",
 ]
 
 Ref = int | str | CheckpointRef
@@ -56,7 +54,6 @@ DIFF_METRICS: Final[tuple[str, ...]] = (
 
 GROUPINGS: Final = ("tensor", "layer", "kind")
 EXPORT_FORMATS: Final = ("safetensors", "torch", "dcp", "huggingface", "deepspeed", "universal")
-WEIGHTS: Final = ("model", "master")
 
 Metric = Annotated[str, Choices(METRICS)]
 """A metric of a trajectory: of one checkpoint, or of the change since the checkpoint before."""
@@ -66,6 +63,3 @@ Grouping = Annotated[str, Choices(GROUPINGS)]
 
 ExportFormat = Annotated[str, Choices(EXPORT_FORMATS)]
 """A format that `export` writes."""
-
-Weights = Annotated[str, Choices(WEIGHTS)]
-"""The weights that `export` writes: the model's own, or the fp32 ones that the optimizer updates."""

@@ -11,7 +11,6 @@ from capture.load.assignments import Assignment, assign
 from capture.load.read_into import read_into
 from capture.state.dtypes import torch_dtype
 from catalog.errors import NotFoundError, SetupError
-from catalog.format.manifest import NOT_STATE
 from catalog.history import History
 from catalog.read.fragments import stored_tensors
 from catalog.records import CheckpointRef, Extent
@@ -35,7 +34,7 @@ def state_dict_of(
     pattern that fits nothing; CorruptError when bytes differ from their checksums or elements are missing.
     """
     names, kinds = _patterns("names", names), _patterns("kinds", kinds)
-    extents = [extent for extent in history.extents(ref) if extent.kind not in NOT_STATE]
+    extents = history.state_extents(ref)
     _check_patterns(ref, extents, names, kinds)
     # Chosen by key first: a tensor may be named by an alias that only some of its fragments carry, and a tensor that is
     # not asked for may be incomplete.

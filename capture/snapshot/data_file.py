@@ -155,11 +155,21 @@ def piece_of_part(part: Part) -> Piece:
     )
 
 
-def piece_of_tensor(name: str, tensor: torch.Tensor, placement: Placement) -> Piece:
-    """Return the piece of an object's tensor."""
+def piece_of_tensor(name: str, tensor: torch.Tensor, placed: PlacedObject) -> Piece:
+    """Return the piece of a tensor of that object."""
     shape = tuple(tensor.shape)
-    dtype = dtype_name(tensor.dtype, what=name)
-    return Piece(name, "object_tensor", dtype, shape, placement, tensor.nbytes, f"object_tensor/{name}", shape)
+    known_as = placed.encoded.names.get(name)
+    return Piece(
+        name,
+        "object_tensor",
+        dtype_name(tensor.dtype, what=name),
+        shape,
+        placed.placement,
+        tensor.nbytes,
+        f"object_tensor/{name}",
+        shape,
+        aliases=() if known_as is None else (known_as,),
+    )
 
 
 def pad_piece(name: str, nbytes: int) -> Piece:
@@ -172,7 +182,7 @@ def _pieces(objects: Sequence[PlacedObject]) -> list[tuple[Piece, bytes]]:
     tensors, trees = [], []
     for placed in objects:
         for name, tensor in placed.encoded.tensors.items():
-            tensors.append((piece_of_tensor(name, tensor, placed.placement), _bytes_of(tensor)))
+            tensors.append((piece_of_tensor(name, tensor, placed), _bytes_of(tensor)))
         name, json = placed.encoded.name, placed.encoded.json
         shape = (len(json),)
         tree = Piece(name, "object", "U8", shape, placed.placement, len(json), f"object/{name}", shape)

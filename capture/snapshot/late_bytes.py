@@ -104,7 +104,7 @@ class ObjectTensors:
         after: Callable[[], None],
     ) -> None:
         found = [
-            (piece_of_tensor(name, live.tensor, placed.placement), live)
+            (piece_of_tensor(name, live.tensor, placed), live)
             for placed in objects
             for name, live in placed.encoded.live.items()
         ]

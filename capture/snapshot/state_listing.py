@@ -28,6 +28,7 @@ from capture.state.interface import (
     ReadAt,
     StateProvider,
     TensorItem,
+    is_looked_at,
     read_at,
 )
 from capture.state.objects import encode_object
@@ -268,8 +269,9 @@ def _replaced(before: Sequence[TensorItem], now: Sequence[TensorItem]) -> list[s
 
 
 def _encode(provider: StateProvider, *, live: bool = False) -> list[PlacedObject]:
+    named = is_looked_at(provider)
     return [
-        PlacedObject(encode_object(name, value, live=live), placement)
+        PlacedObject(encode_object(name, value, live=live, named=named), placement)
         for name, (value, placement) in provider.objects().items()
     ]
 

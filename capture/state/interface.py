@@ -17,6 +17,7 @@ __all__ = [
     "Rooted",
     "StateProvider",
     "TensorItem",
+    "is_looked_at",
     "read_at",
 ]
 
@@ -128,6 +129,13 @@ class ChangedByForward(Protocol):
 
     def live(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield every buffer as it is now, under the name that `tensors` gives it."""
+
+
+def is_looked_at(provider: StateProvider) -> bool:
+    """Return whether the tensors in the objects of `provider` are figures that people look at, as a kind of tensors
+    with the object's name: so they are unless the provider declares `is_looked_at = False`, as that of generators.
+    """
+    return bool(getattr(provider, "is_looked_at", True))
 
 
 def read_at(provider: StateProvider) -> ReadAt:

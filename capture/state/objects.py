@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from capture.state.dtypes import dtype_name, torch_dtype
+from capture.state.tensor_names import tensor_names
 from catalog.errors import FormatError, UnsupportedError
 from catalog.format.dtypes import DTYPES
 
@@ -49,22 +50,27 @@ class EncodedObject:
     """An object's JSON, and its tensors by extent name.
 
     `tensors` are private contiguous copies in host memory, made when the object was encoded: later changes of the
-    object do not reach them. `live` are the object's own memory, to be read before it changes.
+    object do not reach them. `live` are the object's own memory, to be read before it changes. `names` has the name by
+    which each of them can be looked at, see `capture.state.tensor_names`; it is empty for objects that nobody looks at.
     """
 
     name: str
     json: bytes
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     live: dict[str, LiveTensor] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
 
 
-def encode_object(name: str, value: Any, *, live: bool = False) -> EncodedObject:
+def encode_object(name: str, value: Any, *, live: bool = False, named: bool = False) -> EncodedObject:
     """Encode the current value of `value`; when `live`, most of its tensors stay where they are, and only
-    MOST_COPIED_BYTES are copied. UnsupportedError names the path of anything that can't be stored as data.
+    MOST_COPIED_BYTES are copied. When `named`, its tensors can be looked at by their places in the object.
+    UnsupportedError names the path of anything that can't be stored as data.
     """
     encoded = EncodedObject(name, b"")
     tree = Encoder(encoded, copied_bytes=MOST_COPIED_BYTES if live else None).tree(value, name, 0)
     encoded.json = json.dumps(tree, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    if named and (encoded.tensors or encoded.live):
+        encoded.names = tensor_names(tree, of=name)
     return encoded
 
 
@@ -88,7 +94,7 @@ def inlined(encoded: EncodedObject) -> EncodedObject:
     """
     tree = _with_data(json.loads(encoded.json), encoded.tensors)
     inside = json.dumps(tree, separators=(",", ":"), ensure_ascii=False).encode()
-    return EncodedObject(encoded.name, inside, live=encoded.live)
+    return EncodedObject(encoded.name, inside, live=encoded.live, names=encoded.names)
 
 
 def _with_data(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:

@@ -12,6 +12,7 @@ import native
 from catalog.format.extents import element_counts, extent_records
 from catalog.read.checkpoint import Checkpoint
 from catalog.read.fragments import elements_held
+from catalog.read.provider_tensors import with_provider_tensors
 from catalog.records import Extent
 
 __all__ = ["SCHEMA", "logical_tensors"]
@@ -37,6 +38,7 @@ fragments' starts and checksums. `covered` is how many of `numel` elements the f
 
 def logical_tensors(checkpoint: Checkpoint, *, where: str) -> pa.Table:
     """Return all tensors and objects of a checkpoint with the columns of SCHEMA; headers and padding are left out.
+    Tensors of providers' objects are under the kind and name by which people look at them.
 
     The fragments of all ranks count. A rank_local tensor is checked for each rank by itself, and `covered` is that of
     the lowest rank. FormatError, which begins with `where`, when the fragments of one tensor disagree or overlap.
@@ -45,7 +47,7 @@ def logical_tensors(checkpoint: Checkpoint, *, where: str) -> pa.Table:
         manifest.table.append_column("rank", pa.repeat(pa.scalar(manifest.rank, pa.int64()), manifest.table.num_rows))
         for manifest in checkpoint.manifests
     )
-    rows = rows.filter(pc.invert(pc.is_in(rows["kind"], pa.array(["header", "pad"]))))
+    rows = with_provider_tensors(rows.filter(pc.invert(pc.is_in(rows["kind"], pa.array(["header", "pad"])))))
     key = pc.binary_join_element_wise(rows["kind"], rows["name"], "/")
     counts = key.value_counts()
     shared = counts.field("values").filter(pc.greater(counts.field("counts"), 1))

@@ -16,23 +16,24 @@ import pyarrow as pa
 import native
 from catalog.errors import CorruptError, HistoryError
 from catalog.format.dtypes import DTYPES
-from catalog.format.manifest import NOT_STATE
+from catalog.format.extents import extent_records
 from catalog.format.marker import read_marker
 from catalog.format.statistics_file import SCHEMA, StatisticsFile, publish_statistics, read_statistics
 from catalog.paths import HistoryPaths, parse_data_file
 from catalog.read.checkpoint import read_part
+from catalog.read.provider_tensors import state_only
 from catalog.read.stored_bytes import Buffer, Piece, ReadBuffer, batches, mismatches
 from catalog.records import CheckpointRef, Extent
 
-__all__ = ["BUCKETS", "SKETCHED_KINDS", "analyze_part", "buckets_of", "missing_parts", "sketch_key"]
+__all__ = ["BUCKETS", "analyze_part", "buckets_of", "missing_parts", "sketch_key"]
 
 BATCH_BYTES = 32 << 20
 _MOST_ROWS = 256
 BUCKETS = 256
 _LEAST_BUCKETS = 16
 
-SKETCHED_KINDS = frozenset({"model", "master", "exp_avg", "exp_avg_sq", "momentum_buffer"})
-"""Kinds whose tensors get a sketch: those that training updates."""
+_UNSKETCHED_KINDS = frozenset({"buffer"})
+"""Kinds whose tensors get no sketch: constants for the most part, and masks that are not finite."""
 
 
 def missing_parts(paths: HistoryPaths, ref: CheckpointRef) -> list[StatisticsFile]:
@@ -63,7 +64,7 @@ def analyze_part(
     """
     marker = read_marker(paths, run, about.step)
     manifest = read_part(paths, marker, marker.parts[about.rank])
-    state = [extent for extent in manifest.extents() if extent.kind not in NOT_STATE]
+    state = extent_records(state_only(manifest.table))
     earlier = _EarlierStatistics(paths)
     rows = _Rows()
     to_read = []
@@ -96,7 +97,7 @@ def sketch_key(kind: str, name: str) -> int:
 def buckets_of(kind: str, numel: int) -> int:
     """Return the number of buckets in the sketch of a logical tensor with `numel` elements: 256, fewer for a shorter
     tensor, and 0 when it gets no sketch."""
-    if kind not in SKETCHED_KINDS or numel < _LEAST_BUCKETS:
+    if kind in _UNSKETCHED_KINDS or numel < _LEAST_BUCKETS:
         return 0
     return min(BUCKETS, 1 << (numel.bit_length() - 1))
 

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Final
 
 from catalog.errors import HistoryError
-from catalog.format.manifest import NOT_STATE
 from catalog.records import Extent
 from catalog.references import lineage
 from dshistory import current
@@ -132,8 +131,7 @@ def _kinds(explorer: Explorer, _: str) -> list[str]:
 
 
 def _latest_tensors(explorer: Explorer) -> list[Extent]:
-    extents = explorer.history.extents(explorer.history.resolve("latest"))
-    return [extent for extent in extents if extent.kind not in NOT_STATE]
+    return explorer.history.state_extents(explorer.history.resolve("latest"))
 
 
 _SOURCES: Final[Mapping[str, Callable[[Explorer, str], list[str]]]] = {
@@ -143,5 +141,6 @@ _SOURCES: Final[Mapping[str, Callable[[Explorer, str], list[str]]]] = {
     "tensor": _names,
     "state": _kinds,
     "kinds": _kinds,
+    "weights": _kinds,
     "metrics": lambda explorer, start: list(DIFF_METRICS),
 }

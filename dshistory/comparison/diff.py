@@ -18,7 +18,6 @@ import torch
 
 from capture.load.state_dict import state_dict_of
 from catalog.errors import SetupError
-from catalog.format.manifest import NOT_STATE
 from catalog.history import History
 from catalog.read.fragments import StoredTensor, stored_tensors
 from catalog.records import CheckpointRef
@@ -121,7 +120,7 @@ def select(history: History, *refs: CheckpointRef, kinds: Patterns, names: Patte
 
     Raises NotFoundError, which names the nearest, for a pattern that matches nothing in any of the checkpoints."""
     where = " and ".join(map(str, refs)) if len(refs) <= 2 else f"{refs[0]} to {refs[-1]} ({len(refs)} checkpoints)"
-    sides = [[extent for extent in history.extents(ref) if extent.kind not in NOT_STATE] for ref in refs]
+    sides = [history.state_extents(ref) for ref in refs]
     wanted_kinds = matching({extent.kind for side in sides for extent in side}, kinds, what="kind", where=where)
     sides = [[extent for extent in side if extent.kind in wanted_kinds] for side in sides]
     known = {name for side in sides for extent in side for name in (extent.name, *extent.aliases)}

@@ -8,7 +8,6 @@ from typing import Final
 import pyarrow as pa
 
 from catalog import verify as verification
-from catalog.format.manifest import NOT_STATE
 from catalog.history import History
 from catalog.records import CheckpointRef, Extent
 from dshistory.display.formats import Format, counted
@@ -64,7 +63,7 @@ _RUNS_SCHEMA: Final = pa.schema(
 
 def show(history: History, ref: CheckpointRef) -> Report:
     """See `Explorer.show`."""
-    extents = history.extents(ref)
+    tensors = history.state_extents(ref)
     marker = history.marker(ref)
     run = history.run_facts(ref.run)
     facts = {
@@ -73,14 +72,18 @@ def show(history: History, ref: CheckpointRef) -> Report:
         "world size": marker.world_size,
         "parent": None if run.parent_run is None else f"{run.parent_run}:{run.parent_step}",
         "writer backend": run.facts.get("backend"),
-        "tensors": len({(extent.kind, extent.name) for extent in extents if extent.kind not in NOT_STATE}),
+        "tensors": len({(extent.kind, extent.name) for extent in tensors}),
         "bytes": sum(part.data_bytes for part in marker.parts),
         "folder": str(history.paths.step_dir(ref.run, ref.step)),
     }
+    objects = [
+        {"object": extent.name, "placement": extent.placement, "bytes": extent.nbytes}
+        for extent in history.extents(ref, kinds=["object"])
+    ]
     files = [{"file": part.data, "rank": part.rank, "bytes": part.data_bytes} for part in marker.parts]
     tables = {
-        "kinds": Table(pa.Table.from_pylist(_kinds(extents), schema=_KINDS_SCHEMA), formats=_FORMATS),
-        "objects": Table(pa.Table.from_pylist(_objects(extents), schema=_OBJECTS_SCHEMA), formats=_FORMATS),
+        "kinds": Table(pa.Table.from_pylist(_kinds(tensors), schema=_KINDS_SCHEMA), formats=_FORMATS),
+        "objects": Table(pa.Table.from_pylist(objects, schema=_OBJECTS_SCHEMA), formats=_FORMATS),
         "files": Table(pa.Table.from_pylist(files, schema=_FILES_SCHEMA), formats=_FORMATS),
     }
     return Report(f"checkpoint {ref}", facts, tables, _FORMATS)
@@ -103,8 +106,7 @@ def _kinds(extents: Sequence[Extent]) -> list[dict[str, object]]:
     """Return a row for each kind and dtype; elements count logical tensors, bytes count what all ranks store."""
     groups: dict[tuple[str, str], list[Extent]] = {}
     for extent in extents:
-        if extent.kind not in NOT_STATE:
-            groups.setdefault((extent.kind, extent.dtype), []).append(extent)
+        groups.setdefault((extent.kind, extent.dtype), []).append(extent)
     return [
         {
             "kind": kind,
@@ -114,14 +116,6 @@ def _kinds(extents: Sequence[Extent]) -> list[dict[str, object]]:
             "bytes": sum(extent.nbytes for extent in group),
         }
         for (kind, dtype), group in groups.items()
-    ]
-
-
-def _objects(extents: Sequence[Extent]) -> list[dict[str, object]]:
-    return [
-        {"object": extent.name, "placement": extent.placement, "bytes": extent.nbytes}
-        for extent in extents
-        if extent.kind == "object"
     ]
 
 

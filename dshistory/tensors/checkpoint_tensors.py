@@ -1,8 +1,9 @@
 """One checkpoint as exporters and predicates read it: logical tensors in bounded memory, and the decoded objects."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 
@@ -10,24 +11,13 @@ from capture.load.assignments import Assignment
 from capture.load.objects import read_objects
 from capture.load.read_into import read_into
 from capture.state.dtypes import torch_dtype
-from catalog.errors import NotFoundError, SetupError
+from catalog.errors import NotFoundError
 from catalog.history import History
 from catalog.read.fragments import StoredTensor, choose, stored_tensors
 from catalog.records import CheckpointRef, RunFacts
 from dshistory.tensors.stream import FragmentStream
 
-__all__ = ["CheckpointTensors", "Weights", "checked_weights"]
-
-Weights = Literal["model", "master"]
-"""model: the weights as the forward pass uses them; master: the fp32 weights that the optimizer updates."""
-
-
-def checked_weights(name: str) -> Weights:
-    """Return the choice itself. SetupError, which names both choices, for anything else."""
-    for known in get_args(Weights):
-        if name == known:
-            return known  # type: ignore[no-any-return]
-    raise SetupError(f"weights={name!r}: must be one of {', '.join(get_args(Weights))}")
+__all__ = ["CheckpointTensors"]
 
 
 class CheckpointTensors:
@@ -41,8 +31,7 @@ class CheckpointTensors:
         self._root = history.root
         self._history = history
         self._advance = advance
-        self._extents = history.extents(ref)
-        self.tensors = stored_tensors(self._extents)
+        self.tensors = stored_tensors(history.state_extents(ref))
 
     @cached_property
     def facts(self) -> RunFacts:
@@ -52,23 +41,27 @@ class CheckpointTensors:
     @cached_property
     def objects(self) -> Mapping[str, Any]:
         """The decoded objects by name, as rank 0 stored them."""
-        return read_objects(self._root, choose(self._extents, rank=0))
+        extents = self._history.extents(self.ref, kinds=("object", "object_tensor"))
+        return read_objects(self._root, choose(extents, rank=0))
 
     def of_kind(self, kind: str) -> dict[str, StoredTensor]:
         """Return the tensors of one kind by name; empty when there are none."""
         return {name: tensor for (one, name), tensor in self.tensors.items() if one == kind}
 
-    def parameters(self, weights: Weights) -> dict[str, StoredTensor]:
-        """Return a tensor for every parameter, by its first name.
+    def parameters(self, weights: str) -> dict[str, StoredTensor]:
+        """Return a tensor for every parameter, by its first name: "model" gives the weights as the forward pass uses
+        them, "master" the fp32 weights that the optimizer updates, the name of a State Provider its average of them.
 
         With "master", parameters without a master weight (frozen ones) are as the model has them. NotFoundError when
-        the checkpoint has no weights, or low-precision weights only.
+        the checkpoint has no weights, low-precision weights only, or no such average of each of them.
         """
         model, master = self.of_kind("model"), self.of_kind("master")
         if not model:
             raise NotFoundError(f"checkpoint {self.ref} has no weights (kind 'model'), so there is nothing to export")
         if weights == "model":
             return model
+        if weights != "master":
+            return self._averages(weights, model, prefix=self._prefix(weights))
         low = sorted(name for name, tensor in model.items() if tensor.dtype in ("BF16", "F16"))
         if low and not master:
             raise NotFoundError(
@@ -83,16 +76,53 @@ class CheckpointTensors:
         transient = self.objects.get("buffers", {}).get("non_persistent", ())
         return {name: tensor for name, tensor in self.of_kind("buffer").items() if name not in transient}
 
-    def state_dict(self, weights: Weights) -> dict[str, StoredTensor]:
+    def state_dict(self, weights: str) -> dict[str, StoredTensor]:
         """Return the tensors of `module.state_dict()`, parameters and buffers, each under its first name, sorted by
-        name.
+        name. Buffers that an average has too are those of the average.
         """
-        return dict(sorted({**self.parameters(weights), **self.buffers}.items()))
+        tensors = {**self.parameters(weights), **self.buffers}
+        if weights not in ("model", "master"):
+            average, prefix = self.of_kind(weights), self._prefix(weights)
+            tensors |= {name: average[prefix + name] for name in self.buffers if prefix + name in average}
+        return dict(sorted(tensors.items()))
 
-    def aliases(self, weights: Weights) -> dict[str, str]:
+    def aliases(self) -> dict[str, str]:
         """Return {further name: first name} of tied tensors."""
         kinds = (self.of_kind("model"), self.buffers)
         return {alias: name for kind in kinds for name, tensor in kind.items() for alias in tensor.aliases}
+
+    def _prefix(self, kind: str) -> str:
+        """Return what stands before the names of the model's weights in the tensors of a kind, as `module.` in a torch
+        AveragedModel: of all that are found, the one with which most weights are found, and of those the shortest.
+        NotFoundError when the checkpoint has no such kind.
+        """
+        model, average = self.of_kind("model"), self.of_kind(kind)
+        if not average:
+            kinds = ", ".join(sorted({one for one, _ in self.tensors}))
+            raise NotFoundError(
+                f"checkpoint {self.ref} has no weights of kind {kind!r}: weights= is 'model', 'master' or the name "
+                f"of a State Provider; the kinds are {kinds}"
+            )
+        known = {name for tensor in model.values() for name in (tensor.name, *tensor.aliases)}
+        cuts = ((name, [0, *(i + 1 for i, letter in enumerate(name) if letter == ".")]) for name in average)
+        found = Counter(name[:at] for name, places in cuts for at in places if name[at:] in known)
+        return min(found, key=lambda prefix: (-found[prefix], len(prefix)), default="")
+
+    def _averages(self, kind: str, model: Mapping[str, StoredTensor], *, prefix: str) -> dict[str, StoredTensor]:
+        average = self.of_kind(kind)
+        found: dict[str, StoredTensor] = {}
+        for name, weight in model.items():
+            names = (prefix + known for known in (name, *weight.aliases))
+            tensor = next((average[known] for known in names if known in average), None)
+            if tensor is None or tensor.shape != weight.shape:
+                has = "none" if tensor is None else f"one of shape {tensor.shape}, not {weight.shape}"
+                raise NotFoundError(
+                    f"checkpoint {self.ref}: {kind} has no tensor for each weight of the model: for {name!r} {has}; "
+                    f"its tensors are {', '.join(sorted(average)[:5])}{', ...' if len(average) > 5 else ''}; "
+                    f"dshistory.restore({self.ref.step}, kinds={kind!r}) reads them as they are"
+                )
+            found[name] = tensor
+        return found
 
     def pieces(self, tensor: StoredTensor) -> Iterator[torch.Tensor]:
         """Yield the elements front to back, flat, in bounded pieces. A piece that is a whole fragment is verified."""

@@ -79,7 +79,7 @@ class Checkpoint:
 
         stored = CheckpointTensors(self._history, self.ref, advance=lambda nbytes: None)
         state = {name: stored.whole(tensor) for name, tensor in stored.state_dict("model").items()}
-        return state | {alias: state[name] for alias, name in stored.aliases("model").items()}
+        return state | {alias: state[name] for alias, name in stored.aliases().items()}
 
 
 class Bisection(Table):

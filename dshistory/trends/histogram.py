@@ -6,7 +6,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from catalog.errors import NotFoundError
-from catalog.format.manifest import NOT_STATE
 from catalog.history import History
 from catalog.references import committed_lineage
 from dshistory.display.formats import Format, counted
@@ -69,7 +68,7 @@ def histogram(history: History, *, name: str, kind: str, run: str | None) -> His
     if not rows.num_rows:
         names = set(history.query(_NAMES, {"kind": kind, "runs": sorted(set(runs))})["name"].to_pylist())
         if not names:
-            known = {extent.kind for ref in path[-1:] for extent in history.extents(ref)} - NOT_STATE
+            known = {extent.kind for ref in path[-1:] for extent in history.state_extents(ref)}
             if known and kind not in known:
                 raise NotFoundError(f"no state {kind!r} in {path[-1]}; {nearest(kind, known)}")
             raise NotFoundError(

@@ -59,7 +59,7 @@ class _Checkpoints:
         """Return the tensors of the checkpoint at that place by their number."""
         if place not in self._kept:
             names, kinds = {name for _, name in self._numbers}, {kind for kind, _ in self._numbers}
-            extents = self._history.extents(self._refs[place], names=sorted(names), kinds=sorted(kinds))
+            extents = self._history.state_extents(self._refs[place], names=sorted(names), kinds=sorted(kinds))
             found = stored_tensors(extents)
             tensors = {self._numbers[key]: tensor for key, tensor in found.items() if key in self._numbers}
             self._kept = {kept: old for kept, old in self._kept.items() if kept == place - 1} | {place: tensors}

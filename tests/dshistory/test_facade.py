@@ -6,7 +6,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args
 
 import pytest
 from explorer_helpers import Run, tiny_history
@@ -19,9 +18,8 @@ from dshistory.commands.arguments import help_text, parse
 from dshistory.commands.parameters import UsageError, parameters
 from dshistory.commands.verbs import all_verbs
 from dshistory.conversion.exporting import FORMATS
-from dshistory.conversion.exporting.options import Weights
 from dshistory.explorer import Explorer
-from dshistory.options import EXPORT_FORMATS, WEIGHTS
+from dshistory.options import EXPORT_FORMATS
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +187,6 @@ def test_choices_are_checked_and_shown() -> None:
     assert "changed_share" in shown
     assert "default: relative_update" in " ".join(shown.split())
     assert tuple(FORMATS) == EXPORT_FORMATS
-    assert get_args(Weights) == WEIGHTS
 
 
 def test_a_line_becomes_a_call() -> None:

@@ -20,6 +20,7 @@ class ExtraState:
     """
 
     read_at: ReadAt = "step"
+    is_looked_at = False
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._module = unwrapped(module)

@@ -17,6 +17,7 @@ class RandomState:
     """The four global generators; each rank keeps its own. Must be the last provider: any other may draw."""
 
     read_at: ReadAt = "step"
+    is_looked_at = False
 
     def __repr__(self) -> str:
         return "<RandomState: Python, NumPy, torch>"

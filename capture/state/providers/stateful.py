@@ -15,6 +15,9 @@ __all__ = ["DataloaderPosition", "Stateful"]
 class Stateful:
     """The state of one object under one name, stored as data. A checkpoint without it leaves the object as it is.
 
+    Its tensors can be looked at as a kind of tensors with that name: `dshistory.diff(10, 20, kinds="ema")`. Each is
+    called by its place in the state: the key, or all keys on the way to it, joined by dots.
+
     target: has `state_dict()` and `load_state_dict(state)`, or is a dict, which is then restored in place
     placement: "replicated" when all ranks hold the same (rank 0 writes it), "rank_local" when each has its own
     read_at: "next_forward" when the loop updates the object after the optimizer, so that its state belongs to the step
@@ -79,6 +82,8 @@ class DataloaderPosition(Stateful):
     A StatefulDataLoader that has not started makes its iterator, and draws a seed for it, when asked for its state; the
     `iter(dataloader)` that follows takes that iterator and draws nothing.
     """
+
+    is_looked_at = False
 
     def __init__(self, dataloader: Any) -> None:
         self._inner = unwrapped_loader(dataloader)

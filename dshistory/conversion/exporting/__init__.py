@@ -15,7 +15,7 @@ from dshistory.conversion.exporting.options import Options
 from dshistory.conversion.exporting.target import new_target
 from dshistory.display.progress import ByteProgress
 from dshistory.display.table import Table
-from dshistory.tensors.checkpoint_tensors import CheckpointTensors, checked_weights
+from dshistory.tensors.checkpoint_tensors import CheckpointTensors
 
 __all__ = ["FORMATS", "export", "options"]
 
@@ -50,7 +50,7 @@ def options(
         raise SetupError("pass config= or model=, not both: each says what the configuration is")
     content = config if model is None else _config_of(model)
     return Options(
-        weights=checked_weights(weights),
+        weights=weights,
         shard_bytes=shard_bytes,
         config=content,
         zero_stage=zero_stage,

@@ -23,9 +23,9 @@ def write_dcp(checkpoint: CheckpointTensors, target: Path, options: Options) -> 
 
     A tied tensor is written under each of its names.
     """
-    options.require_only("dcp")
+    options.require_only("dcp", "weights")
     tensors = checkpoint.state_dict(options.weights)
-    tensors.update({alias: tensors[name] for alias, name in checkpoint.aliases(options.weights).items()})
+    tensors.update({alias: tensors[name] for alias, name in checkpoint.aliases().items()})
     shapes = {
         name: torch.empty(tensor.shape, dtype=torch_dtype(tensor.dtype), device="meta")
         for name, tensor in tensors.items()

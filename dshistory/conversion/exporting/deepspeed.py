@@ -125,7 +125,7 @@ def model_states(training: Training, stage: int, world_size: int) -> dict[str, A
 def module_state(checkpoint: CheckpointTensors, training: Training) -> dict[str, torch.Tensor]:
     """Return the module's state dict; tied names share one tensor."""
     state = {name: checkpoint.whole(tensor) for name, tensor in {**training.weights, **checkpoint.buffers}.items()}
-    state.update({alias: state[name] for alias, name in checkpoint.aliases("model").items()})
+    state.update({alias: state[name] for alias, name in checkpoint.aliases().items()})
     return state
 
 
@@ -150,7 +150,7 @@ def _partitioned(checkpoint: CheckpointTensors, training: Training, rank: int, w
     """Return a rank's model states under stage 3: parameters are empty, frozen ones are in parts, buffers are whole."""
     state = {name: torch.empty(0, dtype=torch_dtype(tensor.dtype)) for name, tensor in training.weights.items()}
     state.update({name: checkpoint.whole(tensor) for name, tensor in checkpoint.buffers.items()})
-    state.update({alias: state[name] for alias, name in checkpoint.aliases("model").items()})
+    state.update({alias: state[name] for alias, name in checkpoint.aliases().items()})
     fragments = {}
     for name in training.frozen:
         tensor = training.weights[name]

@@ -21,7 +21,7 @@ def write_huggingface(checkpoint: CheckpointTensors, target: Path, options: Opti
     The configuration is as given, except for its dtype, which becomes that of the weights. transformers need not be
     installed. SetupError without a configuration, NotFoundError or FormatError when it can't be read.
     """
-    options.require_only("huggingface", "shard_bytes", "config")
+    options.require_only("huggingface", "shard_bytes", "config", "weights")
     config = _config(options)
     tensors = checkpoint.state_dict(options.weights)
     sizes: dict[str, int] = {}

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from catalog.errors import SetupError
-from dshistory.tensors.checkpoint_tensors import Weights
 
 __all__ = ["Options"]
 
@@ -14,11 +13,12 @@ __all__ = ["Options"]
 class Options:
     """The options of all formats; each format refuses, by name, those that mean nothing to it.
 
+    `weights`: model, master, or the name of a State Provider that averages them.
     `shard_bytes`: the most bytes of tensors in one file; a larger tensor has a file to itself. `config`: a Hugging Face
     config.json, a folder with one, or its content. `zero_stage`, `world_size`: the DeepSpeed layout to write.
     """
 
-    weights: Weights = "model"
+    weights: str = "model"
     shard_bytes: int | None = None
     config: Path | str | dict[str, Any] | None = None
     zero_stage: int | None = None
@@ -30,5 +30,10 @@ class Options:
         for name in optional:
             if name not in allowed and getattr(self, name) is not None:
                 raise SetupError(f"{name} means nothing to the format {format!r}; leave it out")
+        if "weights" not in allowed and self.weights not in ("model", "master"):
+            raise SetupError(
+                f"weights={self.weights!r} means nothing to the format {format!r}, which has the model's weights and "
+                "the master weights both; leave it out"
+            )
         if self.shard_bytes is not None and self.shard_bytes <= 0:
             raise SetupError(f"shard_bytes={self.shard_bytes}: must be a positive number of bytes")

@@ -24,10 +24,10 @@ def write_safetensors(checkpoint: CheckpointTensors, target: Path, options: Opti
 
     Tied tensors have one entry; the metadata maps each further name to it, as `safetensors.torch.load_model` expects.
     """
-    options.require_only("safetensors", "shard_bytes")
+    options.require_only("safetensors", "shard_bytes", "weights")
     tensors = checkpoint.state_dict(options.weights)
     metadata = {
-        **checkpoint.aliases(options.weights),
+        **checkpoint.aliases(),
         "format": "pt",
         "dshistory": str(checkpoint.ref),
         "weights": options.weights,

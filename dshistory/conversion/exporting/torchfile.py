@@ -15,7 +15,7 @@ def write_torch(checkpoint: CheckpointTensors, target: Path, options: Options) -
 
     Holds all weights in memory.
     """
-    options.require_only("torch")
+    options.require_only("torch", "weights")
     state = {name: checkpoint.whole(tensor) for name, tensor in checkpoint.state_dict(options.weights).items()}
-    state.update({alias: state[name] for alias, name in checkpoint.aliases(options.weights).items()})
+    state.update({alias: state[name] for alias, name in checkpoint.aliases().items()})
     torch.save(state, target)

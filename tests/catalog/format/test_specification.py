@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from catalog_helpers import Run
+from catalog_helpers import Piece, Run
 from places import GOLDEN, ROOT
 
 from catalog.history import History
@@ -64,7 +64,8 @@ def read_data_file(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def read_checkpoint(root: Path, run: str, step: int) -> dict[tuple[str, str], bytes]:
-    """Return every logical tensor, and for tensors local to ranks that of rank 0."""
+    """Return every logical tensor, providers' tensors also as those to look at, and for tensors local to ranks that of
+    rank 0."""
     marker = read_json(root / "runs" / run / "steps" / f"{step:012d}" / "commit.json")
     assert (marker["format"], marker["run"], marker["step"]) == (1, run, step)
     tensors: dict[tuple[str, str], list[tuple[int, bytes]]] = {}
@@ -81,6 +82,8 @@ def read_checkpoint(root: Path, run: str, step: int) -> dict[tuple[str, str], by
             if row["kind"] not in ("header", "pad") and (row["placement"] != "rank_local" or part["rank"] == 0):
                 data = (root / row["file"]).read_bytes()[row["offset"] : row["offset"] + row["nbytes"]]
                 tensors.setdefault((row["kind"], row["name"]), []).append((row["start"], data))
+                for place in row["aliases"] if row["kind"] == "object_tensor" else ():
+                    tensors.setdefault((row["name"].rpartition("/")[0], place), []).append((row["start"], data))
     return {key: b"".join(data for _, data in sorted(members)) for key, members in tensors.items()}
 
 
@@ -94,6 +97,24 @@ def test_a_reader_written_from_the_document_reads_the_golden_history() -> None:
             tensors = read_checkpoint(GOLDEN, facts.run, step)
             assert tensors["model", "layer.w"].hex() == "0000003f000080bf000000400000807f"
             assert json.loads(tensors["object", "rng"])["python"]["$"] == "tuple"
+
+
+def test_it_reads_the_tensors_of_a_provider(history: Path) -> None:
+    with Run(history) as run:
+        tree = b'{"shadow":{"w":{"$":"tensor","entry":"ema/0"}}}'
+        rows = [
+            Piece("w", bytes(8), dtype="F32", shape=(2,)),
+            Piece("ema/0", b"\0\0\x80?" * 2, "object_tensor", "F32", shape=(2,), aliases=("shadow.w",)),
+            Piece("ema", tree, kind="object"),
+        ]
+        run.checkpoint(10, rows)
+        read = read_checkpoint(history, run.run, 10)
+        assert read["ema", "shadow.w"] == read["object_tensor", "ema/0"] == b"\0\0\x80?" * 2
+        opened = History.open(history)
+        shown = opened.state_extents(opened.resolve(10))
+        assert [(extent.kind, extent.name) for extent in shown] == [("ema", "shadow.w"), ("model", "w")]
+        kept = opened.extents(opened.resolve(10), kinds=["object_tensor"])
+        assert [(extent.name, extent.aliases) for extent in kept] == [("ema/0", ("shadow.w",))]
 
 
 def test_it_reads_the_journal() -> None:

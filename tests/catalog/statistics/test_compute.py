@@ -83,6 +83,7 @@ def test_a_large_fragment_is_read_in_pieces(tmp_path):
         ("model", 16, 16),
         ("model", 15, 0),
         ("buffer", 999, 0),
+        ("ema", 999, 256),
     ],
 )
 def test_a_sketch_is_never_longer_than_its_tensor(kind, numel, buckets):
