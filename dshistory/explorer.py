@@ -87,8 +87,12 @@ class Explorer:
         parts: int | None = None,
         quiet: bool = False,
     ) -> "DiffTable":
-        """Compare two checkpoints: a row for each logical tensor, the most changed first.
+        """Compare two checkpoints: a row for each logical tensor, the most unusual movement first.
 
+        times_usual is how many times as far as its peers, the tensors of its name in all layers, a tensor moved,
+        relative to its norm, or to that of a tensor of typical size where that is larger: neither a bias that was born
+        at zero nor the noise in one that no gradient reaches comes first. A tensor without peers (an embedding, a head)
+        is measured against the peers that moved most.
         Computed in float64, whatever world size or ZeRO stage wrote the two, in bounded memory; tensors with equal
         checksums are not read. When more than 256 MiB would have to be read, tensors with sketches are estimated from
         those unless `exact` is given; the column bound then gives the error bound. Where values are not finite, norms

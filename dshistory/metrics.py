@@ -23,7 +23,7 @@ the functions below on the same data, with zero norms, NaN, infinities and empty
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -46,10 +46,15 @@ __all__ = [
     "merged",
     "metric_named",
     "minimum",
+    "movement",
     "norm",
     "relative_update",
     "rms",
     "std",
+    "times_usual",
+    "typical_movement",
+    "typical_size",
+    "usual_movement",
     "zeros_share",
 ]
 
@@ -112,6 +117,61 @@ def relative_update(update_squares: Sums, before_squares: Sums) -> Floats:
         return np.where(np.equal(update_squares, 0), 0.0, norm(update_squares) / norm(before_squares))
 
 
+def typical_size(sizes: Floats, numel: Floats) -> Floats:
+    """Return the size of an ordinary element: the median over all elements of the rms of their tensors, from 0 up.
+
+    `sizes` are the rms of tensors (tensors,) or (tensors, checkpoints), `numel` their numbers of elements in the same
+    shape; tensors that are zero or not finite do not count. The result has no axis of tensors; it is 0 where none
+    counts."""
+    return _weighted_median(sizes, numel)
+
+
+def movement(update_squares: Sums, before_squares: Sums, numel: Sums, typical: Sums) -> Floats:
+    """Return how far a tensor moved, relative to its own length or, where that is longer, the length that it would have
+    if its elements had the size `typical`: `|after - before| / max(|before|, typical sqrt(numel))`, from 0 up.
+
+    With this floor a bias that was born at zero has moved no further than a matrix whose elements moved as far. It is
+    `relative_update` where the tensor is not smaller than typical ones, 0 where nothing changed."""
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        length = np.maximum(norm(before_squares), typical * norm(numel))
+        return np.where(np.equal(update_squares, 0), 0.0, norm(update_squares) / length)
+
+
+def typical_movement(moved: Floats) -> Floats:
+    """Return the median `movement` of the tensors that moved, of (tensors,) or (tensors, checkpoints), from 0 up; 0
+    where none did."""
+    return _weighted_median(moved, np.ones_like(moved))
+
+
+def usual_movement(own: Sums, typical: Sums) -> Floats:
+    """Return the movement that counts as usual for a tensor: that of its peers or its own past, or a third of the
+    typical movement of all, where that is more. So noise that is ten times as loud as noise is no news."""
+    usual: Floats = np.maximum(own, typical / 3)
+    return usual
+
+
+def times_usual(moved: Floats, peers: Sequence[Hashable]) -> Floats:
+    """Return how many times as far as such tensors usually do each tensor moved: its `movement` over the
+    `usual_movement` of its peers, which is their median, from 0 up; NaN where its movement is unknown.
+
+    `peers` names the group of each tensor. Only what moved counts in a median, and a group has one with three members,
+    the tensor itself included. A tensor without such a group is measured against the group that moves most: it is
+    unusual when it does what no group does."""
+    groups: dict[Hashable, list[float]] = {}
+    for name, value in zip(peers, moved.tolist(), strict=True):
+        if value > 0 and math.isfinite(value):
+            groups.setdefault(name, []).append(value)
+    medians = {name: float(np.median(values)) for name, values in groups.items() if len(values) >= _LEAST_PEERS}
+    typical = float(typical_movement(moved))
+    alone = max(medians.values(), default=typical)
+    usual = usual_movement(np.array([medians.get(name, alone) for name in peers], np.float64), typical)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(np.equal(moved, 0), 0.0, moved / usual)
+
+
+_LEAST_PEERS: Final = 3
+
+
 def cosine(dot: Sums, before_squares: Sums, after_squares: Sums) -> Floats:
     """Return the cosine of the angle between before and after: `dot / (|before| |after|)`, from -1 to 1; NaN where
     either is zero or empty.
@@ -143,6 +203,19 @@ def _ratio(above: Sums, below: Sums) -> Floats:
     with np.errstate(invalid="ignore", over="ignore"):
         ratio: Floats = above / np.where(np.equal(below, 0), np.nan, below)
     return ratio
+
+
+def _weighted_median(values: Floats, weights: Floats) -> Floats:
+    """Return the median over the first axis of the values that are positive and finite; 0 where there is none."""
+    if not len(values):
+        return np.zeros(values.shape[1:])
+    with np.errstate(invalid="ignore"):
+        counts = (values > 0) & np.isfinite(values)
+    order = np.argsort(np.where(counts, values, math.inf), axis=0)
+    below = np.take_along_axis(np.where(counts, weights, 0.0), order, axis=0).cumsum(axis=0)
+    middle = np.argmax(below >= below[-1] / 2, axis=0)[np.newaxis]
+    found: Floats = np.take_along_axis(values, np.take_along_axis(order, middle, axis=0), axis=0)[0]
+    return np.where(below[-1] > 0, found, 0.0)
 
 
 def _part(values: Floats) -> Floats:

@@ -39,6 +39,7 @@ class Choices:
 
 
 DIFF_METRICS: Final[tuple[str, ...]] = (
+    "times_usual",
     "relative_update",
     "update_norm",
     "cosine",

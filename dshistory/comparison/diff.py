@@ -18,10 +18,12 @@ import torch
 
 from capture.load.state_dict import state_dict_of
 from catalog.errors import SetupError
+from catalog.format.dtypes import DTYPES
 from catalog.history import History
 from catalog.read.fragments import StoredTensor, stored_tensors
 from catalog.records import CheckpointRef
 from dshistory.comparison.grouping import grouped, require_grouping
+from dshistory.comparison.ranking import MEANING, sorted_rows
 from dshistory.comparison.sketch_estimates import estimated, norms
 from dshistory.comparison.sums import Comparison
 from dshistory.display.formats import Format
@@ -29,7 +31,7 @@ from dshistory.display.progress import ByteProgress
 from dshistory.display.table import Table
 from dshistory.options import DIFF_METRICS
 from dshistory.patterns import Patterns, matching
-from dshistory.tensors.stream import FragmentStream
+from dshistory.tensors.stream import NOTHING_HELD, FragmentStream, Held
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -42,6 +44,7 @@ _SCHEMA: Final = pa.schema(
         ("kind", pa.string()),
         ("shape", pa.list_(pa.int64())),
         ("status", pa.string()),
+        ("times_usual", pa.float64()),
         ("relative_update", pa.float64()),
         ("update_norm", pa.float64()),
         ("cosine", pa.float64()),
@@ -56,6 +59,10 @@ _SCHEMA: Final = pa.schema(
     ]
 )
 _FORMATS: Final[dict[str, Format]] = {"shape": "shape", "cosine": "cosine", "changed_share": "share", "bound": "share"}
+_OF_ELEMENTS: Final = tuple(name for name in DIFF_METRICS if name != "times_usual")
+"""The figures of a row that its own elements give."""
+
+_WHOLE_NUMBERS: Final = frozenset(dtype for dtype in DTYPES if dtype == "BOOL" or dtype[0] in "UI")
 AT_ONCE_BYTES: Final = 256 << 20
 """Up to so many bytes a diff reads everything: that takes a moment, and exact figures are better than estimates."""
 
@@ -76,14 +83,18 @@ Key = tuple[str, str]
 
 
 class DiffTable(Table):
-    """The rows of a diff, the largest relative update first; rows that gained or lost non-finite values stand above the
+    """The rows of a diff, the most unusual movement first; rows that gained or lost non-finite values stand above the
     others.
 
+    `times_usual` is how many times as far as such tensors moved between the two checkpoints: `|after - before|` over
+    `|before|`, or over the length of a tensor of typical size where that is longer, divided by the median of the same
+    for its peers, which are the tensors of its name in all layers; a tensor without peers is measured against the peers
+    that moved most.
     `status` is "changed", "same" (equal bits), "added" (only in the second checkpoint), "removed" (only in the first)
     or "reshaped". Figures that were not computed are null, never zero. `bound` is 0 for an exact row; for an estimated
     one it is how far its update may be off, relatively, at about 95 %. `dshistory.metrics` defines the figures."""
 
-    metric = "relative_update"
+    metric = "times_usual"
     """The figure by which the rows are ordered."""
 
     def only(self, metrics: Patterns) -> "DiffTable":
@@ -163,7 +174,8 @@ def diff(
             {**row, **unchanged_norms.get((row["kind"], row["name"]), {})} if row["status"] == "same" else row
             for row in rows
         ]
-    table = sorted(grouped(rows, by), key=_largest_update_first)
+    counters = {key for side in sides for key, stored in side.items() if stored.dtype in _WHOLE_NUMBERS}
+    table = sorted_rows(grouped(rows, by), whole_numbers=counters)
     return DiffTable(pa.Table.from_pylist(table, schema=_SCHEMA), formats=_FORMATS, note=note)
 
 
@@ -209,26 +221,22 @@ def _row(
         figures = known
     elif status == "changed" and before and after:
         compared = compare(root, before, after, advance)
-        figures = {name: compared.figure(name) for name in DIFF_METRICS} | {"bound": 0.0}
+        figures = {name: compared.figure(name) for name in _OF_ELEMENTS} | {"bound": 0.0}
     return {"name": shown.name, "kind": shown.kind, "shape": shown.shape, "status": status, **figures}
 
 
-def compare(root: Path, before: StoredTensor, after: StoredTensor, advance: Callable[[int], None]) -> Comparison:
+def compare(
+    root: Path, before: StoredTensor, after: StoredTensor, advance: Callable[[int], None], *, held: Held = NOTHING_HELD
+) -> Comparison:
     """Read two tensors of one shape side by side and compare them; calls `advance` with the number of bytes of each
-    read."""
+    read. What is `held` is not read again."""
     comparison = Comparison()
-    left, right = FragmentStream(root, before), FragmentStream(root, after)
+    left, right = (FragmentStream(root, tensor, held=held) for tensor in (before, after))
     while numel := min(left.ready(), right.ready()):
         pair = left.take(numel), right.take(numel)
         comparison.add(*pair)
         advance(sum(part.nbytes for part in pair))
     return comparison
-
-
-def _largest_update_first(row: Mapping[str, Any]) -> tuple[bool, float, str, str]:
-    nonfinite = row.get("nonfinite_before") != row.get("nonfinite_after")
-    update = row.get("relative_update")
-    return not nonfinite, 1.0 if update is None else -update, row["name"], row["kind"]
 
 
 def _note(
@@ -257,4 +265,4 @@ def _note(
         parts.append("tensors that every rank has a copy of are rank 0's")
     if any(row.get("nonfinite_before") or row.get("nonfinite_after") for row in rows):
         parts.append("norms and changes are over the elements finite on both sides")
-    return f"{before} to {after}: {'; '.join(parts)}"
+    return f"{before} to {after}: {'; '.join(parts)}; {MEANING}"

@@ -18,6 +18,7 @@ from catalog.history import History
 from catalog.records import CheckpointRef
 from dshistory import metrics
 from dshistory.comparison.diff import DiffTable, select
+from dshistory.comparison.ranking import MEANING
 from dshistory.display.formats import Format
 from dshistory.display.progress import ByteProgress
 from dshistory.tensors.stream import FragmentStream
@@ -39,7 +40,8 @@ def drill_down(
     parts: int | None,
     quiet: bool,
 ) -> DiffTable:
-    """Return a row for each index along `axis`, or for each of `parts` equal parts of it, the largest update first.
+    """Return a row for each index along `axis`, or for each of `parts` equal parts of it, all of which are peers; the
+    most unusual first.
 
     Figures are exact, in float64; norms and changes are over the elements that are finite on both sides. Raises
     NotFoundError for a tensor that is missing on a side, MismatchError when the two shapes differ, SetupError for an
@@ -63,7 +65,7 @@ def drill_down(
             sums.add(groups.of(at, numel), pair[0].double(), pair[1].double())
             at += numel
             bar.advance(sum(part.nbytes for part in pair))
-    note = f"{before} to {after}: {kind} {left.name} {list(left.shape)} along axis {axis}"
+    note = f"{before} to {after}: {kind} {left.name} {list(left.shape)} along axis {axis}; {MEANING}"
     table = sums.table(groups.size_of_each(left.numel), label=lambda i: f"{left.name}[{groups.label(i)}]", kind=kind)
     return DiffTable(table, formats=_FORMATS, note=note)
 
@@ -129,7 +131,7 @@ class _Sums:
         self._sums["max"].scatter_reduce_(0, group, update.abs(), "amax")
 
     def table(self, size: int, *, label: Callable[[int], str], kind: str) -> pa.Table:
-        """Return the rows, the largest update first; each group has `size` elements.
+        """Return the rows, the most unusual first; each group has `size` elements.
 
         A group without an element that is finite on both sides stands above the others; its figures are null, except
         for the changed share."""
@@ -137,16 +139,22 @@ class _Sums:
         update_norm = metrics.norm(sums["update"])
         relative = metrics.relative_update(sums["update"], sums["before"])
         unknown = (sums["finite"] == 0) & (size > 0)
-        order = np.lexsort((-update_norm, -relative, ~unknown))
+        norm_before, norm_after = metrics.norm(sums["before"]), metrics.norm(sums["after"])
+        numel = np.full(len(unknown), float(size))
+        typical = metrics.typical_size(np.maximum(norm_before, norm_after) / math.sqrt(max(size, 1)), numel)
+        moved = metrics.movement(sums["update"], sums["before"], numel, typical)
+        times_usual = metrics.times_usual(moved, [kind] * len(moved))
+        order = np.lexsort((-relative, -times_usual, ~unknown))
         figures = {
+            "times_usual": times_usual,
             "relative_update": relative,
             "update_norm": update_norm,
             "cosine": metrics.cosine(sums["dot"], sums["before"], sums["after"]),
             "max_change": sums["max"],
             "changed_share": metrics.changed_share(sums["changed"], size),
             "sign_flips": sums["flips"].astype(np.int64),
-            "norm_before": metrics.norm(sums["before"]),
-            "norm_after": metrics.norm(sums["after"]),
+            "norm_before": norm_before,
+            "norm_after": norm_after,
         }
         columns = {
             "name": pa.array([label(i) for i in order.tolist()], pa.string()),

@@ -11,7 +11,7 @@ from catalog.errors import NotFoundError
 from dshistory import metrics
 from dshistory.options import GROUPINGS
 
-__all__ = ["grouped", "layer_of", "require_grouping"]
+__all__ = ["column", "grouped", "layer_of", "require_grouping"]
 
 _LAYER: Final = re.compile(r"(?:.*?\.)??[0-9]+(?=\.)")
 _NONFINITE: Final = ("nonfinite_before", "nonfinite_after")
@@ -55,34 +55,38 @@ def _group_row(name: str, kind: str, members: Sequence[Row]) -> Row:
     counted = [member for member in members if member.get("nonfinite_after") is not None]
     if counted:
         row |= {key: sum(member[key] for member in counted) for key in _NONFINITE}
-    # A tensor that is only on one side, or nowhere finite, has no figures: those of the group are over the others.
+    # A tensor that is only on one side, or nowhere finite, has no norms: those of the group are over the others. How
+    # many of its elements changed is known wherever it is on both sides, and an estimate does not tell.
     compared = [member for member in members if member.get("update_norm") is not None]
+    on_both_sides = [member for member in members if member.get("bound") is not None]
+    if on_both_sides:
+        row |= {"changed_share": _changed_share(on_both_sides), "bound": max(one["bound"] for one in on_both_sides)}
     return row | _figures(compared) if compared else row
+
+
+def _changed_share(rows: Sequence[Row]) -> float | None:
+    numel = np.array([prod(row["shape"]) for row in rows], np.float64)
+    changed = (column(rows, "changed_share") * numel).sum()
+    return metrics.known(metrics.changed_share(changed, numel.sum()))
 
 
 def _figures(rows: Sequence[Row]) -> dict[str, Any]:
     """Compute the figures of a group from sums over its rows; a figure is None where that of one row is unknown."""
-    update, before, after = (
-        np.square(_column(rows, key)).sum() for key in ("update_norm", "norm_before", "norm_after")
-    )
+    update, before, after = (np.square(column(rows, key)).sum() for key in ("update_norm", "norm_before", "norm_after"))
     # Rows have no dot products, and a tensor that is equal on both sides has no cosine: the squares give their sum.
     dot = metrics.dot_of_squares(update, before, after)
-    numel = np.array([prod(row["shape"]) for row in rows], np.float64)
-    changed = (_column(rows, "changed_share") * numel).sum()
-    sign_flips = metrics.known(_column(rows, "sign_flips").sum())
+    sign_flips = metrics.known(column(rows, "sign_flips").sum())
     return {
         "update_norm": metrics.known(metrics.norm(update)),
         "norm_before": metrics.known(metrics.norm(before)),
         "norm_after": metrics.known(metrics.norm(after)),
         "relative_update": metrics.known(metrics.relative_update(update, before)),
         "cosine": metrics.known(metrics.cosine(dot, before, after)),
-        "max_change": metrics.known(_column(rows, "max_change").max()),
-        "changed_share": metrics.known(metrics.changed_share(changed, numel.sum())),
+        "max_change": metrics.known(column(rows, "max_change").max()),
         "sign_flips": None if sign_flips is None else int(sign_flips),
-        "bound": max(row["bound"] for row in rows),
     }
 
 
-def _column(rows: Sequence[Row], key: str) -> metrics.Floats:
+def column(rows: Sequence[Row], key: str) -> metrics.Floats:
     """Return one figure of all rows; NaN where it is unknown."""
     return np.array([nan if row.get(key) is None else row[key] for row in rows], np.float64)

@@ -7,8 +7,9 @@ A fragment of at most PIECE_BYTES is read whole and its checksum compared. A lar
 checksum of their own; `verify` checks those.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import torch
@@ -18,16 +19,39 @@ from capture.state.dtypes import torch_dtype
 from catalog.read.fragments import StoredTensor
 from catalog.records import Extent
 
-__all__ = ["PIECE_BYTES", "FragmentStream"]
+__all__ = ["NOTHING_HELD", "PIECE_BYTES", "FragmentStream", "Held", "read_small"]
 
 PIECE_BYTES: Final = 64 << 20
+_SMALL_BYTES: Final = 1 << 20
+
+Held = Mapping[Extent, torch.Tensor]
+"""Fragments that were read and verified before, with their elements."""
+
+NOTHING_HELD: Final[Held] = MappingProxyType({})
+
+
+def read_small(root: Path, tensors: Iterable[StoredTensor]) -> Held:
+    """Read the fragments of at most 1 MiB of these tensors, the first PIECE_BYTES of them, in one call: a call for
+    each takes longer than its bytes. CorruptError when one can't be read or differs from its checksum."""
+    small: list[Extent] = []
+    room = PIECE_BYTES
+    for fragment in (fragment for tensor in tensors for fragment in tensor.fragments):
+        if fragment.nbytes <= min(_SMALL_BYTES, room):
+            small.append(fragment)
+            room -= fragment.nbytes
+    # One call reads each place of a file once.
+    places = {(fragment.file, fragment.offset): fragment for fragment in small if fragment.nbytes}
+    distinct = list(places.values())
+    return dict(zip(distinct, read_extents(root, distinct), strict=True)) if distinct else NOTHING_HELD
 
 
 class FragmentStream:
-    """The elements of one logical tensor, front to back; holds one piece (PIECE_BYTES) at a time."""
+    """The elements of one logical tensor, front to back; holds one piece (PIECE_BYTES) at a time. Fragments that are
+    `held` are not read again."""
 
-    def __init__(self, root: Path, tensor: StoredTensor) -> None:
+    def __init__(self, root: Path, tensor: StoredTensor, *, held: Held = NOTHING_HELD) -> None:
         self._root = root
+        self._held = held
         self._pieces = (piece for fragment in tensor.fragments for piece in _pieces(fragment))
         self._piece = torch.empty(0, dtype=torch_dtype(tensor.dtype))
 
@@ -42,7 +66,9 @@ class FragmentStream:
             if piece is None:
                 return 0
             extent, skip, numel = piece
-            if numel == extent.numel:
+            if extent in self._held:
+                self._piece = self._held[extent][skip : skip + numel]
+            elif numel == extent.numel:
                 (self._piece,) = read_extents(self._root, [extent])
             else:
                 self._piece = read_part(self._root, extent, skip=skip, numel=numel)

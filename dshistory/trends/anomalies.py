@@ -4,12 +4,15 @@ All of it comes from the statistics and sketches in the catalog; no tensor is re
 past: a value is out of line when it is five times larger than in any of the eight analyzed checkpoints before, at least
 six of which must have the tensor: with three, the end of a warm-up or a bias that was born at zero looks like a jump
 in two of five healthy trainings. The factor is relative so that one rule fits biases and embeddings alike, and the
-maximum, not the mean, of the past keeps a tensor that always jitters quiet.
+maximum, not the mean, of the past keeps a tensor that always jitters quiet. A tensor that is smaller than typical ones
+of its kind counts as a typical one (`dshistory.metrics.movement`), so that noise in a bias that is nearly zero, or that
+no softmax feels, is none.
 
 A change grows with the number of steps it takes. So where the gap to the checkpoint before is longer than any gap in
 the past, the limit is raised by the ratio of the two.
 """
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,7 +27,7 @@ from dshistory.comparison.sketch_estimates import estimated
 from dshistory.display.formats import counted
 from dshistory.display.table import Table
 from dshistory.display.text import Layout
-from dshistory.metrics import Floats
+from dshistory.metrics import Floats, movement, rms, typical_movement, typical_size, usual_movement
 from dshistory.trends.statistics_cache import CachedStatistics, cached_statistics
 from dshistory.trends.statistics_matrix import Key
 
@@ -45,22 +48,25 @@ _SCHEMA: Final = pa.schema(
     ]
 )
 _LAYOUT: Final = Layout(in_title=("run",), gives_way=("run",))
-_PARTS: Final = ("squares", "nonfinite", "zeros_share", "relative_update", "largest")
+_PARTS: Final = ("squares", "numel", "nonfinite", "zeros_share", "update_squares", "largest")
+_WEIGHTS: Final = ("model", "master")
 _SECOND_MOMENTS: Final = ("exp_avg_sq",)
 _LEAST_PAST: Final = 6
 """A value is compared with the past only where the past has at least so many checkpoints."""
 
 Mask = npt.NDArray[np.bool_]
 Parts = Mapping[str, npt.NDArray[Any]]
-"""The matrix (tensors, analyzed checkpoints) of each part, and two more: `past`, how many of the eight checkpoints
-before have the tensor, and `longer`, see `_longer`."""
+"""The matrix (tensors, analyzed checkpoints) of each part, and more: `past`, how many of the eight checkpoints before
+have the tensor, and `longer`, see `_longer`; for weights and buffers their movement, `moved`, and for the tensor's kind
+the size of a typical element and the typical movement, `typical` and `lively` (see `dshistory.metrics`)."""
 
 Finding = tuple[Mask, Floats, Floats]
 """Matrices of where an anomaly is seen, the value there, and the usual value before."""
 
 
 class AnomalyTable(Table):
-    """A row for each kind of anomaly and tensor, at the first step where it is seen, in the order of steps."""
+    """A row for each kind of anomaly and tensor, at the first step where it is seen, in the order of steps; of one step
+    what is not finite first, then the largest multiple of what was usual."""
 
     def plot(self, *, top: int = 30) -> "go.Figure":
         """Draw a mark for each anomaly, tensor by step, for the first `top` tensors. Needs the [notebook] extra."""
@@ -82,9 +88,22 @@ def anomalies(history: History, *, run: str | None) -> AnomalyTable:
 
 def _with_past(history: History, known: CachedStatistics) -> Parts:
     """Return the parts with the matrices that follow from them; see `Parts`."""
-    longer = np.broadcast_to(_longer([ref.step for ref in known.refs]), known.known.shape)
-    ratios = _with_forks(history, known)
-    return {**known.parts, "relative_update": ratios, "past": _counts_before(known.known), "longer": longer}
+    updates, squares, numel = _with_forks(history, known), known.parts["squares"], known.parts["numel"]
+    typical, moved, lively = (np.zeros(known.known.shape, order="F") for _ in range(3))
+    for kind in (*_WEIGHTS, "buffer"):
+        rows = np.flatnonzero([one == kind for one, _ in known.keys])
+        if len(rows):
+            typical[rows] = typical_size(rms(squares[rows], numel[rows]), numel[rows])
+            moved[rows] = movement(updates[rows], _before(squares[rows]), numel[rows], _before(typical[rows]))
+            lively[rows] = typical_movement(moved[rows])
+    return {
+        **known.parts,
+        "past": _counts_before(known.known),
+        "longer": np.broadcast_to(_longer([ref.step for ref in known.refs]), known.known.shape),
+        "typical": typical,
+        "moved": moved,
+        "lively": lively,
+    }
 
 
 def _note(found: int, analyzed: int, checkpoints: int) -> str:
@@ -120,7 +139,7 @@ def _rows(refs: Sequence[CheckpointRef], keys: Sequence[Key], parts: Parts) -> l
         for row in np.flatnonzero(seen.any(axis=1)).tolist():
             place = int(seen[row].argmax())
             found.append((place, anomaly, keys[chosen[row]], float(value[row, place]), float(usual[row, place])))
-    found.sort(key=lambda each: (each[0], each[1] != "not finite", each[1], -each[3], each[2]))
+    found.sort(key=lambda each: (each[0], each[1] != "not finite", -_times_usual(each[1], *each[3:]), *each[1:3]))
     return [
         {
             "run": refs[place].run,
@@ -135,6 +154,13 @@ def _rows(refs: Sequence[CheckpointRef], keys: Sequence[Key], parts: Parts) -> l
     ]
 
 
+def _times_usual(anomaly: str, value: float, usual: float) -> float:
+    """Return how many times the usual value a value is; of factors, how many times as far from 1."""
+    if anomaly == "norm jumps":
+        value, usual = math.log(value), math.log(usual)
+    return value / usual if usual > 0 else math.inf
+
+
 def _not_finite(parts: Parts) -> Finding:
     count = parts["nonfinite"]
     return (count > 0) & ~(_before(count) > 0), count, np.zeros_like(count)
@@ -143,10 +169,13 @@ def _not_finite(parts: Parts) -> Finding:
 def _norm_jumps(parts: Parts) -> Finding:
     usable = (parts["squares"] > 0) & (parts["nonfinite"] == 0)
     # In logarithms a factor up and a factor down are equally far, and half the logarithm of the squares is that of the
-    # norm.
-    logarithms = np.where(usable, np.log(parts["squares"]) / 2, np.nan)
-    jump = np.abs(logarithms - _before(logarithms))
-    usual = _most_before(jump)
+    # norm. That of a tensor that is smaller than typical ones on both sides weighs less, by how much smaller it is.
+    squares = np.where(usable, parts["squares"], np.nan)
+    logarithms = np.log(squares) / 2
+    larger = np.fmax(squares, _before(squares)) / (_before(parts["typical"]) ** 2 * parts["numel"])
+    apart = np.abs(logarithms - _before(logarithms))
+    jump = apart * np.sqrt(np.fmin(1.0, larger))
+    usual = _most_before(apart)
     return (
         (jump > 0.01) & (jump > 5 * usual * parts["longer"]) & (parts["past"] >= _LEAST_PAST),
         np.exp(jump),
@@ -155,9 +184,9 @@ def _norm_jumps(parts: Parts) -> Finding:
 
 
 def _large_update(parts: Parts) -> Finding:
-    ratio = np.where(np.isinf(parts["relative_update"]), np.nan, parts["relative_update"])
-    usual = _most_before(ratio)
-    return (ratio > 5 * usual * parts["longer"]) & (parts["past"] >= _LEAST_PAST), ratio, usual
+    moved = np.where(np.isinf(parts["moved"]), np.nan, parts["moved"])
+    usual = usual_movement(_most_before(moved), _most_before(parts["lively"]))
+    return (moved > 5 * usual * parts["longer"]) & (parts["past"] >= _LEAST_PAST), moved, usual
 
 
 def _second_moment_explodes(parts: Parts) -> Finding:
@@ -174,10 +203,14 @@ def _goes_to_zero(parts: Parts) -> Finding:
 
 _CHECKS: Final[Mapping[str, tuple[str, Collection[str] | None, Callable[[Parts], Finding]]]] = {
     "not finite": ("a count of elements", None, _not_finite),
-    "norm jumps": ("the factor between two norms", ("model", "master", "buffer"), _norm_jumps),
-    "large update": ("the norm of the update over that of the tensor", ("model", "master"), _large_update),
+    "norm jumps": (
+        "the factor between two norms, less for a tensor that is smaller than typical ones",
+        (*_WEIGHTS, "buffer"),
+        _norm_jumps,
+    ),
+    "large update": ("the norm of the update over that of the tensor, at least a typical one", _WEIGHTS, _large_update),
     "second moment explodes": ("the largest element", _SECOND_MOMENTS, _second_moment_explodes),
-    "goes to zero": ("the share of zeros", ("model", "master"), _goes_to_zero),
+    "goes to zero": ("the share of zeros", _WEIGHTS, _goes_to_zero),
 }
 """Kind of anomaly -> what its value is, the kinds of tensors that are checked for it (None: all), and the check."""
 
@@ -215,17 +248,17 @@ def _longer(steps: Sequence[int]) -> Floats:
 
 
 def _with_forks(history: History, known: CachedStatistics) -> Floats:
-    """Return the relative updates, with those across forks added.
+    """Return the squares of the updates, with those across forks added.
 
     The catalog computes updates within a run only; for the first checkpoint after a fork the sketches of both sides
     give it."""
-    ratios, refs = known.parts["relative_update"], known.refs
+    updates, refs = known.parts["update_squares"], known.refs
     forks = [place for place in range(1, len(refs)) if refs[place].run != refs[place - 1].run]
     if forks:
-        ratios = ratios.copy(order="K")
+        updates = updates.copy(order="K")
     for place in forks:
         found = estimated(history, refs[place - 1], refs[place])
         for tensor, key in enumerate(known.keys):
             if key in found:
-                ratios[tensor, place] = found[key]["relative_update"]
-    return ratios
+                updates[tensor, place] = found[key]["update_norm"] ** 2
+    return updates

@@ -23,7 +23,7 @@ from dshistory.comparison.grouping import layer_of
 from dshistory.comparison.sketch_estimates import norm_bound
 from dshistory.display.formats import Format, counted, text_of
 from dshistory.display.table import Table
-from dshistory.metrics import Floats, Metric, merged, metric_named
+from dshistory.metrics import Floats, Metric, merged, metric_named, movement, rms, typical_size
 from dshistory.patterns import Patterns
 from dshistory.trends.statistics_matrix import Key, Known, StatisticsMatrix, Stored
 from dshistory.trends.trajectory import estimate_update, fill_unchanged, trajectory
@@ -102,13 +102,14 @@ class LayersTable(Table):
 
 @dataclass(frozen=True, slots=True)
 class _Tensors:
-    """The matrix of each part of the figure, tensors x checkpoints; `known` is true where all parts are, and `bounds`
-    are the bounds of the figure."""
+    """The matrix of each part of the figure, tensors x checkpoints; `known` is true where all parts are, `bounds` are
+    the bounds of the figure, and `numel` the numbers of elements where the figure is about an update."""
 
     keys: Sequence[Key]
     parts: Mapping[str, Floats]
     known: Known
     bounds: Floats
+    numel: Floats
 
 
 def layers(
@@ -151,7 +152,7 @@ def _step_parts(
     with StatisticsMatrix.chosen(history, refs, kinds=kinds, names=names) as matrix:
         known, parts = matrix.statistics(chosen.parts)
     _require_some(known, refs)
-    return _Tensors(matrix.keys, parts, known, np.zeros(known.shape))
+    return _Tensors(matrix.keys, parts, known, np.zeros(known.shape), np.zeros(known.shape))
 
 
 def _update_parts(
@@ -175,7 +176,7 @@ def _update_parts(
         values[~stored.follows | stored.same] = np.nan
     fill_unchanged(parts, stored, squares.get("squares"))
     known: Known = ~np.isnan(sum(parts.values()))
-    return _Tensors(keys, parts, known, _bounds(keys, stored))
+    return _Tensors(keys, parts, known, _bounds(keys, stored), stored.numel.astype(np.float64))
 
 
 def _require_some(analyzed: Known, refs: Sequence[CheckpointRef]) -> None:
@@ -207,7 +208,7 @@ def _read(
     parts: dict[str, Floats] = {part: values for part in metric_named(metric).parts if part in _READ}
     if "changed" in parts:
         parts = {"changed": values * numel, "numel": numel}
-    return _Tensors(matrix.keys, parts, ~np.isnan(values), np.zeros(values.shape))
+    return _Tensors(matrix.keys, parts, ~np.isnan(values), np.zeros(values.shape), numel)
 
 
 def _rows(
@@ -242,8 +243,11 @@ def _standing_out(
     tensors: _Tensors, chosen: Metric, metric: str, groups: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.object_]:
     """Return (lines, checkpoints): the name of the tensor with the highest figure, for cosine and min the lowest, or
-    None."""
+    None. Of relative updates, the tensor that moved most, where a small one counts as one of typical size: a bias that
+    was born at zero does not stand out by that."""
     values = chosen.value(*(tensors.parts[part] for part in chosen.parts))
+    if chosen is metric_named("relative_update"):
+        values = _movements(tensors)
     values = np.where(tensors.known & ~np.isnan(values), values * (-1 if metric in ("cosine", "min") else 1), -np.inf)
     names = np.array([name for _, name in tensors.keys], np.object_)
     most = np.empty((groups.max() + 1, values.shape[1]), np.object_)
@@ -252,6 +256,19 @@ def _standing_out(
         found = names[members][values[members].argmax(axis=0)]
         most[line] = np.where(tensors.known[members].any(axis=0), found, None)
     return most
+
+
+def _movements(tensors: _Tensors) -> Floats:
+    """Return how far each tensor moved relative to its length, or to that of a typical tensor of its kind."""
+    update, before = (tensors.parts[part] for part in ("update_squares", "before_squares"))
+    result = np.full(update.shape, np.nan)
+    kinds = np.array([kind for kind, _ in tensors.keys])
+    for kind in dict.fromkeys(kinds.tolist()):
+        rows = np.flatnonzero(kinds == kind)
+        numel = tensors.numel[rows]
+        typical = typical_size(rms(before[rows], numel), numel)
+        result[rows] = movement(update[rows], before[rows], numel, typical)
+    return result
 
 
 def _in_reading_order(line: Line) -> tuple[str, list[tuple[int, int, str]]]:

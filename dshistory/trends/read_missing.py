@@ -14,7 +14,7 @@ from catalog.records import CheckpointRef
 from dshistory.comparison.diff import compare
 from dshistory.comparison.sums import Comparison
 from dshistory.metrics import Floats
-from dshistory.tensors.stream import FragmentStream
+from dshistory.tensors.stream import FragmentStream, Held, read_small
 from dshistory.trends.statistics_matrix import Key
 
 __all__ = ["READABLE", "read_steps", "read_updates"]
@@ -44,7 +44,7 @@ Advance = Callable[[int], None]
 
 
 class _Checkpoints:
-    """The stored tensors of the wanted cells, one checkpoint at a time.
+    """The stored tensors of the wanted cells, one checkpoint at a time, and the elements of those that are small.
 
     The latest two are kept, because an update needs the one before, which was just read.
     """
@@ -53,7 +53,13 @@ class _Checkpoints:
         self._history = history
         self._refs = refs
         self._numbers = {keys[tensor]: tensor for tensor in np.flatnonzero(wanted.any(axis=1)).tolist()}
+        self._wanted = wanted
         self._kept: dict[int, dict[int, StoredTensor]] = {}
+        self._held: dict[int, Held] = {}
+
+    def held(self) -> Held:
+        """Return the elements of the small fragments of the latest two checkpoints whose tensors were asked for."""
+        return {extent: elements for held in self._held.values() for extent, elements in held.items()}
 
     def tensors(self, place: int) -> dict[int, StoredTensor]:
         """Return the tensors of the checkpoint at that place by their number."""
@@ -62,7 +68,10 @@ class _Checkpoints:
             extents = self._history.state_extents(self._refs[place], names=sorted(names), kinds=sorted(kinds))
             found = stored_tensors(extents)
             tensors = {self._numbers[key]: tensor for key, tensor in found.items() if key in self._numbers}
+            needed = np.flatnonzero(self._wanted[:, place : place + 2].any(axis=1)).tolist()
+            held = read_small(self._history.root, (tensors[tensor] for tensor in needed if tensor in tensors))
             self._kept = {kept: old for kept, old in self._kept.items() if kept == place - 1} | {place: tensors}
+            self._held = {kept: old for kept, old in self._held.items() if kept == place - 1} | {place: held}
         return self._kept[place]
 
 
@@ -78,8 +87,10 @@ def read_steps(
     checkpoints = _Checkpoints(history, refs, keys, wanted)
     for place, which in _by_place(wanted):
         tensors = checkpoints.tensors(place)
+        held = checkpoints.held()
         for tensor in which:
-            _fill(parts, _STEP_PARTS, (tensor, place), _compared_with_itself(history.root, tensors[tensor], advance))
+            read = _compared_with_itself(history.root, tensors[tensor], advance, held)
+            _fill(parts, _STEP_PARTS, (tensor, place), read)
 
 
 def read_updates(
@@ -97,8 +108,9 @@ def read_updates(
     checkpoints = _Checkpoints(history, refs, keys, wanted)
     for place, which in _by_place(wanted):
         before, after = checkpoints.tensors(place - 1), checkpoints.tensors(place)
+        held = checkpoints.held()
         for tensor in which:
-            read = compare(history.root, before[tensor], after[tensor], advance)
+            read = compare(history.root, before[tensor], after[tensor], advance, held=held)
             _fill(parts, _UPDATE_PARTS, (tensor, place), read)
 
 
@@ -119,10 +131,10 @@ def _fill(
         values[cell] = of_comparison[part](read) if known else math.nan
 
 
-def _compared_with_itself(root: Path, tensor: StoredTensor, advance: Advance) -> Comparison:
+def _compared_with_itself(root: Path, tensor: StoredTensor, advance: Advance, held: Held) -> Comparison:
     """Compare a tensor with itself, which gives the sums of one step."""
     comparison = Comparison()
-    stream = FragmentStream(root, tensor)
+    stream = FragmentStream(root, tensor, held=held)
     while numel := stream.ready():
         part = stream.take(numel)
         comparison.add(part, part)

@@ -37,12 +37,11 @@ _PARTS: Final[Mapping[str, str]] = {
     "dot": "cosine * norm_before * norm",
     "largest": "greatest(abs(min), abs(max))",
     "zeros_share": "CASE WHEN numel > 1 THEN zeros / numel END",
-    "relative_update": "relative_update",
 }
 """Part of a figure -> the SQL for it over a row of the view `statistics`.
 
 The names of `dshistory.metrics` and the formulas are its inverses: `update_squares` is the square of the update norm.
-The last three are for anomalies alone: figures of one tensor at a time, which the database computes in less memory than
+The last two are for anomalies alone: figures of one tensor at a time, which the database computes in less memory than
 matrices of their parts take. tests/dshistory/test_metrics_sql.py holds all of them to `dshistory.metrics`."""
 
 _BELOW_ROUNDING: Final = "coalesce(update_norm <= 1e-12 * (norm_before + norm), true)"

@@ -126,7 +126,7 @@ def test_the_parts_that_matrices_are_made_of(root, rows):
     refs = [CheckpointRef("run-a", step) for step in STEPS]
     with StatisticsMatrix.chosen(history, refs, kinds="*", names="*") as matrix:
         names = ["squares", "sum", "finite", "zeros", "numel", "update_squares", "before_squares", "dot"]
-        _, parts = matrix.statistics([*names, "zeros_share", "relative_update"])
+        _, parts = matrix.statistics([*names, "zeros_share"])
     parts = {name: values.T.ravel() for name, values in parts.items()}
     somewhere_finite = (rows["finite"] > 0) | (rows["numel"] == 0)
     np.testing.assert_array_equal(metrics.norm(parts["squares"])[somewhere_finite], rows["norm"][somewhere_finite])
@@ -135,7 +135,6 @@ def test_the_parts_that_matrices_are_made_of(root, rows):
     shares = metrics.zeros_share(parts["zeros"], parts["numel"])
     more = parts["numel"] > 1
     np.testing.assert_array_equal(parts["zeros_share"][more], shares[more])
-    np.testing.assert_array_equal(parts["relative_update"], rows["relative_update"])
     relative = metrics.relative_update(parts["update_squares"], parts["before_squares"])
     np.testing.assert_array_equal(relative, rows["relative_update"])
     cosine = metrics.cosine(parts["dot"], parts["before_squares"], parts["squares"])
@@ -192,6 +191,12 @@ def test_a_group_of_one_row_has_the_values_of_the_row(root):
         (metrics.relative_update, (4.0, 0.0), math.inf),
         (metrics.relative_update, (4.0, 16.0), 0.5),
         (metrics.relative_update, (math.nan, 1.0), None),
+        (metrics.movement, (0.0, 0.0, 4.0, 0.0), 0.0),
+        (metrics.movement, (4.0, 0.0, 4.0, 1.0), 1.0),
+        (metrics.movement, (4.0, 16.0, 4.0, 1.0), 0.5),
+        (metrics.movement, (4.0, 0.0, 4.0, 0.0), math.inf),
+        (metrics.movement, (math.nan, 1.0, 1.0, 1.0), None),
+        (metrics.usual_movement, (0.0, 3.0), 1.0),
         (metrics.cosine, (0.0, 0.0, 4.0), None),
         (metrics.cosine, (5.0, 4.0, 4.0), 1.0),
         (metrics.cosine, (-1e-200, 1e-200, 1e-200), -1.0),
@@ -206,3 +211,20 @@ def test_edges(figure, sums, expected):
         assert metrics.known(figure(*sums)) == expected
         whole_array = figure(*(np.array([value, value]) for value in sums))
     assert [metrics.known(value) for value in whole_array] == [expected] * 2
+
+
+def test_the_size_of_an_ordinary_element_is_the_median_of_all_elements():
+    sizes = np.array([[0.0, 1.0], [5.0, 2.0], [0.1, math.nan], [math.inf, 3.0]])
+    numel = np.array([[99.0, 1.0], [10.0, 1.0], [1.0, 50.0], [9.0, 1.0]])
+    assert metrics.typical_size(sizes, numel).tolist() == [5.0, 2.0]
+    assert metrics.typical_size(np.array([0.0, math.nan]), np.ones(2)) == 0.0
+    assert metrics.typical_size(np.zeros((0, 3)), np.zeros((0, 3))).tolist() == [0.0] * 3
+    assert metrics.typical_movement(np.array([0.0, 4.0, 1.0, 2.0])) == 2.0
+
+
+def test_a_movement_is_measured_against_its_peers():
+    moved = np.array([1.0, 1.0, 3.0, 0.0, math.nan, 6.0])
+    found = metrics.times_usual(moved, ["a", "a", "a", "a", "a", "alone"])
+    np.testing.assert_array_equal(found, [1.0, 1.0, 3.0, 0.0, math.nan, 6.0])
+    np.testing.assert_array_equal(metrics.times_usual(np.zeros(2), ["a", "b"]), [0.0, 0.0])
+    assert len(metrics.times_usual(np.zeros(0), [])) == 0

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from capture_helpers import make, one_step, reference
+from explorer_helpers import history_of, whole
 
 import capture
 import dshistory
@@ -43,6 +44,19 @@ def trained(history):
     explorer = dshistory.open(history)
     explorer.analyze(quiet=True)
     return explorer, states[1], states[4]
+
+
+@pytest.mark.parametrize("by", ["layer", "kind"])
+def test_the_share_that_changed_is_known_of_what_is_nowhere_finite(tmp_path, by):
+    before = {"h.w": torch.ones(30), "h.b": torch.ones(10), "h.new": torch.ones(2)}
+    spoilt = {"h.w": torch.full((30,), torch.nan), "h.b": torch.ones(10), "h.new": torch.ones(3)}
+    worse = {"h.w": torch.full((30,), torch.inf), "h.b": torch.full((10,), torch.nan), "h.new": torch.ones(3)}
+    explorer = history_of(tmp_path, [whole(before)], [whole(spoilt)], [whole(worse)], world_sizes=(1, 1, 1))
+    for ends, share in (((10, 20), 0.75), ((10, 30), 1.0)):
+        (row,) = explorer.diff(*ends, by=by)
+        tensors = explorer.diff(*ends, names=["h.w", "h.b"])
+        assert [each["changed_share"] for each in tensors if each["name"] == "h.w"] == [1.0]
+        assert row["changed_share"] == share
 
 
 def flat(state, prefix=""):

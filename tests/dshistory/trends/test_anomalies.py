@@ -128,9 +128,27 @@ def test_a_warm_up_of_biases_born_at_zero_has_none(history):
 def test_the_note_says_what_the_value_is(tmp_path):
     steady(tmp_path / "jump", [0, 1, 2, 3, 4, 5, 25], jump=5.0)
     assert Explorer.open(tmp_path / "jump").anomalies().note == (
-        "2 anomalies in 7 checkpoints; norm jumps: value is the factor between two norms; "
-        "large update: value is the norm of the update over that of the tensor"
+        "2 anomalies in 7 checkpoints; norm jumps: value is the factor between two norms, less for a tensor that is "
+        "smaller than typical ones; large update: value is the norm of the update over that of the tensor, at least a "
+        "typical one"
     )
+
+
+def test_noise_in_a_tensor_that_is_nearly_zero_is_none_and_the_most_unusual_comes_first(tmp_path):
+    run = Run(tmp_path / "history")
+    generator = torch.Generator().manual_seed(0)
+    small, quiet, loud = (torch.randn(32, 32, generator=generator) for _ in range(3))
+    for step in range(10):
+        # The norm of the key's bias grows a hundredfold at the last step, and is noise at every step.
+        key = torch.randn(32, generator=generator) * (1e-7 if step == 9 else 1e-9)
+        quiet, loud = quiet * (1.08 if step == 9 else 1.01), loud * (2.5 if step == 9 else 1.01)
+        run.checkpoint(step, whole({"key.bias": key, "a.weight": quiet, "b.weight": loud, "c.weight": small}))
+    run.close()
+    explorer = Explorer.open(tmp_path / "history")
+    explorer.analyze(quiet=True)
+    found = list(explorer.anomalies())
+    assert [(row["step"], row["name"]) for row in found[:2]] == [(9, "b.weight")] * 2
+    assert {row["name"] for row in found} == {"a.weight", "b.weight"}
 
 
 def test_a_parents_statistics_after_the_fork_are_not_counted(tmp_path):

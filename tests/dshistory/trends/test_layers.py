@@ -9,10 +9,12 @@ import torch
 from explorer_helpers import Run, whole
 from widget_helpers import JUMP, SILENT, STEPS, layered_history
 
+from capture.load.read_into import read_extents
 from catalog.errors import NotFoundError
 from dshistory.comparison.sketch_estimates import norm_bound
 from dshistory.display.progress import listening
 from dshistory.explorer import Explorer
+from dshistory.tensors import stream
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +49,22 @@ def test_metrics_read_from_the_tensors_agree_with_the_diff_by_layer(h: Explorer)
         found = values(h.layers(metric=metric, first=10))
         for row in h.diff(30, JUMP, by="layer", exact=True):
             assert found[row["name"], JUMP] == pytest.approx(row[metric])
+
+
+def test_small_tensors_of_a_checkpoint_are_read_once_and_in_one_call(h: Explorer, monkeypatch) -> None:
+    read: list[int] = []
+
+    def counted(root: Path, extents: list) -> list[torch.Tensor]:
+        read.append(len(extents))
+        return read_extents(root, extents)
+
+    monkeypatch.setattr(stream, "read_extents", counted)
+    found = h.layers(metric="max_change")
+    assert len(read) == len(STEPS)
+    assert max(read) > 1
+    monkeypatch.setattr(stream, "_SMALL_BYTES", 0)
+    assert h.layers(metric="max_change").to_pandas().equals(found.to_pandas())
+    assert len(read) > 2 * len(STEPS)
 
 
 def test_a_share_of_a_layer_counts_its_elements(tmp_path: Path) -> None:
