@@ -8,6 +8,7 @@ import torch
 
 import capture as capture
 from catalog.errors import HistoryError
+from dshistory.causes.audit import AuditTable
 from dshistory.comparison.diff import DiffTable
 from dshistory.display.report import Report
 from dshistory.display.table import Table
@@ -30,6 +31,7 @@ __all__ = [
     "Table",
     "analyze",
     "anomalies",
+    "audit",
     "bisect",
     "diff",
     "distances",
@@ -54,6 +56,7 @@ __version__: str
 
 def analyze(ref: Ref | None = None, *, quiet: bool = False) -> Table: ...
 def anomalies(*, run: str | None = None) -> AnomalyTable: ...
+def audit(a: Ref | None = None, b: Ref = "latest", *, names: Patterns = "*", quiet: bool = False) -> AuditTable: ...
 def bisect(
     predicate: Predicate,
     good: Ref | None = None,

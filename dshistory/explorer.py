@@ -16,6 +16,7 @@ from dshistory.reports import show
 if TYPE_CHECKING:
     import torch
 
+    from dshistory.causes.audit import AuditTable
     from dshistory.comparison.diff import DiffTable
     from dshistory.reports.log import LogTable
     from dshistory.trends.anomalies import AnomalyTable
@@ -209,6 +210,30 @@ class Explorer:
             last=last,
             quiet=quiet,
         )
+
+    @verb("audit", "audit 1249 1250 --names '*.mlp.*'")
+    def audit(
+        self, a: Ref | None = None, b: Ref = "latest", *, names: Patterns = "*", quiet: bool = False
+    ) -> "AuditTable":
+        """Check the optimizer's books from one checkpoint to another: does every weight's movement follow from the
+        optimizer's own state?
+
+        Over one update of Adam, AdamW or SGD with momentum this recovers the gradient that was consumed, and by least
+        squares the learning rate and the decay that really acted. What exceeds the rounding of the formats is a cause:
+        another learning rate or decay, weights or state that were edited, swapped, reset or are not finite. Over
+        several updates only counts and second moments can be checked. `dshistory.causes.books` has the formulas.
+
+        Args:
+            a: the checkpoint before; default: the one right before b in its run
+            b: the checkpoint after
+            names: patterns of parameter names, as '*.mlp.*'
+            quiet: no progress bar
+        """
+        from dshistory.causes import audit
+
+        after = self.history.resolve(b)
+        before = None if a is None else self.history.resolve(a)
+        return audit.audit(self.history, before, after, names=names, quiet=quiet)
 
     @verb("histogram lm_head.weight", "histogram lm_head.weight --state exp_avg_sq")
     def histogram(self, name: str, *, state: str = "model", run: str | None = None) -> "HistogramTable":

@@ -23,7 +23,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "commands",
         "current explorer",
         "widgets",
-        "trends reports conversion",
+        "trends reports conversion causes",
         "comparison",
         "tensors",
         "display",

@@ -19,6 +19,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import capture
+import dshistory
 
 WORLD, RANK = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
 CAPTURED, LAST = 3, 6
@@ -224,6 +225,8 @@ def case_states_away_between_steps(folder: Path) -> None:
                     engine.offload_states(pin_memory=False)
                     engine.reload_states()
         assert session.stats.failed == 0
+        for step in range(2, LAST + 1):
+            assert len(dshistory.open(history).audit(step - 1, step, quiet=True).unbalanced) == 0
         for step in (1, CAPTURED):
             capture.restore(step, history=history, engine=engine)
             assert_same(state_of(engine), copies[step])

@@ -1,0 +1,1 @@
+"""What the optimizer did between two checkpoints, checked against its own rule."""

@@ -1,0 +1,180 @@
+"""The sums by which an optimizer's books are balanced: one parameter over one update, or over several.
+
+One Adam update from (w, m, v) to (w', m', v'), with the gradient g that it consumed:
+
+    m' = b1 m + (1 - b1) g                  so  g = (m' - b1 m) / (1 - b1)
+    v' = b2 v + (1 - b2) g^2                which the second moment must therefore agree with
+    w' = w - lr u - lr decay w              with u = (m' / (1 - b1^t)) / (sqrt(v' / (1 - b2^t)) + eps)
+
+(Kingma and Ba, arXiv:1412.6980; Loshchilov and Hutter, arXiv:1711.05101). The learning rate and the decay that really
+acted are the least squares solution of the last line. With the momentum of SGD, u is the buffer, or with Nesterov g +
+momentum times the buffer. Over several updates no gradient can be recovered, but v' >= b2^k v always holds.
+
+What the arithmetic may be off by follows from the formats alone: each operation rounds by at most the unit roundoff of
+the coarsest dtype that takes part. All bounds are worst cases, so what exceeds them was not the optimizer.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from dshistory.causes.rules import Rule
+
+__all__ = ["CHUNK_NUMEL", "AdamBooks", "MomentumBooks", "Movement", "unit_roundoff"]
+
+CHUNK_NUMEL = 1 << 15
+"""Few enough that all arrays of a chunk stay in a core's cache, and that torch stays in the calling thread."""
+
+_PARALLEL = 1e-9
+"""The square of the sine of the angle at which step and weights count as parallel: decay can't be told from them."""
+
+_TINY = 1e-30
+"""Second moments below this are where single precision itself ends."""
+
+_WEIGHT_ROUNDINGS = 2
+_STEP_ROUNDINGS = 8
+_MOMENT_ROUNDINGS = 4
+"""Operations on the way to a weight, to its step, and to a moment, in the implementations of torch and DeepSpeed."""
+
+
+def unit_roundoff(dtypes: Sequence[torch.dtype]) -> float:
+    """Return the largest relative error of one rounding in the coarsest of these dtypes."""
+    return max(torch.finfo(dtype).eps / 2 for dtype in dtypes)
+
+
+@dataclass(slots=True)
+class Movement:
+    """Least squares of a movement w' - w against the step u and the weights w themselves, as sums."""
+
+    roundoff: float
+    uu: float = 0.0
+    uw: float = 0.0
+    ww: float = 0.0
+    du: float = 0.0
+    dw: float = 0.0
+    dd: float = 0.0
+    sizes: float = 0.0
+
+    def add(self, before: torch.Tensor, after: torch.Tensor, step: torch.Tensor) -> None:
+        """Add flat float64 chunks of equal length."""
+        moved = after - before
+        self.uu += float(step.dot(step))
+        self.uw += float(step.dot(before))
+        self.ww += float(before.dot(before))
+        self.du += float(moved.dot(step))
+        self.dw += float(moved.dot(before))
+        self.dd += float(moved.dot(moved))
+        self.sizes += float(before.abs().add_(after.abs()).square_().sum())
+
+    def error(self, lr: float) -> float:
+        """Return the norm of what the arithmetic of an update with this learning rate may be off by, at most."""
+        of_weights, of_step = self.sizes**0.5, abs(lr) * self.uu**0.5
+        return float(self.roundoff * (_WEIGHT_ROUNDINGS * of_weights + _STEP_ROUNDINGS * of_step))
+
+    @property
+    def norm(self) -> float:
+        """The norm of the movement."""
+        return float(self.dd**0.5)
+
+    def solved(self) -> tuple[float | None, float | None]:
+        """Return the learning rate and the share of itself that the tensor lost; None where it can't be told from the
+        movement."""
+        across = self.uu * self.ww - self.uw * self.uw
+        if across <= _PARALLEL * self.uu * self.ww:
+            return (-self.du / self.uu if self.uu else None), None
+        lr = -(self.du * self.ww - self.dw * self.uw) / across
+        return lr, -(self.dw * self.uu - self.du * self.uw) / across
+
+    def alone(self, lr: float, decay: float) -> tuple[float | None, float | None]:
+        """Return the two figures of `solved`, each as it follows when the other is this one; they are more exact where
+        step and weights are nearly parallel."""
+        return (
+            -(self.du + decay * self.uw) / self.uu if self.uu else None,
+            -(self.dw + lr * self.uw) / self.ww if self.ww else None,
+        )
+
+    def errors(self, lr: float) -> tuple[float, float]:
+        """Return what the two figures of `solved` may be off by, at most, in an update with this learning rate."""
+        error = self.error(lr)
+        across = self.uu * self.ww - self.uw * self.uw
+        if across <= _PARALLEL * self.uu * self.ww:
+            return (error / self.uu**0.5 if self.uu else math.inf), math.inf
+        return error * (self.ww / across) ** 0.5, error * (self.uu / across) ** 0.5
+
+    def unexplained(self, lr: float, decay: float) -> float:
+        """Return the norm of the movement that this learning rate and this decay leave over."""
+        squares = (
+            self.dd
+            + lr * lr * self.uu
+            + decay * decay * self.ww
+            + 2 * lr * self.du
+            + 2 * decay * self.dw
+            + 2 * lr * decay * self.uw
+        )
+        return float(max(squares, 0.0) ** 0.5)
+
+
+@dataclass(slots=True)
+class AdamBooks:
+    """The sums of one parameter under Adam or AdamW over `updates` updates; `count` is their number after the last."""
+
+    rule: Rule
+    updates: int
+    count: int
+    roundoff: float
+    movement: Movement = field(init=False)
+    gradient_squares: float = 0.0
+    second: float = 0.0
+    second_expected: float = 0.0
+    fell_too_fast: int = 0
+    disagree: int = 0
+
+    def __post_init__(self) -> None:
+        self.movement = Movement(self.roundoff)
+
+    def add(self, chunks: Sequence[torch.Tensor]) -> None:
+        """Add flat float64 chunks of equal length: the weights before and after, both moments before and after, and
+        amsgrad's largest second moment after."""
+        weights, first, second, largest = chunks[:2], chunks[2:4], chunks[4:6], chunks[6:]
+        b1, b2 = self.rule.betas
+        slack = 2 * _MOMENT_ROUNDINGS * self.updates * self.roundoff
+        self.fell_too_fast += int((second[1] < second[0] * (b2**self.updates * (1 - slack)) - _TINY).sum())
+        if self.updates != 1:
+            return
+        gradient = (first[1] - b1 * first[0]).div_(1 - b1)
+        error = (first[1].abs() + first[0].abs()).mul_(_MOMENT_ROUNDINGS * self.roundoff / (1 - b1))
+        squares = gradient.square()
+        self.gradient_squares += float(squares.sum())
+        expected = b2 * second[0] + (1 - b2) * squares
+        allowed = (gradient.abs() * 2 + error).mul_(error).mul_(1 - b2)
+        allowed += (second[0] + second[1]).mul_(_MOMENT_ROUNDINGS * self.roundoff) + _TINY
+        self.disagree += int(((second[1] - expected).abs() > allowed).sum())
+        self.second += float(second[1].sum())
+        self.second_expected += float(expected.sum())
+        root = ((largest[0] if largest else second[1]) / (1 - b2**self.count)).sqrt_().add_(self.rule.eps)
+        step = (first[1] / (1 - b1**self.count)).div_(root)
+        self.movement.add(weights[0], weights[1], step)
+
+
+@dataclass(slots=True)
+class MomentumBooks:
+    """The sums of one parameter under SGD with momentum over one update."""
+
+    rule: Rule
+    roundoff: float
+    movement: Movement = field(init=False)
+    gradient_squares: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.movement = Movement(self.roundoff)
+
+    def add(self, chunks: Sequence[torch.Tensor]) -> None:
+        """Add flat float64 chunks of equal length: weights and momentum buffer, each before and after."""
+        weights, buffer = chunks[:2], chunks[2:]
+        momentum = self.rule.momentum
+        gradient = (buffer[1] - momentum * buffer[0]).div_(1 - self.rule.dampening)
+        self.gradient_squares += float(gradient.dot(gradient))
+        step = gradient + momentum * buffer[1] if self.rule.nesterov else buffer[1]
+        self.movement.add(weights[0], weights[1], step)
