@@ -33,6 +33,7 @@ __all__ = [
     "anomalies",
     "audit",
     "bisect",
+    "convert",
     "diff",
     "distances",
     "doctor",
@@ -65,6 +66,9 @@ def bisect(
     run: str | None = None,
     quiet: bool = False,
 ) -> Bisection: ...
+def convert(
+    path: Path | str, *, to: Path | str | None = None, overwrite: bool = False, quiet: bool = False
+) -> Table: ...
 def diff(
     a: Ref,
     b: Ref = "latest",

@@ -24,6 +24,7 @@ import native
 from capture.collectives import Ranks
 from capture.deepspeed_checkpoints.classes import DEEPSPEED_CLASSES
 from capture.deepspeed_checkpoints.file import FileWrite, is_tree_file, read_tree
+from capture.deepspeed_checkpoints.fp32_program import leave_program
 from capture.deepspeed_checkpoints.lazy_memory import lazy_providers, lazy_storages
 from capture.deepspeed_checkpoints.options import EngineOptions
 from capture.deepspeed_checkpoints.saves import Save, Saves
@@ -274,6 +275,7 @@ class NativeCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         try:
             result = inner(*args, **kwargs)
             if self._current is not None:
+                self._leave_program(self._current)
                 # Only here are all files of the save known to have been begun, on a path that no exception has left.
                 # From here on the background thread commits it: nothing waits, and no later call of DeepSpeed is
                 # needed.
@@ -285,6 +287,14 @@ class NativeCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         finally:
             # A call that raised has not completed its save, so the save leaves no receipt and never becomes `latest`.
             self._current, self._inside_save = None, False
+
+    def _leave_program(self, save: Save) -> None:
+        if self._ranks.rank == 0:
+            try:
+                leave_program(save.folder)
+            except OSError as error:
+                # As for a file that can't be created: the other ranks go on to a collective.
+                self._saves.fail(save, error)
 
     def _around_load(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self.release()

@@ -8,6 +8,8 @@ reader of safetensors can open the tensors. The file exists under its name only 
 
 import errno
 import json
+import math
+import mmap
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -33,7 +35,7 @@ from catalog.format.header import Entry, Header, encode_header, entries_json, pa
 from catalog.read.stored_bytes import read_to
 from catalog.records import CHECKSUM_BYTES
 
-__all__ = ["FileWrite", "is_tree_file", "read_tree"]
+__all__ = ["FileWrite", "is_tree_file", "map_tree", "read_tree"]
 
 _FORMAT = "dshistory-state-1"
 _TREE = "object/tree"
@@ -205,6 +207,31 @@ def read_tree(path: Path) -> tuple[Any, dict[str, torch.Tensor]]:
             digests[CHECKSUM_BYTES * i : CHECKSUM_BYTES * (i + 1)].hex(),
         )
     return content["tree"], {key.removeprefix("state/"): tensor for key, tensor in tensors.items()}
+
+
+def map_tree(path: Path) -> tuple[Any, dict[str, torch.Tensor]]:
+    """Return what `read_tree` returns, with tensors in the file's own pages, which take no memory of the process.
+
+    Every byte is verified at the call, and read again where a tensor is used. Writing to a tensor changes only this
+    process's copy of its pages. Raises what `read_tree` raises.
+    """
+    header = _checked_header(path)
+    content = _content(path, header)
+    with path.open("rb") as file:
+        pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    tensors = {}
+    for entry in header.entries:
+        if not entry.key.startswith("state/"):
+            continue
+        dtype, begin = torch_dtype(entry.dtype), header.data_start + entry.begin
+        if entry.end == entry.begin:
+            made = torch.empty(entry.shape, dtype=dtype)
+        else:
+            data = memoryview(pages)[begin : header.data_start + entry.end]
+            _require_checksum(path, entry.key, content["checksums"].get(entry.key), native.checksum(data).hex())
+            made = torch.frombuffer(pages, dtype=dtype, count=math.prod(entry.shape), offset=begin).view(entry.shape)
+        tensors[entry.key.removeprefix("state/")] = made
+    return content["tree"], tensors
 
 
 def _checked_header(path: Path) -> Header:

@@ -115,15 +115,22 @@ def encode_tree(value: Any, *, known: Sequence[KnownClass], pickle: bool) -> Che
 
 
 def decode_tree(
-    json: Any, tensors: Mapping[str, torch.Tensor], *, what: str, known: Sequence[KnownClass], pickle: bool
+    json: Any,
+    tensors: Mapping[str, torch.Tensor],
+    *,
+    what: str,
+    known: Sequence[KnownClass],
+    pickle: bool | Callable[[bytes], Any],
 ) -> Any:
     """Decode the JSON tree and the tensors of a CheckpointTree; the result refers to the memory of `tensors`.
 
-    FormatError, with the path below `what`, for a malformed part, an instance of a class that is not `known`, or a
-    pickle where `pickle` is false.
+    pickle: what becomes of a pickle: False refuses it, True unpickles it, which runs code that the file chooses, and a
+    function is given its bytes and returns what stands in its place. FormatError, with the path below `what`, for a
+    malformed part, an instance of a class that is not `known`, or a pickle that is refused.
     """
+    unpickle = pickling.loads if pickle is True else pickle or None
     try:
-        return _TreeDecoder(tensors, known, pickle=pickle).value(json, what)
+        return _TreeDecoder(tensors, known, unpickle).value(json, what)
     except RecursionError as error:
         raise FormatError(f"object {what}: nested too deeply") from error
 
@@ -224,10 +231,15 @@ class _TreeEncoder(Encoder):
 
 
 class _TreeDecoder(Decoder):
-    def __init__(self, tensors: Mapping[str, torch.Tensor], known: Sequence[KnownClass], *, pickle: bool) -> None:
+    def __init__(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        known: Sequence[KnownClass],
+        unpickle: Callable[[bytes], Any] | None,
+    ) -> None:
         super().__init__(tensors.__getitem__)
         self._known = {one.tag: one for one in known}
-        self._pickle = pickle
+        self._unpickle = unpickle
 
     def tagged(self, tree: dict[str, Any], path: str) -> Any:
         known = self._known.get(tree["$"])
@@ -244,12 +256,12 @@ class _TreeDecoder(Decoder):
             case "scalar":
                 return self.value(tree["array"], path)[()]
             case "pickle":
-                if not self._pickle:
+                if self._unpickle is None:
                     raise FormatError(
                         f"object {path}: a pickled {tree['class']}, and unpickling runs code that the file chooses: if "
                         "you trust it, load it with capture.checkpoint_engine(engine, pickle=True)"
                     )
-                return pickling.loads(base64.b64decode(tree["base64"], validate=True))
+                return self._unpickle(base64.b64decode(tree["base64"], validate=True))
         return super().tagged(tree, path)
 
 

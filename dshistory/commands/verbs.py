@@ -6,13 +6,13 @@ from typing import Any, Final
 from dshistory import current, explorer
 from dshistory.commands import doctor
 from dshistory.commands.parameters import UsageError
-from dshistory.conversion import importing
+from dshistory.conversion import convert, importing
 from dshistory.patterns import nearest
 from dshistory.registry import Surface, Verb, registered
 
 __all__ = ["all_verbs", "functions", "verb_named"]
 
-_MODULES: Final = tuple(module.__name__ for module in (current, explorer, importing, doctor))
+_MODULES: Final = tuple(module.__name__ for module in (current, explorer, importing, convert, doctor))
 """The modules that register verbs, in the order in which help lists them."""
 
 

@@ -1,7 +1,7 @@
 """Stand-ins for the classes that DeepSpeed pickles into its checkpoints: read and written without importing deepspeed.
 
 A stand-in has the attributes and nothing else. Pickling a stand-in writes the name of DeepSpeed's class; unpickling
-DeepSpeed's class creates the stand-in."""
+DeepSpeed's class creates the stand-in, and so does a file of `capture.checkpoint_engine`, which names them by tags."""
 
 import pickle
 from collections.abc import Callable
@@ -9,7 +9,9 @@ from typing import Any, Final
 
 import torch
 
-__all__ = ["KNOWN", "DeepSpeedPickle", "StandIn", "loss_scaler"]
+from capture.deepspeed_checkpoints.tree import COMMON_CLASSES, KnownClass, by_fields
+
+__all__ = ["KNOWN", "KNOWN_BY_TAG", "DeepSpeedPickle", "PickledBytes", "StandIn", "loss_scaler"]
 
 
 class StandIn:
@@ -37,12 +39,27 @@ class _FragmentAddress(StandIn):
     pass
 
 
-class _ZeroStage(StandIn):
+class _Enumeration(StandIn):
+    """A member of an enumeration: pickled as the call that finds it by its value."""
+
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        return type(self), tuple(self.values)
+
+
+class _ZeroStage(_Enumeration):
     pass
 
 
-class _LossScaleProfile(StandIn):
+class _LossScaleProfile(_Enumeration):
     pass
+
+
+class PickledBytes(StandIn):
+    """An object that is known only by its pickle, which nothing here reads. Whoever unpickles the stand-in unpickles
+    the object."""
+
+    def __reduce__(self) -> tuple[Callable[[bytes], Any], tuple[Any, ...]]:
+        return pickle.loads, self.values
 
 
 _SCALERS: Final = "deepspeed.runtime.fp16.loss_scaler"
@@ -55,6 +72,17 @@ KNOWN: Final[list[tuple[type, str]]] = [
     (_ZeroStage, "deepspeed.runtime.zero.config.ZeroStageEnum"),
 ]
 """Each stand-in with the name of its class, in the form that torch.serialization.safe_globals takes."""
+
+KNOWN_BY_TAG: Final[tuple[KnownClass, ...]] = (
+    *COMMON_CLASSES,
+    by_fields("deepspeed.LossScaler", _LossScaler),
+    by_fields("deepspeed.DynamicLossScaler", _DynamicLossScaler),
+    by_fields("deepspeed.fragment_address", _FragmentAddress),
+    KnownClass("deepspeed.ZeroStageEnum", _ZeroStage, lambda member: member.values[0], _ZeroStage),
+    KnownClass("deepspeed.LossScaleProfile", _LossScaleProfile, lambda member: member.values[0], _LossScaleProfile),
+)
+"""The classes in a file of `capture.checkpoint_engine`; the tags are those of
+`capture.deepspeed_checkpoints.classes`."""
 
 _NAMES: Final = dict(KNOWN)
 

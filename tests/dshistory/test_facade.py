@@ -157,7 +157,7 @@ def test_verbs_cannot_drift_from_the_functions() -> None:
         named = list(inspect.signature(verb.function).parameters)[1 if verb.needs_history else 0 :]
         assert [p.name for p in parameters(verb)] == [name for name in named if name not in python_only], verb.name
     methods = {name for name, _ in inspect.getmembers(Explorer, inspect.isfunction) if name[0] != "_"}
-    assert {verb.name for verb in all_verbs()} - {"open", "doctor", "import"} == methods
+    assert {verb.name for verb in all_verbs()} - {"open", "doctor", "import", "convert"} == methods
 
 
 def test_every_verb_is_a_function_of_the_module_too() -> None:

@@ -29,7 +29,6 @@ SMALL = {
     "dshistory.conversion.exporting.torchfile": "one file for each format",
     "dshistory.tensors.state_dict": "a type of its own; the explorer holds only verbs",
     "dshistory.widgets.resize": "the only use of anywidget's own base class",
-    "capture.deepspeed_checkpoints.classes": "one of the three files that import deepspeed",
     "capture.state.providers.counters": "one file for each provider",
 }
 """Files of fewer than 40 lines with one user, and the reason why each stands alone."""

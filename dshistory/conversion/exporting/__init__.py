@@ -12,7 +12,7 @@ from catalog.errors import SetupError
 from catalog.history import History
 from catalog.records import CheckpointRef
 from dshistory.conversion.exporting.options import Options
-from dshistory.conversion.exporting.target import new_target
+from dshistory.conversion.target import new_target
 from dshistory.display.progress import ByteProgress
 from dshistory.display.table import Table
 from dshistory.tensors.checkpoint_tensors import CheckpointTensors
@@ -86,7 +86,7 @@ def export(
         raise SetupError(f"there is no format {format!r}; the formats are {', '.join(FORMATS)}")
     module, function = FORMATS[format]
     write = getattr(import_module(module), function)
-    with new_target(path, history=history.root, overwrite=overwrite) as target:
+    with new_target(path, what="export", source=("history", history.root), overwrite=overwrite) as target:
         total = sum(extent.nbytes for extent in history.extents(ref))
         with ByteProgress(total, description=f"export to {format}", quiet=quiet) as bar:
             write(CheckpointTensors(history, ref, advance=bar.advance), target, options)

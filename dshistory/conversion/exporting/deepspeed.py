@@ -14,13 +14,14 @@ from capture.load.assignments import assign
 from capture.state.dtypes import torch_dtype
 from catalog.errors import SetupError, UnsupportedError
 from catalog.read.fragments import StoredTensor
-from dshistory.conversion.deepspeed_classes import DeepSpeedPickle, StandIn, loss_scaler
+from dshistory.conversion.deepspeed_classes import StandIn, loss_scaler
+from dshistory.conversion.deepspeed_files import save_deepspeed_file
 from dshistory.conversion.exporting.options import Options
 from dshistory.conversion.exporting.partitions import Flat, groups_cut, parameters_cut, sub_groups
 from dshistory.conversion.exporting.training_state import Training, training_of
 from dshistory.tensors.checkpoint_tensors import CheckpointTensors
 
-__all__ = ["loss_scaler_of", "model_states", "module_state", "save", "write_deepspeed"]
+__all__ = ["loss_scaler_of", "model_states", "module_state", "write_deepspeed"]
 
 _STAGES: Final = (0, 1, 2, 3)
 _SUB_GROUP_ELEMENTS: Final = 1_000_000_000  # DeepSpeed's default
@@ -39,7 +40,7 @@ def write_deepspeed(checkpoint: CheckpointTensors, target: Path, options: Option
     folder = target / f"global_step{training.counters['global_steps']}"
     folder.mkdir(parents=True)
     if stage == 0:
-        save(_stage0(checkpoint, training, world_size), folder / "mp_rank_00_model_states.pt")
+        save_deepspeed_file(_stage0(checkpoint, training, world_size), folder / "mp_rank_00_model_states.pt")
     else:
         _write_zero(checkpoint, training, folder, stage, world_size)
     (target / "latest").write_text(folder.name)
@@ -79,15 +80,15 @@ def _write_zero(checkpoint: CheckpointTensors, training: Training, folder: Path,
             "ds_config": _config(training, stage),
             "ds_version": training.version,
         }
-        save(content, folder / f"{prefix}_pp_rank_{rank}_mp_rank_00_optim_states.pt")
+        save_deepspeed_file(content, folder / f"{prefix}_pp_rank_{rank}_mp_rank_00_optim_states.pt")
         if stage == 3:
-            save(
+            save_deepspeed_file(
                 _partitioned(checkpoint, training, rank, world_size),
                 folder / f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt",
             )
     if stage != 3:
         state = {**model_states(training, stage, world_size), "module": module_state(checkpoint, training)}
-        save(
+        save_deepspeed_file(
             {**state, **_frozen(checkpoint, training), **_names(checkpoint, training, training.groups)},
             folder / "mp_rank_00_model_states.pt",
         )
@@ -304,8 +305,3 @@ def _config(training: Training, stage: int) -> dict[str, Any]:
     config: dict[str, Any] = json.loads(json.dumps(training.config))
     config.setdefault("zero_optimization", {})["stage"] = stage
     return config
-
-
-def save(content: Mapping[str, Any], path: Path) -> None:
-    """Call torch.save; stand-ins of DeepSpeed's classes are written under the names of the real ones."""
-    torch.save(dict(content), path, pickle_module=DeepSpeedPickle)

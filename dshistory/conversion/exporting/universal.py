@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from catalog.errors import UnsupportedError
-from dshistory.conversion.exporting.deepspeed import loss_scaler_of, model_states, module_state, save
+from dshistory.conversion.deepspeed_files import save_deepspeed_file
+from dshistory.conversion.exporting.deepspeed import loss_scaler_of, model_states, module_state
 from dshistory.conversion.exporting.options import Options
 from dshistory.conversion.exporting.training_state import Training, training_of
 from dshistory.tensors.checkpoint_tensors import CheckpointTensors
@@ -34,11 +35,11 @@ def write_universal(checkpoint: CheckpointTensors, target: Path, options: Option
     for name in training.frozen:
         tensor = checkpoint.whole(training.weights[name])
         _write(tensor.float(), _folder(folder / "zero", name) / "fp32.pt")
-    save(_optimizer(training), folder / "zero" / "optimizer_state.pt")
+    save_deepspeed_file(_optimizer(training), folder / "zero" / "optimizer_state.pt")
     states = model_states(training, 0, 1)
-    save({**states, "module": module_state(checkpoint, training)}, folder / "mp_rank_00_model_states.pt")
+    save_deepspeed_file({**states, "module": module_state(checkpoint, training)}, folder / "mp_rank_00_model_states.pt")
     # Under stage 3 an engine looks for the states by this name; parameters come from their folders alone.
-    save({**states, "module": {}}, folder / "zero_pp_rank_0_mp_rank_00_model_states.pt")
+    save_deepspeed_file({**states, "module": {}}, folder / "zero_pp_rank_0_mp_rank_00_model_states.pt")
     (target / "latest_universal").write_text(folder.name)
 
 

@@ -40,7 +40,8 @@ def import_checkpoint(
     """Import checkpoints that other programs wrote as a new run of a history: a row for each, with its step.
 
     No code in them is executed: pickles are read by `torch.load(weights_only=True)`, with the few known classes of
-    their format as data, and a file with any other class is refused by name. The column `left_out` names what is
+    their format as data, and a file with any other class is refused by name. DeepSpeed's checkpoints may have been
+    saved through `capture.checkpoint_engine`; their files are verified before anything is imported. The column `left_out` names what is
     neither weights nor optimizer state and is not imported. Raises NotFoundError when there is no checkpoint,
     SetupError when a step is unknown or occurs twice, FormatError and UnsupportedError for a checkpoint that cannot be
     read; the checkpoints before it are imported by then.

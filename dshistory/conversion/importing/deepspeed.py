@@ -1,6 +1,7 @@
 """Read DeepSpeed checkpoints of any ZeRO stage and world size: weights, master weights and optimizer state by name.
 
-DeepSpeed itself is not needed. The objects that it pickles beside tensors are read as data (`deepspeed_classes`)."""
+DeepSpeed itself is not needed. The objects that it pickles beside tensors are read as data (`deepspeed_classes`), and
+so are the files of `capture.checkpoint_engine`."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,9 +13,9 @@ import torch
 
 from capture.state.objects import encode_object
 from catalog.errors import FormatError, UnsupportedError
-from dshistory.conversion.deepspeed_classes import KNOWN, StandIn
+from dshistory.conversion.deepspeed_classes import StandIn
+from dshistory.conversion.deepspeed_files import load_deepspeed_file
 from dshistory.conversion.importing.foreign_checkpoint import ForeignCheckpoint, ForeignTensor, in_memory
-from dshistory.conversion.importing.safe_unpickle import load_torch_file
 from dshistory.conversion.importing.torchfile import model_tensors, optimizer_tensors
 from dshistory.conversion.importing.zero_shards import GroupShards, PartShards, Shards, offsets
 
@@ -62,7 +63,7 @@ def read(path: Path) -> ForeignCheckpoint:
     models = _files(folder, _MODEL_FILE)
     shards = _files(folder, _OPTIMIZER_FILE)
     _refuse_split(folder)
-    states = [load_torch_file(file, known=KNOWN) for file in models]
+    states = [load_deepspeed_file(file) for file in models]
     for file, state in zip(models, states, strict=True):
         if not isinstance(state, Mapping) or not isinstance(state.get("module"), Mapping):
             raise FormatError(f"{file} has no state dict under 'module'")
@@ -100,7 +101,7 @@ def _refuse_split(folder: Path) -> None:
 
 
 def _shard(file: Path) -> Mapping[str, Any]:
-    content = load_torch_file(file, known=KNOWN)
+    content = load_deepspeed_file(file)
     state = content.get("optimizer_state_dict") if isinstance(content, Mapping) else None
     if not isinstance(state, Mapping):
         raise FormatError(f"{file} has no 'optimizer_state_dict'")

@@ -1,6 +1,8 @@
 """Cases that compare save_checkpoint and load_checkpoint through the native writer with DeepSpeed's torch engine."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from deepspeed_eager import assert_same
 from deepspeed_helpers import make_engine, train
 
 import capture
+import dshistory
 
 RANK = int(os.environ["RANK"])
 BUDGET = 16 << 20
@@ -102,6 +105,73 @@ def case_training_goes_on_as_from_torch(folder: Path) -> None:
             engine.destroy()
         assert ends[0][0] == ends[1][0]
         assert_same(ends[1][1], ends[0][1])
+
+
+def case_converted_they_are_plain_deepspeeds(folder: Path) -> None:
+    for stage, dtype in STAGES:
+        where = folder / f"same-{stage}-{dtype}"
+        if RANK == 0:
+            dshistory.convert(where / "native", to=where / "converted")
+            names = [path.relative_to(where / "torch") for path in (where / "torch").rglob("*") if path.is_file()]
+            made = [path for path in (where / "converted").rglob("*") if path.is_file()]
+            assert {path.relative_to(where / "converted") for path in made} == set(names)
+            for name in names:
+                theirs, ours = where / "torch" / name, where / "converted" / name
+                if name.suffix == ".pt":
+                    assert_equal(torch.load(ours, weights_only=False), torch.load(theirs, weights_only=False))
+                else:
+                    assert ours.read_bytes() == theirs.read_bytes(), name
+        deepspeed.comm.barrier()
+        ends = []
+        for kind in ("torch", "converted"):
+            engine = make_engine(stage=stage, dtype=dtype, seed=9)
+            path, client = engine.load_checkpoint(str(where / kind))
+            assert path is not None
+            assert (client["epoch"], client[7]) == (3, (1, {2}))
+            torch.manual_seed(5)
+            ends.append((train(engine, 3, start=3), state_of(engine)))
+            engine.destroy()
+        assert ends[0][0] == ends[1][0]
+        assert_same(ends[1][1], ends[0][1])
+
+
+def case_the_programs_beside_the_tags_work(folder: Path) -> None:
+    """Both zero_to_fp32.py, ours and DeepSpeed's in the converted folder; and zero_to_torch.py, which imports ours."""
+    if RANK == 0:
+        where = folder / "same-3-bf16"
+        expected = zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(str(where / "torch"))
+        environment = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
+        environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+        started = []
+        for kind, name, more in [
+            ("native", "zero_to_fp32.py", []),
+            ("converted", "zero_to_fp32.py", []),
+            ("native", "zero_to_torch.py", ["--dtype", "fp32"]),
+        ]:
+            out = where / f"{kind}-{name}"
+            command = [sys.executable, name, ".", str(out), *more]
+            started.append((out, subprocess.Popen(command, cwd=where / kind, env=environment, stderr=subprocess.PIPE)))
+        for out, process in started:
+            _, said = process.communicate()
+            assert process.returncode == 0, said.decode()
+            found = torch.load(out / "pytorch_model.bin")
+            assert found.keys() == expected.keys()
+            for name, tensor in found.items():
+                assert torch.equal(tensor, expected[name]), (out, name)
+    deepspeed.comm.barrier()
+
+
+def case_they_are_imported_like_torchs_own(folder: Path) -> None:
+    if RANK == 0:
+        for stage, dtype in STAGES:
+            where = folder / f"same-{stage}-{dtype}"
+            found = {}
+            for kind in ("torch", "native"):
+                table = dshistory.import_checkpoint(where / kind, history=where / f"imported-{kind}")
+                assert "epoch" in table[0]["left_out"]
+                found[kind] = capture.restore(3, history=where / f"imported-{kind}")
+            assert_equal(found["native"], found["torch"])
+    deepspeed.comm.barrier()
 
 
 def after_loading(make: Any, where: Path, go_on: Any, **arguments: Any) -> dict[str, Any]:

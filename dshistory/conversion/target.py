@@ -1,7 +1,7 @@
-"""Publishes an export: it is written whole under a temporary name, made durable, and only then given its final name.
+"""Publishes a file or folder that is written whole under a temporary name, made durable, and only then given its name.
 
-Invariant: under the final name there is nothing, what was there before, or the whole export. What is replaced is moved
-aside first and removed last, so an export that fails never loses it.
+Invariant: under the final name there is nothing, what was there before, or the whole new content. What is replaced is
+moved aside first and removed last, so a failure, or Ctrl-C, never loses it.
 """
 
 import os
@@ -17,43 +17,44 @@ __all__ = ["new_target"]
 
 
 @contextmanager
-def new_target(path: Path, *, history: Path, overwrite: bool) -> Iterator[Path]:
+def new_target(path: Path, *, what: str, source: tuple[str, Path], overwrite: bool) -> Iterator[Path]:
     """Give a temporary path for a file or folder; it becomes `path` when the block ends, and is removed on errors.
 
-    SetupError when `path` exists (unless `overwrite`), or when writing it would touch the history or the working
-    directory.
+    what: what is written, for messages. source: what is read for it, as its name in messages and its folder. SetupError
+    when `path` exists (unless `overwrite`), or when writing it would touch the source or the working directory.
     """
     final = path.absolute()
-    _check(final, history=history, overwrite=overwrite)
+    subject = f"{what} to {final}"
+    _check(final, subject, source=source, overwrite=overwrite)
     temporary = temporary_path(final)
     try:
         yield temporary
         _sync(temporary)
-        _publish(temporary, final, overwrite=overwrite)
+        _publish(temporary, final, subject, overwrite=overwrite)
     except BaseException:
         _remove(temporary)
         raise
 
 
-def _check(final: Path, *, history: Path, overwrite: bool) -> None:
+def _check(final: Path, subject: str, *, source: tuple[str, Path], overwrite: bool) -> None:
     if not final.parent.is_dir():
-        raise SetupError(f"export to {final}: its folder {final.parent} does not exist; make it first")
+        raise SetupError(f"{subject}: its folder {final.parent} does not exist; make it first")
     inside = final.resolve()
-    for name, taken in (("history", history.resolve()), ("working directory", Path.cwd())):
+    for name, taken in ((source[0], source[1].resolve()), ("working directory", Path.cwd())):
         holds = taken == inside or inside in taken.parents
-        if holds or (name == "history" and taken in inside.parents):
-            raise SetupError(f"export to {final}: that would write over the {name} {taken}; name another place")
+        if holds or (name == source[0] and taken in inside.parents):
+            raise SetupError(f"{subject}: that would write over the {name} {taken}; name another place")
     if final.is_symlink():
-        raise SetupError(f"export to {final}: it is a symbolic link; name what it points to")
+        raise SetupError(f"{subject}: it is a symbolic link; name what it points to")
     if final.exists() and not overwrite:
-        raise SetupError(f"export to {final}: it exists; name another place, or pass overwrite=True")
+        raise SetupError(f"{subject}: it exists; name another place, or pass overwrite=True")
 
 
-def _publish(temporary: Path, final: Path, *, overwrite: bool) -> None:
+def _publish(temporary: Path, final: Path, subject: str, *, overwrite: bool) -> None:
     aside = temporary_path(final)
     replaced = final.exists()
     if replaced and not overwrite:
-        raise SetupError(f"export to {final}: something was put there while the export was written")
+        raise SetupError(f"{subject}: something was put there while it was written")
     if replaced:
         final.rename(aside)
     try:
