@@ -351,6 +351,29 @@ class Explorer:
         )
         return RestoredState(done) if isinstance(done, dict) else done
 
+    @verb("resume_folder latest outputs/checkpoint-1200")
+    def resume_folder(self, step: Ref, path: Path | str, *, overwrite: bool = False, quiet: bool = False) -> str:
+        """Write the checkpoint folder from which Hugging Face's Trainer goes on, and return its path.
+
+        `trainer.train(resume_from_checkpoint=h.resume_folder(...))` goes on with the same bits as from a checkpoint of
+        the Trainer itself, plain or with its DeepSpeed integration: weights, optimizer, scheduler, scaler, random
+        numbers of each rank, and position in the data. The training becomes a child of the run. The folder appears
+        whole or not at all. Raises UnsupportedError, which says why, for a step that was not captured by
+        HistoryCallback (or imported from a Trainer's folder), and for adapters of PEFT; SetupError when the folder
+        exists.
+
+        Args:
+            step: the checkpoint
+            path: the folder to create; the Trainer finds one in its output_dir named checkpoint-STEP by itself
+            overwrite: replace what exists at path
+            quiet: no progress bar
+        """
+        from dshistory.conversion import exporting
+
+        final = Path(path).absolute()
+        exporting.resume_folder(self.history, self.history.resolve(step), final, overwrite=overwrite, quiet=quiet)
+        return str(final)
+
     @verb("export 1200 step-1200.safetensors", "export latest my-model --format huggingface --config config.json")
     def export(
         self,

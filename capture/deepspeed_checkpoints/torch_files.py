@@ -12,18 +12,17 @@ from numpy._core.multiarray import _reconstruct, scalar
 from catalog.disk.durable import publish, temporary_path
 from catalog.errors import FormatError
 
-__all__ = ["load_torch_file", "redirect_torch_load", "save_torch_file", "to_map_location"]
+__all__ = ["NUMPY", "load_torch_file", "redirect_torch_load", "save_torch_file", "to_map_location"]
 
-# numpy 2 moved these functions to numpy._core; files that numpy 1 wrote name them under numpy.core.
-_ARRAY_MAKERS = [(one, f"numpy.core.multiarray.{one.__name__}") for one in (_reconstruct, scalar)]
-_NUMPY = (
-    _reconstruct,
-    scalar,
-    *_ARRAY_MAKERS,
-    np.ndarray,
-    np.dtype,
-    *(getattr(np.dtypes, name) for name in np.dtypes.__all__),
+# numpy 2 moved these functions; files that numpy 1 wrote name them where they were.
+_PLACES = ("numpy._core", "numpy.core")
+NUMPY: Sequence[tuple[Any, str]] = (
+    *((one, f"{place}.multiarray.{one.__name__}") for one in (_reconstruct, scalar) for place in _PLACES),
+    (np.ndarray, "numpy.ndarray"),
+    (np.dtype, "numpy.dtype"),
+    *((getattr(np.dtypes, name), f"numpy.dtypes.{name}") for name in np.dtypes.__all__),
 )
+"""What files of torch.save need to hold numpy's arrays and numbers, each with its name in such a file."""
 
 
 def load_torch_file(path: Path, *, map_location: Any, classes: Sequence[type], pickle: bool) -> Any:
@@ -35,7 +34,7 @@ def load_torch_file(path: Path, *, map_location: Any, classes: Sequence[type], p
     if pickle:
         return torch.load(path, map_location=map_location, weights_only=False)
     try:
-        with torch.serialization.safe_globals([*classes, *_NUMPY]):
+        with torch.serialization.safe_globals([*classes, *NUMPY]):
             return torch.load(path, map_location=map_location, weights_only=True)
     except pickling.UnpicklingError as error:
         raise FormatError(

@@ -16,8 +16,8 @@ _ARGUMENTS = {
 }
 """The argument of `restore` by which each object finds a provider that takes it."""
 
-_INFORMATION = {"buffers"}
-"""Objects that a restore does not need."""
+_INFORMATION = {"buffers", "trainer"}
+"""Objects that a restore does not need; a Trainer goes on from a folder that is written for it."""
 
 
 class TrackedObjects(Mapping[str, Any]):

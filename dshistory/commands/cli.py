@@ -86,7 +86,7 @@ def _shown(result: Any, form: str) -> str:
         if isinstance(result, (Table, Report)):
             return result.to_json()
         return json.dumps(json_value(result.tolist() if hasattr(result, "tolist") else result))
-    return repr(result)
+    return result if isinstance(result, str) else repr(result)
 
 
 def _version() -> str:

@@ -162,6 +162,13 @@ VERB_CASES: Final[dict[str, tuple[Call, dict[str, str]]]] = {
         lambda h: h.export("latest", h.root.parent / "exported.safetensors", overwrite=True, quiet=True),
         {**FIRST_STEP, "one": "checkpoint run-a:10 as safetensors"},
     ),
+    "resume_folder": (
+        lambda h: h.resume_folder("latest", h.root.parent / "resumed"),
+        {
+            **FIRST_STEP,
+            "one": r"!checkpoint run-a:10 does not say where a Trainer was in its data: it was not captured by",
+        },
+    ),
     "sql": (
         lambda h: h.sql("SELECT count(*) AS n FROM statistics"),
         {"no run": "0$", "empty": "0$", "no statistics": "0$", "some statistics": "2$"},

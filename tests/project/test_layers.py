@@ -15,7 +15,7 @@ ONE_PLACE = {
     },
     "duckdb": {"catalog/index/database.py"},
     "plotly": {"dshistory/display/plot.py"},
-    "transformers": {"capture/huggingface.py"},
+    "transformers": {"capture/huggingface.py", "dshistory/conversion/importing/huggingface_names.py"},
     "ipywidgets": {"dshistory/widgets/__init__.py", "dshistory/widgets/controls.py"},
     "anywidget": {"dshistory/widgets/__init__.py", "dshistory/widgets/resize.py"},
 }

@@ -17,7 +17,7 @@ from dshistory.display.progress import ByteProgress
 from dshistory.display.table import Table
 from dshistory.tensors.checkpoint_tensors import CheckpointTensors
 
-__all__ = ["FORMATS", "export", "options"]
+__all__ = ["FORMATS", "export", "options", "resume_folder"]
 
 FORMATS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
@@ -94,6 +94,16 @@ def export(
     rows: list[dict[str, Any]] = [{"file": str(path / name), "bytes": nbytes} for name, nbytes in files]
     note = f"checkpoint {ref} as {format} at {path}"
     return Table(pa.Table.from_pylist(rows, schema=_SCHEMA), formats={"bytes": "bytes"}, note=note)
+
+
+def resume_folder(history: History, ref: CheckpointRef, path: Path, *, overwrite: bool, quiet: bool) -> None:
+    """See `Explorer.resume_folder`."""
+    from dshistory.conversion.exporting.trainer import write_trainer_folder
+
+    with new_target(path, what="resume_folder", source=("history", history.root), overwrite=overwrite) as target:
+        total = sum(extent.nbytes for extent in history.extents(ref))
+        with ByteProgress(total, description="resume_folder", quiet=quiet) as bar:
+            write_trainer_folder(history, CheckpointTensors(history, ref, advance=bar.advance), target)
 
 
 def _files(target: Path) -> list[tuple[str, int]]:

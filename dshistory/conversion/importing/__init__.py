@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["READERS", "import_checkpoint"]
 
-READERS: Final = ("deepspeed", "dcp", "safetensors", "torch")
+READERS: Final = ("trainer", "deepspeed", "dcp", "safetensors", "torch")
 """The formats, in the order in which their readers are asked whether they recognise a folder."""
 
 _MODULES: Final = {"torch": "torchfile"}
@@ -40,17 +40,17 @@ def import_checkpoint(
     """Import checkpoints that other programs wrote as a new run of a history: a row for each, with its step.
 
     No code in them is executed: pickles are read by `torch.load(weights_only=True)`, with the few known classes of
-    their format as data, and a file with any other class is refused by name. DeepSpeed's checkpoints may have been
-    saved through `capture.checkpoint_engine`; their files are verified before anything is imported. The column `left_out` names what is
-    neither weights nor optimizer state and is not imported. Raises NotFoundError when there is no checkpoint,
-    SetupError when a step is unknown or occurs twice, FormatError and UnsupportedError for a checkpoint that cannot be
-    read; the checkpoints before it are imported by then.
+    their format as data, and a file with any other class is refused by name. Files that `capture.checkpoint_engine`
+    saved are verified first. The column `left_out` names what is not imported. Of a Trainer's folder, optimizer,
+    scheduler, random numbers and log are imported too. Raises NotFoundError when there is no checkpoint, SetupError
+    when a step is unknown or occurs twice, FormatError and UnsupportedError for a checkpoint that cannot be read; the
+    checkpoints before it are imported by then.
 
     Args:
         path: a checkpoint, or a folder whose folders or files are checkpoints
         history: the history, created when it does not exist; default: $DSHISTORY, else ./history
         step: the step of a single checkpoint; default: the one in its name, else in its content
-        format: deepspeed, dcp, safetensors or torch; default: recognised by the names of files
+        format: trainer, deepspeed, dcp, safetensors or torch; default: recognised by the names of files
         quiet: no progress bar
     """
     from capture.defaults import history_path
@@ -132,6 +132,11 @@ def _write(
         ByteProgress(total, description="import", quiet=quiet) as bar,
     ):
         before: StoredBefore = {}
+        metrics: dict[tuple[int, str], float] = {}
+        for _, (_, content) in found:
+            metrics.update(content.metrics)
+        for (at, name), value in metrics.items():
+            writer.journal.metric(at, name, value)
         for step, (candidate, content) in found:
             before = write_checkpoint(writer, step, content, before=before, advance=bar.advance)
             rows.append(

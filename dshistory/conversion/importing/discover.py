@@ -38,7 +38,8 @@ def discover(path: Path, readers: Mapping[str, Reader], *, format: str | None) -
     # Folders of steps go first, because a trainer leaves its last weights beside them.
     steps = [one for one in inside if one.step is not None and one.path.is_dir()]
     found = _candidate(path, chosen)
-    if steps:
+    # A Trainer's checkpoint has DeepSpeed's inside, as global_step500 in checkpoint-500, and is the whole of it.
+    if steps and not (found is not None and found.step == steps[0].step and len(steps) == 1):
         inside = steps
     elif found is not None:
         return [found]

@@ -20,7 +20,7 @@ _GLOBAL: Final = re.compile(r"GLOBAL ([\w.]+)")
 """The form in which torch's own error names a class that it refuses."""
 
 
-def load_torch_file(path: Path, *, known: Sequence[tuple[type, str]] = ()) -> Any:
+def load_torch_file(path: Path, *, known: Sequence[tuple[Any, str]] = ()) -> Any:
     """Return the content of a file of torch.save; tensors are mapped from the file, not read, where its format allows.
 
     `known` are stand-ins for further classes, with the name of each in the file: only attributes are loaded. Raises
@@ -43,7 +43,7 @@ def load_torch_file(path: Path, *, known: Sequence[tuple[type, str]] = ()) -> An
         ) from error
 
 
-def _unknown_classes(path: Path, known: Sequence[tuple[type, str]]) -> list[str]:
+def _unknown_classes(path: Path, known: Sequence[tuple[Any, str]]) -> list[str]:
     names = {name for _, name in known}
     return sorted(set(torch.serialization.get_unsafe_globals_in_checkpoint(path)) - names)
 

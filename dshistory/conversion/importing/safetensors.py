@@ -11,7 +11,7 @@ import torch
 from capture.state.dtypes import torch_dtype
 from catalog.errors import FormatError
 from catalog.format.header import Entry, read_header
-from dshistory.conversion.importing.foreign_checkpoint import ForeignCheckpoint, ForeignTensor
+from dshistory.conversion.importing.foreign_checkpoint import ForeignCheckpoint, ForeignTensor, other_files
 
 __all__ = ["read", "recognises"]
 
@@ -30,14 +30,16 @@ def recognises(path: Path) -> bool:
 
 def read(path: Path) -> ForeignCheckpoint:
     """Read every tensor as kind `model`. Names that the metadata maps to others, as `safetensors.torch.save_model`
-    writes them, become aliases. Raises FormatError with the file and the field."""
+    writes them, become aliases. Other files of a folder are left out. Raises FormatError with file and field."""
     tensors: dict[str, ForeignTensor] = {}
-    for file in [path] if path.is_file() else _files(path):
+    files = [path] if path.is_file() else _files(path)
+    for file in files:
         for tensor in _tensors(file):
             if tensor.name in tensors:
                 raise FormatError(f"{file}: the tensor {tensor.name!r} is also in another file of {path}")
             tensors[tensor.name] = tensor
-    return ForeignCheckpoint(list(tensors.values()))
+    left_out = [] if path.is_file() else other_files(path, [*files, *path.glob(_INDEX)])
+    return ForeignCheckpoint(list(tensors.values()), left_out=left_out)
 
 
 def _files(folder: Path) -> list[Path]:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from catalog.errors import FormatError
-from dshistory.conversion.importing.foreign_checkpoint import ForeignCheckpoint, ForeignTensor, in_memory
+from dshistory.conversion.importing.foreign_checkpoint import ForeignCheckpoint, ForeignTensor, in_memory, other_files
 from dshistory.conversion.importing.safe_unpickle import load_torch_file
 
 __all__ = ["model_tensors", "optimizer_tensors", "read", "recognises"]
@@ -47,6 +47,8 @@ def read(path: Path) -> ForeignCheckpoint:
     found: list[ForeignTensor] | None = [] if saved is None or state is content else optimizer_tensors(saved, tensors)
     if found is None:
         left_out.append("optimizer (its parameters have no names)")
+    if path.is_dir():
+        left_out += other_files(path, [file])
     step = next((content[key] for key in _STEP_KEYS if type(content.get(key)) is int), None)
     return ForeignCheckpoint([*tensors, *(found or [])], step=step, left_out=left_out)
 

@@ -84,14 +84,16 @@ def test_a_hugging_face_folder_with_shards(states, tmp_path):
             {**state, "tied": state["weight"].clone()}, tmp_path / f"checkpoint-{step}", max_shard_size=100
         )
         assert list((tmp_path / f"checkpoint-{step}").glob("*.index.json"))
-    dshistory.import_checkpoint(tmp_path, history=tmp_path / "history")
+        (tmp_path / f"checkpoint-{step}" / "config.json").write_text("{}")
+    table = dshistory.import_checkpoint(tmp_path, history=tmp_path / "history")
+    assert {row["left_out"] for row in table} == {"config.json"}
     explorer = sound(tmp_path / "history")
     for step, state in states.items():
         same(stored(explorer, step)["model"], state)
 
 
 def test_a_trainers_folder_is_its_steps(states, tmp_path):
-    """The last weights, a pickle and logs beside the checkpoints do not count."""
+    """The last weights, a pickle and logs beside the checkpoints do not count; the pickle in each is named."""
     out = tmp_path / "out"
     for step, state in states.items():
         (out / f"checkpoint-{step}").mkdir(parents=True)
@@ -102,7 +104,7 @@ def test_a_trainers_folder_is_its_steps(states, tmp_path):
     torch.save(Harm(), out / "training_args.bin")
     (out / "runs").mkdir()
     table = dshistory.import_checkpoint(out, history=tmp_path / "history")
-    assert [row["step"] for row in table] == [10, 20, 30]
+    assert [(row["step"], row["left_out"]) for row in table] == [(step, "training_args.bin") for step in (10, 20, 30)]
     same(stored(sound(tmp_path / "history"), 30)["model"], states[30])
 
 

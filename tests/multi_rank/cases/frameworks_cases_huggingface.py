@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from accelerate import Accelerator, DataLoaderConfiguration
 from accelerate.optimizer import AcceleratedOptimizer
 from capture_helpers import assert_same
@@ -141,12 +142,58 @@ def case_the_best_model_is_not_taken_for_the_last_step(folder: Path) -> None:
     assert_same({"model": {n: stored[n] for n in recorder.states[6]["model"]}}, {"model": recorder.states[6]["model"]})
 
 
-def case_steps_are_those_of_the_trainer(folder: Path) -> None:
-    callback = history_callback(folder / "numbers", every=1)
-    checkpoint = folder / "trainer" / "checkpoint-4"
-    trainer(folder, callback, seed=1, save_strategy="steps", save_steps=2).train(resume_from_checkpoint=str(checkpoint))
+def case_its_own_checkpoint_makes_a_child(folder: Path) -> None:
+    """The Trainer's checkpoint is of the run in `best`; in another history the training is nobody's child."""
+    before = History.open(folder / "best").current_run()
+    for name, parent in (("best", (before, 4)), ("numbers", (None, None))):
+        callback = history_callback(folder / name, every=1)
+        resumed = trainer(folder, callback, seed=1, save_strategy="steps", save_steps=2)
+        resumed.train(resume_from_checkpoint=str(folder / "trainer" / "checkpoint-4"))
+        all_closed()
+        assert committed(folder / name, callback.session.run) == [4, 5, 6]
+        facts = History.open(folder / name).run_facts(callback.session.run)
+        assert (facts.parent_run, facts.parent_step) == parent
+
+
+@covers("Hugging Face's `Trainer` resumed from a folder of `dshistory.resume_folder`")
+def case_a_trainer_goes_on_from_a_history(folder: Path) -> None:
+    """An evaluation after the step draws random numbers, which dropout of the next step depends on."""
+    first, callback = Recorder(), history_callback(folder / "resumed")
+    options = {"eval_strategy": "steps", "eval_steps": 2}
+    was = trainer(folder, callback, first, seed=1, **options)
+    was.train()
     all_closed()
-    assert committed(folder / "numbers", callback.session.run) == [4, 5, 6]
+    path = folder / "checkpoint-4"
+    if rank() == 0:
+        assert Explorer.open(folder / "resumed").resume_folder(4, path) == str(path)
+    dist.barrier()
+    second, child = Recorder(), history_callback(folder / "resumed")
+    goes_on = trainer(folder, child, second, seed=2, **options)
+    goes_on.train(resume_from_checkpoint=str(path))
+    all_closed()
+    assert set(second.states) == {5, 6}
+    for step in (5, 6):
+        assert_same(second.states[step], first.states[step])
+    facts = History.open(folder / "resumed").run_facts(child.session.run)
+    assert (facts.parent_run, facts.parent_step) == (callback.session.run, 4)
+    logs = [
+        [
+            {name: value for name, value in entry.items() if "runtime" not in name and "second" not in name}
+            for entry in of
+        ]
+        for of in (goes_on.state.log_history[:-1], was.state.log_history[:-1])
+    ]
+    assert logs[0] == logs[1]
+
+
+def case_a_history_without_a_trainer_is_refused(folder: Path) -> None:
+    _, training, _ = accelerated(1)
+    enabled(training, folder / "alone").close()
+    if rank() == 0:
+        with pytest.raises(UnsupportedError, match=r"was not captured by capture\.huggingface\.HistoryCallback"):
+            Explorer.open(folder / "alone").resume_folder(0, folder / "refused-folder")
+        assert not (folder / "refused-folder").exists()
+    dist.barrier()
 
 
 def case_an_exception_leaves_what_was_captured(folder: Path) -> None:
