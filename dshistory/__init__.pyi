@@ -20,7 +20,7 @@ from dshistory.trends.anomalies import AnomalyTable
 from dshistory.trends.bisect import Bisection
 from dshistory.trends.distances import DistanceTable
 from dshistory.trends.histogram import HistogramTable
-from dshistory.trends.layers import LayersTable
+from dshistory.trends.layers_table import LayersTable
 from dshistory.trends.trajectory import TrajectoryTable
 from dshistory.widgets import Exploration
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dshistory.trends.bisect import Bisection
     from dshistory.trends.distances import DistanceTable
     from dshistory.trends.histogram import HistogramTable
-    from dshistory.trends.layers import LayersTable
+    from dshistory.trends.layers_table import LayersTable
     from dshistory.trends.trajectory import TrajectoryTable
     from dshistory.widgets import Exploration
 

@@ -1,12 +1,13 @@
 """Match names against patterns; suggest the nearest names when a pattern matches none."""
 
+import re
 from collections.abc import Collection, Iterable, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 from catalog.errors import NotFoundError
 
-__all__ = ["Patterns", "matching", "nearest"]
+__all__ = ["Patterns", "matching", "natural_order", "nearest"]
 
 Patterns = str | Sequence[str]
 """One glob pattern (`*.mlp.*`) or several. A pattern that equals a name always matches it, and the name of a module or
@@ -35,3 +36,8 @@ def nearest(wanted: str, names: Iterable[str], *, count: int = 5) -> str:
     containing = [name for name in known if wanted and wanted in name]
     close = (get_close_matches(wanted, known, n=count, cutoff=0.4) or containing or known)[:count]
     return f"the nearest {'are' if len(close) > 1 else 'is'} {', '.join(close)}"
+
+
+def natural_order(name: str) -> list[tuple[int, int, str]]:
+    """Return a sort key by which the numbers in names count as numbers: h.2 comes before h.10."""
+    return [(1, int(part), "") if part.isdecimal() else (0, 0, part) for part in re.split(r"([0-9]+)", name)]

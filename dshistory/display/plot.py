@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from catalog.errors import SetupError
 from dshistory.display.formats import text_of
+from dshistory.display.scale import RELATIVE_COLOURS, Picture, drawn, drawn_name
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -22,11 +23,19 @@ if TYPE_CHECKING:
     from dshistory.display.table import Table
 
 __all__ = [
+    "BLUE",
+    "GREEN",
+    "INK",
+    "VERMILION",
     "anomaly_marks",
     "changed_tensors",
+    "figure_widget",
+    "grid_axis",
+    "heat_cells",
     "heat_map",
-    "live_panels",
+    "layers_by_step",
     "loss_timeline",
+    "magnitudes",
     "path_in_plane",
     "trajectories",
 ]
@@ -39,9 +48,7 @@ PURPLE: Final = "#CC79A7"
 SKY: Final = "#56B4E9"
 _COLOURS: Final = (BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY)
 _SYMBOLS: Final = ("x", "diamond", "circle", "square", "triangle-up")
-_INK: Final = "#7a828c"
-_PANELS: Final = {"timeline": 0.17, "heat": 0.47, "detail": 0.16, "histogram": 0.2}
-"""The panels of the explorer's figure from the top, with their shares of its height."""
+INK: Final = "#7a828c"
 
 
 def loss_timeline(metrics: "Table", checkpoints: "Table") -> "go.Figure":
@@ -98,8 +105,8 @@ def changed_tensors(rows: "Table", *, metric: str, top: int) -> "go.Figure":
 
 def trajectories(rows: "Table", *, metric: str, top: int) -> "go.Figure":
     """Plot the values over the steps, with a line for each of the `top` tensors with the largest maximum; where several
-    runs have the same step, a line for each tensor and run.
-    """
+    runs have the same step, a line for each tensor and run. A cosine is drawn as its distance from 1, on a logarithmic
+    axis."""
     data = rows.to_arrow()
     several = len({*zip(data["run"].to_pylist(), data["step"].to_pylist(), strict=True)}) > len(
         set(data["step"].to_pylist())
@@ -109,8 +116,8 @@ def trajectories(rows: "Table", *, metric: str, top: int) -> "go.Figure":
         lines.setdefault((row["name"], row["kind"], row["run"] if several else ""), []).append(row)
 
     def height(key: tuple[str, str, str]) -> float:
-        known = [row["value"] for row in lines[key] if row["value"] is not None and math.isfinite(row["value"])]
-        return max(known, default=-math.inf)
+        known = [drawn(metric, row["value"]) for row in lines[key] if row["value"] is not None]
+        return max(filter(math.isfinite, known), default=-math.inf)
 
     chosen = sorted(lines, key=height, reverse=True)[:top]
     first = [lines[key][0] for key in chosen]
@@ -118,13 +125,16 @@ def trajectories(rows: "Table", *, metric: str, top: int) -> "go.Figure":
     for colour, dash, key in zip(cycle(_COLOURS), _dashes(), chosen, strict=False):
         figure.add_scatter(
             x=[row["step"] for row in lines[key]],
-            y=[row["value"] for row in lines[key]],
+            y=[None if row["value"] is None else drawn(metric, row["value"]) for row in lines[key]],
             mode="lines+markers",
             name=f"{_label(lines[key][0], first)}{f', {_plain(key[2])}' if several else ''}",
             line={"color": colour, "width": 1.5, "dash": dash},
         )
     _explain_if(figure, not any(math.isfinite(height(key)) for key in chosen), f"no {metric} is known at any step")
-    return figure.update_layout(xaxis_title="step", yaxis_title=metric, height=420)
+    kind = "log" if metric == "cosine" else "linear"
+    return figure.update_layout(
+        xaxis_title="step", yaxis={"title": {"text": drawn_name(metric)}, "type": kind}, height=420
+    )
 
 
 def heat_map(values: Any, *, x: list[str], y: list[str], value: str) -> "go.Figure":
@@ -144,6 +154,68 @@ def heat_map(values: Any, *, x: list[str], y: list[str], value: str) -> "go.Figu
     return figure.update_layout(height=480)
 
 
+def magnitudes(shares: Any, *, steps: list[int], lines: list[str], name: str) -> "go.Figure":
+    """Plot the shares of a tensor's elements as colours, magnitude by step, with the smallest at the bottom. The labels
+    of `lines` are markup."""
+    figure = _figure()
+    figure.add_heatmap(
+        x=steps,
+        y=lines,
+        z=shares,
+        colorscale="Cividis",
+        colorbar={"title": {"text": "share of the elements", "side": "right"}, "tickformat": ".0%"},
+        hovertemplate="%{y}, step %{x}<br>%{z:.2%} of the elements<extra></extra>",
+    )
+    _explain_if(figure, not lines, "no element is finite")
+    figure.update_yaxes(type="category", automargin=True, title=f"|element| of {_plain(name)}")
+    return figure.update_layout(xaxis_title="step", height=380)
+
+
+def layers_by_step(picture: Picture) -> "go.Figure":
+    """Plot the picture of a table of layers as colours, layer by step, with the colour scale of the explorer."""
+    cells = heat_cells(picture)
+    figure = _figure()
+    figure.add_heatmap(**cells, hoverongaps=False)
+    figure.data[0].colorbar.title = {"text": _plain(picture.name), "side": "right"}
+    _explain_if(figure, not any(value is not None for line in picture.values for value in line), "no value is known")
+    figure.update_yaxes(type="category", autorange="reversed", automargin=True)
+    return figure.update_layout(xaxis_title="step", height=max(240, min(640, 130 + 20 * len(picture.lines))))
+
+
+def heat_cells(picture: Picture) -> dict[str, Any]:
+    """Return the options of a heat map's trace for the picture of a table of layers.
+
+    JSON has no NaN and no infinity: both become gaps, except that an infinite cell has the highest colour and the sign
+    of infinity in it. `customdata` are the values, and `hovertext` says from which step to which each column is."""
+    scale, values = picture.scale, picture.values
+    infinite = any(value is not None and math.isinf(value) for line in values for value in line)
+    spans = [
+        f"step {step}" if since is None else f"steps {since} → {step}"
+        for step, since in zip(picture.steps, picture.since, strict=True)
+    ]
+    return {
+        "x": picture.steps,
+        "y": [_plain(line) for line in picture.lines],
+        "z": [[None if value is None else scale(value) for value in line] for line in values],
+        "zmin": scale.low,
+        "zmax": max(scale.high, scale.low + 1e-12),
+        "customdata": [
+            [value if value is not None and math.isfinite(value) else None for value in line] for line in values
+        ],
+        "text": [["∞" if value is not None and math.isinf(value) else "" for value in line] for line in values]
+        if infinite
+        else None,
+        "texttemplate": "%{text}",
+        "hovertext": [spans] * len(picture.lines),
+        "hovertemplate": (
+            f"%{{y}}<br>%{{hovertext}}<br>{_plain(picture.name)} %{{customdata:.4g}}{'%{text}' if infinite else ''}"
+            "<extra></extra>"
+        ),
+        "colorscale": RELATIVE_COLOURS if picture.relative else "Cividis",
+        "colorbar": scale.ticks(),
+    }
+
+
 def path_in_plane(points: "Table") -> "go.Figure":
     """Plot checkpoints as points, joined in the order of their steps; `points` has the columns run, step, x and y. Both
     axes have one scale, for the distances are what the picture keeps."""
@@ -157,7 +229,7 @@ def path_in_plane(points: "Table") -> "go.Figure":
             y=of_run["y"].to_pylist(),
             mode="lines+markers",
             name=_plain(run),
-            line={"color": _INK, "width": 1, "dash": dash},
+            line={"color": INK, "width": 1, "dash": dash},
             marker=marker,
             customdata=steps,
             hovertemplate="step %{customdata}<extra>" + _plain(run) + "</extra>",
@@ -207,67 +279,28 @@ def _plain(text: str) -> str:
     return escape(text_of(text))
 
 
-def live_panels() -> "go.FigureWidget":
-    """Return the explorer's figure, empty: four panels over one axis of steps, which the widget fills by the traces'
-    names.
+def figure_widget(traces: list[dict[str, Any]], layout: dict[str, Any]) -> "go.FigureWidget":
+    """Return a figure that stays connected to a notebook, with these traces and this layout over the usual one.
 
-    The traces are metric, checkpoints and anomalies; heat; detail; histogram. The vertical axes are yaxis to yaxis4, in
-    the same order.
-    """
+    Raises SetupError where anywidget is not installed."""
     figure = _figure()
-    for place, name in enumerate(("metric", "checkpoints", "anomalies")):
-        mark = ("circle", "diamond-open", "x")[place]
-        figure.add_scatter(
-            name=name,
-            mode="markers" if place else "lines",
-            line={"color": BLUE, "width": 1.5},
-            marker={"color": (BLUE, BLUE, VERMILION)[place], "size": 8, "symbol": mark},
-            hovertemplate="step %{x}, %{y:.4g}<br>%{text}<extra></extra>"
-            if place
-            else "step %{x}, %{y:.4g}<extra></extra>",
-        )
-    scale: dict[str, Any] = {"colorscale": "Cividis", "hoverongaps": False}
-    axes = _panel_axes()
-    figure.add_heatmap(name="heat", yaxis="y2", **scale, colorbar=_beside(axes["yaxis2"]), texttemplate="%{text}")
-    figure.add_scatter(name="detail", mode="lines+markers", yaxis="y3", line={"color": GREEN, "width": 1.5})
-    figure.add_heatmap(name="histogram", yaxis="y4", **scale, colorbar=_beside(axes["yaxis4"]) | {"tickformat": ".0%"})
-    figure.update_layout(**axes, height=860, showlegend=False, hovermode="closest", autosize=True)
+    figure.add_traces(traces)
+    figure.update_layout(**layout)
     try:
         import plotly.graph_objects as go
 
         widget = go.FigureWidget(figure)
     except ImportError as error:
         raise SetupError("the explorer needs anywidget; install it with: pip install 'dshistory[notebook]'") from error
-    widget._config = {"responsive": True}  # plotly has no public way to set this for a widget
+    # Plotly has no public way to set this for a widget. A double click undoes a zoom, as the buttons would, which cover
+    # what is at the top.
+    widget._config = {"responsive": True, "displayModeBar": False}
     return widget
 
 
-def _panel_axes() -> dict[str, Any]:
-    """Return the layout of the axes: the vertical ones above one another, the axis of steps below them."""
-    layout: dict[str, Any] = {}
-    top = 1.0
-    grid = _figure().layout.yaxis.to_plotly_json()
-    for place, (name, share) in enumerate(_PANELS.items()):
-        bottom = max(0.0, top - share)
-        layout[f"yaxis{place + 1 if place else ''}"] = {
-            **grid,
-            "domain": [bottom + (0.03 if bottom else 0), top],
-            "automargin": True,
-            "title": {"text": name},
-        }
-        top = bottom
-    layout["yaxis2"] |= {"type": "category", "autorange": "reversed", "title": None}
-    layout["yaxis3"] |= {"visible": False}
-    layout["yaxis4"] |= {"visible": False, "tickprefix": "2<sup>", "ticksuffix": "</sup>"}
-    hint = {"text": "click a cell to see a tensor", "showarrow": False, "font": {"size": 14}}
-    layout["annotations"] = [{**hint, "x": 0.5, "xref": "paper", "y": layout["yaxis4"]["domain"][1], "yref": "paper"}]
-    layout["xaxis"] = {"anchor": "y4", "title": {"text": "step"}}
-    return layout
-
-
-def _beside(axis: dict[str, Any]) -> dict[str, Any]:
-    bottom, top = axis["domain"]
-    return {"y": (bottom + top) / 2, "len": top - bottom, "thickness": 12}
+def grid_axis() -> dict[str, Any]:
+    """Return the options of an axis with the usual lines."""
+    return {"gridcolor": "rgba(128,128,128,0.25)", "zerolinecolor": "rgba(128,128,128,0.4)"}
 
 
 def _dashes() -> Iterator[str]:
@@ -285,15 +318,14 @@ def _figure() -> "go.Figure":
         import plotly.graph_objects as go
     except ImportError as error:
         raise SetupError("plots need plotly; install it with: pip install 'dshistory[notebook]'") from error
-    grid = {"gridcolor": "rgba(128,128,128,0.25)", "zerolinecolor": "rgba(128,128,128,0.4)"}
     return go.Figure(
         layout={
             "template": "none",
             "paper_bgcolor": "rgba(0,0,0,0)",
             "plot_bgcolor": "rgba(0,0,0,0)",
-            "font": {"color": _INK},
-            "xaxis": grid,
-            "yaxis": grid,
+            "font": {"color": INK},
+            "xaxis": grid_axis(),
+            "yaxis": grid_axis(),
             "margin": {"l": 60, "r": 20, "t": 20, "b": 50},
         }
     )

@@ -18,6 +18,7 @@ import pyarrow as pa
 from catalog.errors import NotFoundError, SetupError
 from dshistory.display import html, text
 from dshistory.display.formats import Format
+from dshistory.patterns import natural_order
 
 __all__ = ["Table", "json_value", "with_unique_names"]
 
@@ -51,6 +52,23 @@ class Table:
     def top(self, n: int) -> Self:
         """Return the first n rows, or all of them when there are fewer."""
         return self[: max(n, 0)]
+
+    def sort(self, column: str, descending: bool | None = None) -> Self:
+        """Return the rows in the order of a column, unknown values last; rows of equal values keep their order.
+
+        Text is in natural order, so that h.2 comes before h.10, and ascends by default; all else descends by default.
+        Raises NotFoundError, which lists the columns, for one that is not there."""
+        values = self[column].to_pylist()
+        is_text = self.is_text(column)
+        down = not is_text if descending is None else descending
+        known = [i for i, value in enumerate(values) if not _is_unknown(value)]
+        known.sort(key=lambda i: natural_order(values[i]) if is_text else values[i], reverse=down)
+        unknown = [i for i, value in enumerate(values) if _is_unknown(value)]
+        return self._of(self._data.take([*known, *unknown]))
+
+    def is_text(self, column: str) -> bool:
+        """Return whether a column is text. Raises NotFoundError, which lists the columns, for one that is not there."""
+        return bool(pa.types.is_string(self[column].type))
 
     def to_arrow(self) -> pa.Table:
         """Return the Arrow table itself, with every row and digit."""
@@ -147,6 +165,10 @@ def json_value(value: object) -> object:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     return _plain(value)
+
+
+def _is_unknown(value: object) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def _plain(value: object) -> object:

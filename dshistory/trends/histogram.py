@@ -21,41 +21,54 @@ _SQL: Final = """
 WITH path AS (
     SELECT unnest($runs) AS run, unnest($steps) AS step
 ), bins AS (
-    SELECT run, step, unnest(range(len(exponents))) - 52 AS exponent, unnest(exponents) AS elements, finite
+    SELECT run, step, unnest([NULL] || range(-52, len(exponents) - 52)) AS exponent,
+           unnest([zeros] || exponents) AS elements, finite
     FROM statistics JOIN path USING (run, step) WHERE kind = $kind AND name = $name
 ), seen AS (
     SELECT DISTINCT exponent FROM bins WHERE elements > 0
 )
-SELECT run, step, exponent, elements, elements / nullif(finite, 0) AS share
-FROM path CROSS JOIN seen LEFT JOIN bins USING (run, step, exponent) ORDER BY step, exponent
+SELECT path.run, path.step, seen.exponent, elements, elements / nullif(finite, 0) AS share
+FROM path CROSS JOIN seen LEFT JOIN bins
+ON bins.run = path.run AND bins.step = path.step AND bins.exponent IS NOT DISTINCT FROM seen.exponent
+ORDER BY path.step, seen.exponent NULLS FIRST
 """
 _NAMES: Final = "SELECT DISTINCT name FROM statistics WHERE kind = $kind AND list_contains($runs, run)"
 _FORMATS: Final[dict[str, Format]] = {"share": "share"}
 
 
 class HistogramTable(Table):
-    """A row for each checkpoint and each power of two that occurs.
+    """A row for each checkpoint and each power of two that occurs, and one for zeros where there are some.
 
-    `elements` counts those with 2^exponent <= |x| < 2^(exponent + 1), and `share` is their share of the finite
-    elements; both are null where the checkpoint has no statistics. Zeros are in no row; exponent -52 counts smaller
-    elements too, 11 larger ones."""
+    `elements` counts those with 2^exponent <= |x| < 2^(exponent + 1), of either sign, and those that are zero where the
+    exponent is null; `share` is their share of the finite elements. Both are null where the checkpoint has no
+    statistics. Exponent -52 counts smaller elements too, 11 larger ones."""
+
+    name: str
 
     def plot(self) -> "go.Figure":
-        """Draw the shares as a heat map, power of two by step. Needs the [notebook] extra."""
+        """Draw the shares as a heat map, magnitude by step. Needs the [notebook] extra."""
         from dshistory.display import plot
 
-        steps, exponents, shares = self.grid()
-        powers = [f"2^{exponent}" for exponent in reversed(exponents)]
-        return plot.heat_map(shares[::-1], x=[str(step) for step in steps], y=powers, value="share")
+        steps, lines, shares = self.picture()
+        return plot.magnitudes(shares, steps=steps, lines=lines, name=self.name)
 
-    def grid(self) -> tuple[list[int], list[int], list[list[float | None]]]:
-        """Return the steps, the exponents in ascending order, and the shares, a line for each exponent."""
+    def picture(self) -> tuple[list[int], list[str], list[list[float | None]]]:
+        """Return the steps, the labels of the lines in ascending order of magnitude, and the shares line by line."""
+        steps, exponents, shares = self.grid()
+        return steps, ["0" if exponent is None else f"2<sup>{exponent}</sup>" for exponent in exponents], shares
+
+    def grid(self) -> tuple[list[int], list[int | None], list[list[float | None]]]:
+        """Return the steps, the exponents in ascending order, after None for zeros if there are some, and the shares, a
+        line for each exponent."""
         rows: pa.Table = self.to_arrow()
         steps: list[int] = sorted(set(rows["step"].to_pylist()))
-        exponents: list[int] = sorted(set(rows["exponent"].to_pylist()))
+        found = set(rows["exponent"].to_pylist())
+        exponents: list[int | None] = [*([None] if None in found else []), *sorted(found - {None})]
+        places = {step: i for i, step in enumerate(steps)}
+        lines = {exponent: i for i, exponent in enumerate(exponents)}
         shares: list[list[float | None]] = [[None] * len(steps) for _ in exponents]
         for row in self:
-            shares[exponents.index(row["exponent"])][steps.index(row["step"])] = row["share"]
+            shares[lines[row["exponent"]]][places[row["step"]]] = row["share"]
         return steps, exponents, shares
 
 
@@ -76,12 +89,14 @@ def histogram(history: History, *, name: str, kind: str, run: str | None) -> His
             )
         if name not in names:
             raise NotFoundError(f"no statistics of {kind} {name!r} in run {run}; {nearest(name, names)}")
-    return HistogramTable(rows, formats=_FORMATS, note=_note(rows, name, path_length=len(path)))
+    table = HistogramTable(rows, formats=_FORMATS, note=_note(rows, name, path_length=len(path)))
+    table.name = f"{name} ({kind})"
+    return table
 
 
 def _note(rows: pa.Table, name: str, *, path_length: int) -> str:
     if not rows.num_rows:
-        return f"all elements of {name} are zero or not finite"
+        return f"no element of {name} is finite"
     missing = len(set(rows.filter(pc.is_null(rows["elements"]))["step"].to_pylist()))
     note = f"the magnitudes of {name} in {counted(path_length - missing, 'checkpoint')}"
     return (

@@ -7,7 +7,8 @@ trajectory by layer.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from itertools import pairwise
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -21,17 +22,14 @@ from catalog.references import committed_lineage
 from catalog.statistics.compute import buckets_of
 from dshistory.comparison.grouping import layer_of
 from dshistory.comparison.sketch_estimates import norm_bound
-from dshistory.display.formats import Format, counted, text_of
-from dshistory.display.table import Table
+from dshistory.display.formats import Format, counted
 from dshistory.metrics import Floats, Metric, merged, metric_named, movement, rms, typical_size
-from dshistory.patterns import Patterns
+from dshistory.patterns import Patterns, natural_order
+from dshistory.trends.layers_table import LayersTable
 from dshistory.trends.statistics_matrix import Key, Known, StatisticsMatrix, Stored
 from dshistory.trends.trajectory import estimate_update, fill_unchanged, trajectory
 
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
-__all__ = ["LayersTable", "layers"]
+__all__ = ["layers"]
 
 _SCHEMA: Final = pa.schema(
     [
@@ -48,56 +46,6 @@ _SCHEMA: Final = pa.schema(
 _FORMATS: Final[dict[str, Format]] = {"bound": "share"}
 _READ: Final = frozenset({"max_change", "changed", "sign_flips"})
 """Parts of figures that only the tensors themselves give."""
-
-Line = tuple[str, str]
-"""(kind, layer)"""
-
-
-class LayersTable(Table):
-    """A row for each layer, kind and checkpoint.
-
-    `value` is over so many `tensors`, of which `most` names the one that stands out. `bound` is how far off the value
-    may be, relatively, at about 95 %; 0 for an exact one. Null is unknown."""
-
-    metric: str
-
-    def grid(self) -> tuple[list[int], list[Line], list[list[float | None]]]:
-        """Return the steps, the (kind, layer) of each line, and the values line by line."""
-        steps, place = np.unique(self["step"].to_numpy(), return_inverse=True)
-        line, lines = self._lines()
-        values = np.full((len(lines), len(steps)), None, np.object_)
-        values[line, place] = self["value"].to_pylist()
-        return steps.tolist(), lines, values.tolist()
-
-    def labels(self) -> list[str]:
-        """Return the name of each line of the grid: its layer, with the kind where there are several kinds."""
-        _, lines = self._lines()
-        several = len({kind for kind, _ in lines}) > 1
-        return [f"{layer} ({kind})" if several else layer for kind, layer in lines]
-
-    def of(self, name: str) -> "LayersTable":
-        """Return the rows of a layer, by its name, the label of its line, or that label as it is shown; none for
-        another name."""
-        line, lines = self._lines()
-        called = [i for i, label in enumerate(self.labels()) if name in (label, text_of(label), lines[i][1])]
-        return self._of(self.to_arrow().filter(pa.array(np.isin(line, called))))
-
-    def _lines(self) -> tuple[npt.NDArray[np.int64], list[Line]]:
-        """Return the number of each row's line, and the lines in the order of their first rows."""
-        kinds, layers = self["kind"].unique(), self["layer"].unique()
-        of_kind = pc.index_in(self["kind"], value_set=kinds).to_numpy()
-        both = of_kind.astype(np.int64) * len(layers) + pc.index_in(self["layer"], value_set=layers).to_numpy()
-        found, first, line = np.unique(both, return_index=True, return_inverse=True)
-        order = np.argsort(first)
-        names = [(kinds[i // len(layers)].as_py(), layers[i % len(layers)].as_py()) for i in found[order].tolist()]
-        return np.argsort(order)[line], names
-
-    def plot(self) -> "go.Figure":
-        """Draw the values as a heat map, layer by step. Needs the [notebook] extra."""
-        from dshistory.display import plot
-
-        steps, _, values = self.grid()
-        return plot.heat_map(values, x=[str(step) for step in steps], y=self.labels(), value=self.metric)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +90,7 @@ def layers(
     rows = _rows(tensors, chosen, metric, refs, since=refs.index(shown[0]), count=len(shown))
     table = LayersTable(rows, formats=_FORMATS, note=_note(rows, metric, is_update=chosen.is_update))
     table.metric = metric
+    table.since = {after.step: before.step for before, after in pairwise(refs)} if chosen.is_update else {}
     return table
 
 
@@ -216,7 +165,7 @@ def _rows(
 ) -> pa.Table:
     """Build a row for each line and each of `count` checkpoints from the place `since` on."""
     of_key = [(kind, layer_of(name)) for kind, name in tensors.keys]
-    lines = sorted(set(of_key), key=_in_reading_order)
+    lines = sorted(set(of_key), key=lambda line: (line[0], natural_order(line[1])))
     groups = np.array([lines.index(line) for line in of_key])
     order = np.argsort(groups, kind="stable")
     starts = np.searchsorted(groups[order], np.arange(len(lines)))
@@ -269,12 +218,6 @@ def _movements(tensors: _Tensors) -> Floats:
         typical = typical_size(rms(before[rows], numel), numel)
         result[rows] = movement(update[rows], before[rows], numel, typical)
     return result
-
-
-def _in_reading_order(line: Line) -> tuple[str, list[tuple[int, int, str]]]:
-    """Return a sort key: by kind, then layers by the numbers in them, so that h.2 comes before h.10."""
-    kind, layer = line
-    return kind, [(1, int(part), "") if part.isdigit() else (0, 0, part) for part in layer.split(".")]
 
 
 def _note(rows: pa.Table, metric: str, *, is_update: bool) -> str:

@@ -1,4 +1,8 @@
-"""Reads the tensors of cells for which the catalog has no statistics, one checkpoint at a time."""
+"""Reads the tensors of cells for which the catalog has no statistics, one checkpoint at a time.
+
+Where their bytes are, and what these must hash to, the index says for many checkpoints at once: to parse the manifests
+of each would take several times longer than to read a few tensors of it.
+"""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -8,8 +12,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from catalog.format.extents import SCHEMA, extent_records
 from catalog.history import History
 from catalog.read.fragments import StoredTensor, stored_tensors
+from catalog.read.provider_tensors import state_only
 from catalog.records import CheckpointRef
 from dshistory.comparison.diff import compare
 from dshistory.comparison.sums import Comparison
@@ -43,18 +49,30 @@ Wanted = npt.NDArray[np.bool_]
 Advance = Callable[[int], None]
 
 
-class _Checkpoints:
-    """The stored tensors of the wanted cells, one checkpoint at a time, and the elements of those that are small.
+_EXTENTS: Final = f"""
+WITH wanted AS (SELECT unnest($kinds) AS kind, unnest($names) AS name),
+     path AS (SELECT unnest($runs) AS run, unnest($steps) AS step)
+SELECT run, step, {", ".join(f'"{name}"' for name in SCHEMA.names)}
+FROM fragments JOIN path USING (run, step)
+WHERE step BETWEEN $first AND $last
+  AND (kind = 'object_tensor' OR (kind, name) IN (SELECT (kind, name) FROM wanted))
+ORDER BY step, kind, name, start, file
+"""
+_AT_ONCE: Final = 20_000
+"""The extents of about so many cells are asked for at once."""
 
-    The latest two are kept, because an update needs the one before, which was just read.
-    """
+
+class _Checkpoints:
+    """The stored tensors of the wanted cells, asked for in ascending order of checkpoints, and the elements of those
+    that are small."""
 
     def __init__(self, history: History, refs: Sequence[CheckpointRef], keys: Sequence[Key], wanted: Wanted) -> None:
         self._history = history
         self._refs = refs
         self._numbers = {keys[tensor]: tensor for tensor in np.flatnonzero(wanted.any(axis=1)).tolist()}
         self._wanted = wanted
-        self._kept: dict[int, dict[int, StoredTensor]] = {}
+        self._at_once = max(2, _AT_ONCE // max(1, len(self._numbers)))
+        self._known: dict[int, dict[int, StoredTensor]] = {}
         self._held: dict[int, Held] = {}
 
     def held(self) -> Held:
@@ -63,16 +81,35 @@ class _Checkpoints:
 
     def tensors(self, place: int) -> dict[int, StoredTensor]:
         """Return the tensors of the checkpoint at that place by their number."""
-        if place not in self._kept:
-            names, kinds = {name for _, name in self._numbers}, {kind for kind, _ in self._numbers}
-            extents = self._history.state_extents(self._refs[place], names=sorted(names), kinds=sorted(kinds))
-            found = stored_tensors(extents)
-            tensors = {self._numbers[key]: tensor for key, tensor in found.items() if key in self._numbers}
+        if place not in self._known:
+            self._known = self._stored(range(place, min(place + self._at_once, len(self._refs))))
+        tensors = self._known[place]
+        if place not in self._held:
+            # The checkpoint before is kept, because an update needs it and it was just read.
             needed = np.flatnonzero(self._wanted[:, place : place + 2].any(axis=1)).tolist()
             held = read_small(self._history.root, (tensors[tensor] for tensor in needed if tensor in tensors))
-            self._kept = {kept: old for kept, old in self._kept.items() if kept == place - 1} | {place: tensors}
             self._held = {kept: old for kept, old in self._held.items() if kept == place - 1} | {place: held}
-        return self._kept[place]
+        return tensors
+
+    def _stored(self, places: range) -> dict[int, dict[int, StoredTensor]]:
+        refs = [self._refs[place] for place in places]
+        rows = self._history.query(
+            _EXTENTS,
+            {
+                "kinds": [kind for kind, _ in self._numbers],
+                "names": [name for _, name in self._numbers],
+                "runs": [ref.run for ref in refs],
+                "steps": [ref.step for ref in refs],
+                "first": refs[0].step,
+                "last": refs[-1].step,
+            },
+        )
+        ends = np.searchsorted(rows["step"].to_numpy(), [ref.step for ref in refs], side="right").tolist()
+        found: dict[int, dict[int, StoredTensor]] = {}
+        for place, begin, end in zip(places, [0, *ends], ends, strict=False):
+            stored = stored_tensors(extent_records(state_only(rows.slice(begin, end - begin))))
+            found[place] = {self._numbers[key]: tensor for key, tensor in stored.items() if key in self._numbers}
+        return found
 
 
 def read_steps(

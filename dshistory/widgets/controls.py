@@ -9,11 +9,13 @@ from typing import Any, Final
 
 import ipywidgets as w
 
-from dshistory.display import html, plot
+from dshistory.display import html
 from dshistory.display.table import Table
 from dshistory.patterns import Patterns
 from dshistory.trends.trajectory import METRICS
-from dshistory.widgets.resize import ResizeNotifier
+from dshistory.widgets import panels
+from dshistory.widgets.page_parts import ResizeNotifier, SortableRows
+from dshistory.widgets.view_state import COLOURS
 
 __all__ = ["PAGE_ROWS", "Controls", "pattern_text", "patterns_in"]
 
@@ -41,16 +43,17 @@ class Controls:
         self.timeline = w.Dropdown(options=["loss"], value="loss", description="timeline")
         self.metric = w.Dropdown(options=METRICS, value="relative_update", description="metric")
         self.kind = w.Dropdown(options=[pattern_text(kinds)], value=pattern_text(kinds), description="kind")
+        self.colour = w.Dropdown(options=COLOURS, value=COLOURS[0], description="colour")
         self.filter = w.Text(
             value=pattern_text(names), description="tensors", placeholder="*.mlp.*", continuous_update=False
         )
-        self.figure = plot.live_panels()
+        self.figure = panels.make_figure()
         self._resize = ResizeNotifier()
         self.code = w.Textarea(value="", rows=1)
         self.step_a = w.Dropdown(options=_NONE, description="diff from")
         self.step_b = w.Dropdown(options=_NONE, description="to")
         self.diff_button = w.Button(description="diff", icon="exchange")
-        self.diff = w.HTML()
+        self.diff = SortableRows()
         self.previous = w.Button(description="‹", tooltip="previous rows")
         self.next = w.Button(description="›", tooltip="next rows")
         self.pages = w.HBox([self.previous, self.next])
@@ -73,8 +76,8 @@ class Controls:
     def show_steps(self, steps: Sequence[int], *, first: int | None, last: int | None) -> None:
         """Offer these steps.
 
-        The slider is set from `first` to `last` (None: the ends). The two pickers keep their steps, but the second one
-        follows the last step when it is on it."""
+        The slider is set from `first` to `last` (None: the ends). The two pickers are on the last step and the one
+        before it, and follow them while they are on them; they keep any other step."""
         choices = [(str(step), step) for step in steps] or _NONE
         chosen = [
             i for i, step in enumerate(steps) if (first is None or step >= first) and (last is None or step <= last)
@@ -85,9 +88,9 @@ class Controls:
             self.range.index = ends
             # The slider derives its value from a *changed* index only, but the same index may now mean another step.
             self.range.value = (choices[ends[0]][1], choices[ends[1]][1])
-        for picker, default in ((self.step_a, 0), (self.step_b, -1)):
-            at_the_end = default == -1 and picker.index == len(picker.options) - 1
-            value = picker.value if picker.value in steps and not at_the_end else choices[default][1]
+        for picker, default in ((self.step_a, -2), (self.step_b, -1)):
+            follows = picker.index == max(0, len(picker.options) + default)
+            value = picker.value if picker.value in steps and not follows else choices[max(default, -len(choices))][1]
             with picker.hold_sync():
                 picker.options = choices
                 picker.value = value
@@ -106,16 +109,22 @@ class Controls:
             if any(step == value for _, value in picker.options):
                 picker.value = step
 
-    def show_diff(self, table: Table | None, page: int) -> None:
-        """Show a page of a table, counted from 0, with buttons to the others; None clears it."""
+    def show_diff(self, table: Table | None, page: int, title: str, order: tuple[str, bool] | None) -> None:
+        """Show a page of a table, counted from 0, with buttons to the others; None shows the title alone.
+
+        `order` is the column that the rows are sorted by, and whether it descends."""
+        heading = html.title_html(title) if title else ""
         if table is None:
-            self.diff.value, self.pages.layout.display = "", "none"
+            self.diff.value, self.pages.layout.display = html.document(heading) if heading else "", "none"
             return
         first = page * PAGE_ROWS
         rows = table[first : first + PAGE_ROWS]
         where = f"rows {first + 1} to {first + len(rows)} of {len(table)}" if len(table) > PAGE_ROWS else ""
-        note = "; ".join(text for text in (where, table.note) if text)
-        self.diff.value = html.document(html.table_html(rows.to_arrow(), table.formats, note))
+        note = "; ".join(text for text in (where, table.note, "click a head to sort") if text)
+        marked = {} if order is None else {order[0]: f"{order[0]} {'▼' if order[1] else '▲'}"}
+        data = rows.to_arrow().rename_columns([marked.get(name, name) for name in table.columns])
+        formats = {marked.get(name, name): form for name, form in table.formats.items()}
+        self.diff.value = html.document(heading, html.table_html(data, formats, note))
         self.pages.layout.display = "" if len(table) > PAGE_ROWS else "none"
         self.previous.disabled = page == 0
         self.next.disabled = first + PAGE_ROWS >= len(table)
@@ -142,7 +151,7 @@ class Controls:
 
     def _interactive(self) -> tuple[Any, ...]:
         return (
-            *(self.range, self.timeline, self.metric, self.kind, self.filter, self.step_a, self.step_b),
+            *(self.range, self.timeline, self.metric, self.kind, self.colour, self.filter, self.step_a, self.step_b),
             *(self.diff_button, self.previous, self.next),
         )
 
@@ -152,6 +161,7 @@ class Controls:
             "timeline": self.timeline,
             "metric": self.metric,
             "kind": self.kind,
+            "colour": self.colour,
             "filter": self.filter,
             "figure": self.figure,
             "code": self.code,
@@ -170,9 +180,15 @@ class Controls:
         self.progress.layout.visibility = "hidden"
         self.range.layout.width = "98%"
         self.code.layout = w.Layout(width="98%", height="2.6em")
+        for choice in (self.timeline, self.metric, self.kind, self.colour, self.filter, self.step_a, self.step_b):
+            choice.layout.width = "230px"
+            choice.style.description_width = "70px"
         root = w.VBox(
             [
-                w.HBox([self.timeline, self.metric, self.kind, self.filter], layout=w.Layout(flex_flow="row wrap")),
+                w.HBox(
+                    [self.timeline, self.metric, self.kind, self.colour, self.filter],
+                    layout=w.Layout(flex_flow="row wrap"),
+                ),
                 self.range,
                 self._resize,
                 self.figure,

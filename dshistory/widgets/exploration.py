@@ -1,23 +1,25 @@
 """The explorer widget: gestures, in the browser or from Python, change the state of the view; a worker shows it.
 
-gesture -> ViewState -> task of the worker -> call of the explorer -> traits of the widgets
+gesture -> ViewState -> tasks of the worker, newest first -> calls of the explorer -> traits of the widgets
 
 Only the worker's thread changes the controls, so a callback that runs in it is the worker's own change and never a
 gesture. Callbacks hold the exploration weakly: one that was never shown ends with its last reference.
 """
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from html import unescape
 from typing import TYPE_CHECKING, Any, Final
 
 from catalog.errors import NotFoundError
 from dshistory.display.table import Table
+from dshistory.options import DIFF_METRICS
 from dshistory.patterns import Patterns, nearest
 from dshistory.widgets import static
 from dshistory.widgets.controls import Controls, pattern_text, patterns_in
-from dshistory.widgets.view import View, ViewState
+from dshistory.widgets.view import View
+from dshistory.widgets.view_state import Part, ViewState
 from dshistory.widgets.watching import Watcher
 from dshistory.widgets.worker import Worker
 
@@ -29,6 +31,11 @@ __all__ = ["Exploration"]
 
 _PATIENCE_S: Final = 10.0
 """The widget is displayed after so many seconds at most, with or without its first picture."""
+
+_OF_TENSORS: Final[tuple[Part, ...]] = ("layers", "detail", "diff")
+"""The parts that show the tensors chosen by name and kind."""
+
+_DIFF_COLUMNS: Final = ("name", "kind", "shape", "status", *DIFF_METRICS, "bound")
 
 
 class Exploration:
@@ -43,9 +50,8 @@ class Exploration:
         self, explorer: "Explorer", *, names: Patterns, kinds: Patterns, run: str | None, seconds: float | None
     ) -> None:
         self._controls = Controls(names=names, kinds=kinds)
-        self._view = View(explorer, self._controls, run=run)
+        self._view = View(explorer, self._controls, ViewState(names, kinds), run=run)
         self._worker = Worker(on_error=self._view.show_error, progress=self._controls.show_progress)
-        self._state = ViewState(names, kinds)
         weakref.finalize(self, self._worker.abandon)
         weakref.finalize(self, self._controls.close).atexit = False
         self._watcher: Watcher | None = None
@@ -53,7 +59,7 @@ class Exploration:
             self._watcher = Watcher(explorer.history, run, self.refresh, seconds=seconds)
             weakref.finalize(self, self._watcher.abandon)
         self._listen()
-        self._show_all()
+        self.refresh()
         if self._watcher is not None:
             self._watcher.start()
 
@@ -86,7 +92,7 @@ class Exploration:
     @property
     def metric(self) -> str:
         """The metric of the heat map and the trajectory, one of those of `Explorer.layers`."""
-        return self._state.metric
+        return self._view.state.metric
 
     @metric.setter
     def metric(self, metric: str) -> None:
@@ -95,16 +101,25 @@ class Exploration:
     @property
     def kind(self) -> str:
         """The kind of tensors, or patterns of kinds separated by commas."""
-        return pattern_text(self._state.kinds)
+        return pattern_text(self._view.state.kinds)
 
     @kind.setter
     def kind(self, kind: str) -> None:
-        self._show_layers(kinds=patterns_in(kind))
+        self._wish(_OF_TENSORS, "layers", kinds=patterns_in(kind), page=0)
+
+    @property
+    def colour(self) -> str:
+        """What the colours mean: "absolute" values, or values "against its own past", of the same layer."""
+        return self._view.state.colour
+
+    @colour.setter
+    def colour(self, colour: str) -> None:
+        _choose(self._controls.colour, colour)
 
     @property
     def timeline(self) -> str:
         """The metric of the training that is shown above."""
-        return self._state.timeline
+        return self._view.state.timeline
 
     @timeline.setter
     def timeline(self, name: str) -> None:
@@ -113,7 +128,7 @@ class Exploration:
     @property
     def filter(self) -> str:
         """The patterns of tensor names, separated by commas."""
-        return pattern_text(self._state.names)
+        return pattern_text(self._view.state.names)
 
     @filter.setter
     def filter(self, patterns: str) -> None:
@@ -138,17 +153,27 @@ class Exploration:
     def select(self, layer: str, step: int) -> None:
         """Show the trajectory and the magnitudes of one tensor, as a click on a cell does: of the tensor that stands
         out in the layer at the step, or of the tensor of that name."""
-        self._state = replace(self._state, picked=(layer, step), gesture="detail")
-        self._submit("detail", self._view.show_detail, self._state)
+        self._wish(("detail",), "detail", picked=(layer, step))
 
     def pick(self, a: "Ref", b: "Ref") -> None:
         """Compare two checkpoints, as the button does with the two steps beside it."""
-        self._state = replace(self._state, gesture="diff")
-        self._submit("diff", self._view.show_diff, self._state, a, b)
+        self._wish(("diff",), "diff", compared=(a, b), page=0)
+
+    def sort(self, column: str, descending: bool | None = None) -> None:
+        """Sort the rows of the diff, as a click on the head of a column does; a second click turns the order round.
+        Text ascends by default, all else descends.
+
+        Raises NotFoundError, with the nearest, for a column that the diff does not have."""
+        if column not in _DIFF_COLUMNS:
+            raise NotFoundError(f"no column {column!r}; {nearest(column, _DIFF_COLUMNS)}")
+        order = self._view.state.order
+        if descending is None and order is not None and order[0] == column:
+            descending = not self._view.descends(order)
+        self._wish(("rows",), "diff", order=(column, descending), page=0)
 
     def refresh(self) -> None:
         """Query the history again: new checkpoints, metrics and statistics appear."""
-        self._show_all()
+        self._worker.later(self._tasks(("timeline", "layers", "anomalies", "detail")))
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until all gestures are shown; False when the time is over first.
@@ -185,6 +210,7 @@ class Exploration:
         for piece, react in (
             (c.metric, self._on_metric),
             (c.kind, self._on_kind),
+            (c.colour, self._on_colour),
             (c.filter, self._on_filter),
             (c.timeline, self._on_timeline),
             (c.range, self._on_range),
@@ -194,40 +220,49 @@ class Exploration:
         c.diff_button.on_click(_weakly(self._on_diff))
         c.previous.on_click(_weakly(self._on_previous))
         c.next.on_click(_weakly(self._on_next))
-        next(trace for trace in c.figure.data if trace.name == "heat").on_click(_weakly(self._on_cell))
+        c.diff.on_sort(_weakly(self._on_sort))
+        for name, open_at in (("heat", self._on_cell), ("anomalies", self._on_anomaly)):
+            next(trace for trace in c.figure.data if trace.name == name).on_click(_weakly(open_at))
 
-    def _submit(self, topic: str, show: Callable[..., None], *arguments: Any) -> None:
-        self._worker.submit(topic, lambda: show(*arguments))
+    def _wish(self, parts: Sequence[Part], gesture: Part, **changed: Any) -> None:
+        """Change the state by a gesture, and show the parts that depend on it before all others."""
+        if not self._worker.is_me:
+            self._view.state = replace(self._view.state, **changed, gesture=gesture)
+            self._worker.first(self._tasks(parts))
 
-    def _show_all(self) -> None:
-        self._submit("timeline", self._view.show_timeline, self._state)
-        self._submit("layers", self._view.show_layers, self._state)
-        self._submit("anomalies", self._view.show_anomalies)
+    def _tasks(self, parts: Sequence[Part]) -> dict[str, Callable[[], None]]:
+        view = self._view
+        shows: dict[Part, Callable[[], None]] = {
+            "timeline": view.show_timeline,
+            "layers": view.show_layers,
+            "anomalies": view.show_anomalies,
+            "detail": view.show_detail,
+            "diff": view.show_diff,
+            "rows": view.show_rows,
+        }
+        return {part: shows[part] for part in parts}
 
     def _on_metric(self, change: Any) -> None:
-        self._show_layers(metric=change["new"])
+        self._wish(("layers", "detail"), "layers", metric=change["new"])
 
     def _on_kind(self, change: Any) -> None:
-        self._show_layers(kinds=patterns_in(change["new"]))
+        self._wish(_OF_TENSORS, "layers", kinds=patterns_in(change["new"]), page=0)
 
     def _on_filter(self, change: Any) -> None:
-        self._show_layers(names=patterns_in(change["new"]))
+        self._wish(_OF_TENSORS, "layers", names=patterns_in(change["new"]), page=0)
+
+    def _on_colour(self, change: Any) -> None:
+        self._wish(("layers",), "layers", colour=change["new"])
 
     def _on_range(self, change: Any) -> None:
         steps = self._view.steps
         first, last = change["new"]
         if steps:
-            self._show_layers(first=None if first == steps[0] else first, last=None if last == steps[-1] else last)
-
-    def _show_layers(self, **changed: Any) -> None:
-        if not self._worker.is_me:
-            self._state = replace(self._state, **changed, gesture="layers")
-            self._submit("layers", self._view.show_layers, self._state)
+            ends = {"first": None if first == steps[0] else first, "last": None if last == steps[-1] else last}
+            self._wish(("layers",), "layers", **ends)
 
     def _on_timeline(self, change: Any) -> None:
-        if not self._worker.is_me:
-            self._state = replace(self._state, timeline=change["new"], gesture="timeline")
-            self._submit("timeline", self._view.show_timeline, self._state)
+        self._wish(("timeline",), "timeline", timeline=change["new"])
 
     def _on_code(self, change: Any) -> None:
         if not self._worker.is_me:
@@ -237,16 +272,31 @@ class Exploration:
         if points.xs:
             self.select(unescape(str(points.ys[0])), int(points.xs[0]))
 
+    def _on_anomaly(self, trace: Any, points: Any, state: Any) -> None:
+        if points.xs:
+            step = int(points.xs[0])
+            before = self._view.before(step)
+            self.pick(step if before is None else before, step)
+
+    def _on_sort(self, column: int) -> None:
+        if 0 <= column < len(_DIFF_COLUMNS):
+            self.sort(_DIFF_COLUMNS[column])
+
     def _on_diff(self, button: Any) -> None:
         a, b = self._controls.step_a.value, self._controls.step_b.value
         if a is not None and b is not None:
             self.pick(a, b)
 
     def _on_previous(self, button: Any) -> None:
-        self._submit("page", self._view.turn_page, -1)
+        self._turn_page(-1)
 
     def _on_next(self, button: Any) -> None:
-        self._submit("page", self._view.turn_page, 1)
+        self._turn_page(1)
+
+    def _turn_page(self, pages: int) -> None:
+        state = self._view.state
+        page = min(max(0, state.page + pages), self._view.last_page)
+        self._wish(("rows",), state.gesture, page=page)
 
 
 def _weakly(method: Callable[..., None]) -> Callable[..., None]:

@@ -8,7 +8,7 @@ from typing import Final
 
 from dshistory.display import html
 from dshistory.display.formats import text_of
-from dshistory.widgets.scale import Scale
+from dshistory.display.scale import Scale
 from dshistory.widgets.view import View
 
 __all__ = ["page", "text"]

@@ -1,14 +1,15 @@
 """A worker thread for long tasks beside the kernel; it exists only while there is something to do.
 
-Tasks have topics. A new task replaces a waiting one of its topic and ends a running one of its topic at its next report
-of progress: so a slider that is dragged shows its last position, not all of them one after the other.
+Tasks have topics. Only the newest task of a topic runs: it replaces a waiting one. `first` runs tasks before all
+others, and interrupts the running task at its next report of progress: what the user wished for last is shown first. An
+interrupted task of another topic runs again later, so that in the end every topic shows its newest wish.
 """
 
 import atexit
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import Context
 
 from catalog.errors import HistoryError
@@ -19,8 +20,8 @@ __all__ = ["Worker"]
 Task = Callable[[], None]
 
 
-class _SupersededError(Exception):
-    """The running task is no longer wanted."""
+class _InterruptedError(BaseException):
+    """The running task is no longer wanted, or not yet. No error: what handles errors on its way must not see it."""
 
 
 _workers: "weakref.WeakSet[Worker]" = weakref.WeakSet()
@@ -34,22 +35,22 @@ def _close_all() -> None:
 
 
 class Worker:
-    """Runs tasks one after the other, in the order of their submission.
+    """Runs tasks one at a time.
 
     on_error: called with the topic of a task and the error that ended it; `wait` raises an error that is neither
         HistoryError nor OSError too
     progress: called with the share done of the running task, and with None when it is over
 
     Both are called in the worker's thread. The condition `_changed` guards what waits and what runs; the running task
-    polls `_unwanted` without it, and `_failure` is set before the thread ends, which is what `wait` waits for.
+    polls `_interrupted` without it, and `_failure` is set before the thread ends, which is what `wait` waits for.
     """
 
     def __init__(self, *, on_error: Callable[[str, Exception], None], progress: Callable[[float | None], None]) -> None:
         self._on_error, self._progress = on_error, progress
         self._changed = threading.Condition()
         self._waiting: dict[str, Task] = {}
-        self._running: str | None = None
-        self._unwanted = False
+        self._running: tuple[str, Task] | None = None
+        self._interrupted = False
         self._closed = False
         self._thread: threading.Thread | None = None
         self._failure: Exception | None = None
@@ -60,20 +61,28 @@ class Worker:
         """True when the caller is a task of this worker."""
         return self._thread is threading.current_thread()
 
-    def submit(self, topic: str, task: Task) -> None:
-        """Run the task soon, in place of others of its topic; ignored after `close`."""
+    def first(self, tasks: Mapping[str, Task]) -> None:
+        """Run these tasks, one for each topic, in their order and before all others; ignored after `close`."""
         with self._changed:
             if self._closed:
                 return
-            self._waiting.pop(topic, None)
-            self._waiting[topic] = task
-            self._unwanted |= self._running == topic
-            if self._thread is None:
-                # A fresh context: the task must not report to the caller's progress bar, nor print into its cell.
-                self._thread = threading.Thread(
-                    target=Context().run, args=(self._run,), name="dshistory-explorer", daemon=True
-                )
-                self._thread.start()
+            later = dict(self._waiting)
+            if self._running is not None and not self._interrupted:
+                topic, task = self._running
+                later = {topic: task} | later
+                self._interrupted = True
+            self._waiting = {**tasks, **{topic: task for topic, task in later.items() if topic not in tasks}}
+            self._start()
+
+    def later(self, tasks: Mapping[str, Task]) -> None:
+        """Run these tasks, one for each topic, after all others; ignored after `close`.
+
+        A task that waits keeps its place, and one that runs goes on: a history that grows all the time would otherwise
+        never let long work end."""
+        with self._changed:
+            if not self._closed:
+                self._waiting.update(tasks)
+                self._start()
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until nothing is left to do; False when the time is over first.
@@ -92,7 +101,7 @@ class Worker:
     def abandon(self) -> None:
         """Drop waiting tasks and end the running one at its next report of progress; does not wait."""
         with self._changed:
-            self._closed = self._unwanted = True
+            self._closed = self._interrupted = True
             self._waiting.clear()
 
     def close(self) -> None:
@@ -102,35 +111,49 @@ class Worker:
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
+    def _start(self) -> None:
+        if self._thread is None and self._waiting:
+            # A fresh context: the task must not report to the caller's progress bar, nor print into its cell.
+            self._thread = threading.Thread(
+                target=Context().run, args=(self._run,), name="dshistory-explorer", daemon=True
+            )
+            self._thread.start()
+
     def _run(self) -> None:
         while True:
             with self._changed:
+                self._running = None
                 if not self._waiting:
-                    # Under the same lock as `submit`: a task that comes now finds no thread and starts another.
+                    # Under the same lock as `first`: a task that comes now finds no thread and starts another.
                     self._thread = None
                     self._changed.notify_all()
                     return
-                self._running = next(iter(self._waiting))
-                task = self._waiting.pop(self._running)
-                self._unwanted = self._closed
-            self._do(self._running, task)
+                topic = next(iter(self._waiting))
+                self._running = topic, self._waiting.pop(topic)
+                self._interrupted = self._closed
+            topic, task = self._running
+            finished = self._do(topic, task)
             with self._changed:
-                self._running = None
+                if finished and self._waiting.get(topic) is task:
+                    del self._waiting[topic]  # it was to be interrupted, and came to its end before
 
-    def _do(self, topic: str, task: Task) -> None:
+    def _do(self, topic: str, task: Task) -> bool:
+        """Run a task; return whether it came to its end, with or without an error."""
+        finished = True
         try:
             with listening(self._on_progress):
                 task()
-        except _SupersededError:
-            pass
+        except _InterruptedError:
+            finished = False
         except (HistoryError, OSError) as error:
             self._on_error(topic, error)
         except Exception as error:  # noqa: BLE001 - kept for `wait`, shown at once
             self._failure = error
             self._on_error(topic, error)
         self._progress(None)
+        return finished
 
     def _on_progress(self, share: float) -> None:
-        if self._unwanted:
-            raise _SupersededError
+        if self._interrupted:
+            raise _InterruptedError
         self._progress(share)

@@ -17,7 +17,7 @@ ONE_PLACE = {
     "plotly": {"dshistory/display/plot.py"},
     "transformers": {"capture/huggingface.py", "dshistory/conversion/importing/huggingface_names.py"},
     "ipywidgets": {"dshistory/widgets/__init__.py", "dshistory/widgets/controls.py"},
-    "anywidget": {"dshistory/widgets/__init__.py", "dshistory/widgets/resize.py"},
+    "anywidget": {"dshistory/widgets/__init__.py", "dshistory/widgets/page_parts.py"},
 }
 MODULES = {name: path for package in LAYERS for name, path in modules_of(package).items()}
 DOORS = {*LAYERS, "dshistory.__main__"}
@@ -28,7 +28,7 @@ SMALL = {
     "dshistory.__main__": "Python asks for this file",
     "dshistory.conversion.exporting.torchfile": "one file for each format",
     "dshistory.tensors.state_dict": "a type of its own; the explorer holds only verbs",
-    "dshistory.widgets.resize": "the only use of anywidget's own base class",
+    "capture.deepspeed_checkpoints.classes": "one of the three files that import deepspeed",
     "capture.state.providers.counters": "one file for each provider",
 }
 """Files of fewer than 40 lines with one user, and the reason why each stands alone."""

@@ -57,9 +57,14 @@ def cells(exploration: Any) -> dict[tuple[str, int], float | None]:
     }
 
 
-def click(exploration: Any, label: str, step: int) -> None:
-    """Send the message of a click on a cell of the heat map."""
-    place = [trace.name for trace in exploration.figure.data].index("heat")
+def titles(exploration: Any) -> dict[str, str]:
+    """Return the titles of the panels that are shown."""
+    return {note.name: note.text for note in exploration.figure.layout.annotations if note.visible}
+
+
+def click(exploration: Any, label: str | None, step: int, *, of: str = "heat") -> None:
+    """Send the message of a click on a cell of the heat map, or on a mark of another trace."""
+    place = [trace.name for trace in exploration.figure.data].index(of)
     points = {"xs": [step], "ys": [label], "trace_indexes": [place], "point_indexes": [[0, 0]]}
     exploration.figure._js2py_pointsCallback = {"event_type": "plotly_click", "points": points}
 

@@ -237,3 +237,15 @@ def test_a_report_shows_its_facts_and_tables() -> None:
     assert report["file system"] == "ext4"
     assert json.loads(report.to_json()) == {"file system": "ext4", "free": 2048, "rates": [{"step": 0, "bytes": 0}]}
     assert "rates" in report._repr_html_()
+
+
+def test_rows_are_sorted_by_a_column_with_unknown_values_last() -> None:
+    names, values = ["h.10", "h.2", "h.2", "a"], [1.0, None, 3.0, float("nan")]
+    table = Table(pa.table({"name": names, "value": values}))
+    assert table.sort("name")["name"].to_pylist() == ["a", "h.2", "h.2", "h.10"]
+    assert table.sort("name")["value"].to_pylist()[1:3] == [None, 3.0], "equal values keep their order"
+    assert table.sort("name", descending=True)["name"].to_pylist() == ["h.10", "h.2", "h.2", "a"]
+    assert table.sort("value")["name"].to_pylist() == ["h.2", "h.10", "h.2", "a"]
+    assert table.sort("value", descending=False)["name"].to_pylist() == ["h.10", "h.2", "h.2", "a"]
+    with pytest.raises(NotFoundError, match="no column 'nmae'"):
+        table.sort("nmae")

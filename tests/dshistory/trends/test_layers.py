@@ -238,8 +238,8 @@ def test_a_histogram_is_empty_where_there_are_no_statistics(h: Explorer) -> None
     assert {line[steps.index(SILENT)] for line in shares} == {None}
     assert "1 has no statistics" in table.note
     (heat,) = table.plot().data
-    assert list(heat.y) == [f"2^{e}" for e in reversed(exponents)]
-    assert list(heat.z[0]) == shares[-1]
+    assert list(heat.y) == [f"2<sup>{e}</sup>" for e in exponents]
+    assert list(heat.z[0]) == shares[0]
 
 
 def test_a_histogram_of_nothing(h: Explorer, tmp_path: Path) -> None:
@@ -250,5 +250,37 @@ def test_a_histogram_of_nothing(h: Explorer, tmp_path: Path) -> None:
     run.close()
     zeros = Explorer.open(tmp_path)
     zeros.analyze(quiet=True)
-    assert len(zeros.histogram("w")) == 0
-    assert "zero or not finite" in zeros.histogram("w").note
+    assert [(row["exponent"], row["elements"], row["share"]) for row in zeros.histogram("w")] == [(None, 4, 1.0)]
+    assert list(zeros.histogram("w").plot().data[0].y) == ["0"]
+    assert zeros.histogram("w").plot().layout.yaxis.title.text == "|element| of w (model)"
+
+
+def test_a_value_against_its_past_is_over_the_median_of_eight_before(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    norms = [4.0, 2.0, 3.0, 3.0, 3.0, 30.0, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0, 6.0]
+    for step, norm in enumerate(norms):
+        run.checkpoint(step, whole({"h.10.w": torch.full((4,), norm / 2), "h.2.w": torch.zeros(4)}))
+    run.close()
+    h = Explorer.open(tmp_path)
+    h.analyze(quiet=True)
+    table = h.layers(metric="norm").against_past()
+    _, lines, values = table.grid()
+    assert lines == [("model", "h.2"), ("model", "h.10")], "in natural order"
+    assert values[0] == [None] * len(norms), "nothing is usual about zeros"
+    expected = [None] * 3 + [norms[i] / np.median(norms[max(0, i - 8) : i]) for i in range(3, len(norms))]
+    assert values[1] == pytest.approx(expected)
+    picture = table.picture()
+    assert picture.scale.low == -picture.scale.high
+    assert "over the median" in table.note
+    assert table.plot().data[0].z[1][5] == pytest.approx(1.0), "ten times more than usual, as a power of ten"
+
+
+def test_the_plot_draws_a_cosine_by_its_distance_from_one(h: Explorer) -> None:
+    table = h.layers(metric="cosine")
+    (heat,) = table.plot().data
+    values = table.grid()[2]
+    shown = [[None if value is None else 1 - value for value in line] for line in values]
+    assert [list(line) for line in heat.customdata] == shown
+    assert "1 − cosine" in heat.hovertemplate
+    assert h.layers(metric="norm").plot().data[0].hovertext[0][-1] == f"step {STEPS[-1]}"
+    assert heat.hovertext[0][1] == f"steps {STEPS[0]} → {STEPS[1]}"

@@ -5,6 +5,7 @@ import math
 import threading
 import weakref
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 import torch
 from explorer_helpers import Run, extended_shell, whole
 from IPython.core.error import UsageError
-from widget_helpers import JUMP, SILENT, STEPS, cells, click, layered_history, piece, trace
+from widget_helpers import JUMP, SILENT, STEPS, cells, click, layered_history, piece, titles, trace
 
 from catalog.errors import NotFoundError
 from dshistory.display.progress import ByteProgress
@@ -50,6 +51,9 @@ GESTURES = {
     "a layer": lambda e: e.select("h.1", JUMP),
     "a tensor": lambda e: e.select("head.weight", JUMP),
     "diff": lambda e: e.pick(30, JUMP),
+    "colour": lambda e: setattr(e, "colour", "against its own past"),
+    "sorted diff": lambda e: (e.pick(30, JUMP), e.sort("cosine")),
+    "twice sorted diff": lambda e: (e.pick(30, JUMP), e.sort("name"), e.wait(60), e.sort("name")),
 }
 
 
@@ -83,7 +87,31 @@ def test_an_anomaly_is_marked_where_it_is_first_seen(tmp_path: Path) -> None:
     e = h.explore()
     e.wait(60)
     assert list(trace(e, "anomalies").x) == [2]
-    assert trace(e, "anomalies").text[0] == "not finite: &lt;i&gt;w (model)"
+    assert trace(e, "anomalies").text[0] == "step 2<br>not finite: &lt;i&gt;w (model)"
+    click(e, None, 2, of="anomalies")
+    e.wait(60)
+    assert e.code == "h.diff(1, 2)", "a click opens its diff"
+    assert "&lt;i&gt;w" in piece(e, "diff").value
+    e.close()
+
+
+def test_anomalies_are_marked_on_the_metric_that_is_shown(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    for step in range(1, 4):
+        weights = {"w": torch.full((4,), float("nan") if step == 2 else 1.0)}
+        run.checkpoint(step, whole(weights), loss=step / 4, lr=step / 8)
+    run.close()
+    h = Explorer.open(tmp_path)
+    h.analyze(quiet=True)
+    e = h.explore()
+    e.wait(60)
+    assert list(trace(e, "anomalies").y) == [0.5]
+    e.timeline = "lr"
+    e.wait(60)
+    assert list(trace(e, "anomalies").y) == [0.25]
+    assert set(trace(e, "checkpoints").y) == {0.0}, "at the bottom, not on the line"
+    assert trace(e, "checkpoints").yaxis == "y5"
+    assert titles(e)["timeline"].startswith("lr of every step")
     e.close()
 
 
@@ -93,9 +121,9 @@ def test_a_click_opens_the_tensor_that_changed(e: Exploration, h: Explorer) -> N
     assert e.code == "h.trajectory('h.1.mlp.weight', metric='relative_update')"
     rows = h.trajectory("h.1.mlp.weight")
     assert list(trace(e, "detail").y) == rows["value"].to_pylist()
-    steps, exponents, shares = h.histogram("h.1.mlp.weight").grid()
+    steps, lines, shares = h.histogram("h.1.mlp.weight").picture()
     histogram = trace(e, "histogram")
-    assert (list(histogram.x), list(histogram.y)) == (steps, exponents)
+    assert (list(histogram.x), list(histogram.y)) == (steps, lines)
     assert [list(line) for line in histogram.z] == shares
     assert e.figure.layout.shapes[0].x0 == JUMP
 
@@ -106,6 +134,145 @@ def test_the_opened_tensor_follows_the_metric(e: Exploration, h: Explorer) -> No
     e.wait(60)
     assert e.code == "h.layers(metric='norm')"
     assert list(trace(e, "detail").y) == h.trajectory("h.1.mlp.weight", metric="norm")["value"].to_pylist()
+
+
+def test_the_last_gesture_counts_whatever_the_others_take(e: Exploration, h: Explorer) -> None:
+    e.pick(0, 10)
+    e.metric = "max_change"
+    e.select("h.0", 10)
+    e.kind = "exp_avg"
+    e.metric = "norm"
+    e.wait(60)
+    assert e.code == "h.layers(metric='norm', kinds='exp_avg')"
+    assert cells(e) == {(row["layer"], row["step"]): row["value"] for row in e.table}
+    assert titles(e)["heat"] == "norm, exp_avg"
+    assert titles(e)["detail"].startswith("norm of h.0.mlp.")
+    assert titles(e)["detail"].endswith("(exp_avg)")
+    assert "h.diff(0, 10, kinds=&#x27;exp_avg&#x27;)" in piece(e, "diff").value
+
+
+def test_a_part_says_what_it_waits_for_while_a_gesture_is_computed(e: Exploration) -> None:
+    seen = []
+    heat = trace(e, "heat")
+    real = e._view.explorer
+
+    class Slow:
+        root, history = real.root, real.history
+
+        def layers(self, *arguments: Any, **options: Any) -> Any:
+            seen.append((titles(e)["heat"], heat.opacity))
+            return real.layers(*arguments, **options)
+
+    e._view.explorer = Slow()
+    e.metric = "norm"
+    e.wait(60)
+    assert seen == [("norm, model …", 0.3)]
+    assert (titles(e)["heat"], heat.opacity) == ("norm, model", 1.0)
+
+
+def test_the_opened_tensor_follows_the_kind(e: Exploration, h: Explorer) -> None:
+    e.select("h.1", JUMP)
+    e.wait(60)
+    e.kind = "exp_avg"
+    e.wait(60)
+    assert titles(e)["detail"] == "relative_update of h.1.mlp.weight (exp_avg)"
+    rows = h.trajectory("h.1.mlp.weight", kinds="exp_avg")
+    assert list(trace(e, "detail").y) == rows["value"].to_pylist()
+    assert list(trace(e, "histogram").y) == h.histogram("h.1.mlp.weight", state="exp_avg").picture()[1]
+    assert "exp_avg" in titles(e)["histogram"]
+
+
+def test_the_panels_of_a_tensor_appear_with_it(e: Exploration) -> None:
+    layout = e.figure.layout
+    alone = layout.height
+    assert layout.yaxis2.domain[0] < 0.15, "before, nothing is blank"
+    assert not layout.yaxis3.visible
+    e.select("h.1", JUMP)
+    e.wait(60)
+    assert layout.yaxis3.visible
+    assert layout.yaxis4.visible
+    assert alone < layout.height < 700
+    places = {note.name: note.y for note in layout.annotations}
+    assert places == {
+        name: pytest.approx(layout[axis].domain[1])
+        for name, axis in {"timeline": "yaxis", "heat": "yaxis2", "detail": "yaxis3", "histogram": "yaxis4"}.items()
+    }
+
+
+def test_the_detail_has_a_logarithmic_axis_where_the_heat_map_has_one(e: Exploration) -> None:
+    e.select("h.1", JUMP)
+    e.wait(60)
+    assert e.figure.layout.yaxis3.type == "log"
+    assert trace(e, "heat").colorbar.ticktext
+    e.metric = "norm"
+    e.wait(60)
+    assert e.figure.layout.yaxis3.type == "linear"
+
+
+def test_a_cosine_is_drawn_by_its_distance_from_one(e: Exploration, h: Explorer) -> None:
+    e.select("h.1", JUMP)
+    e.metric = "cosine"
+    e.wait(60)
+    assert titles(e)["heat"] == "1 − cosine, model"
+    assert titles(e)["detail"].startswith("1 − cosine of ")
+    shown = [
+        None if value is None else 1 - value
+        for value in h.trajectory("h.1.mlp.weight", metric="cosine")["value"].to_pylist()
+    ]
+    assert list(trace(e, "detail").y) == shown
+
+
+def test_a_cell_says_from_which_step_to_which(e: Exploration) -> None:
+    heat = trace(e, "heat")
+    assert list(heat.hovertext[0]) == ["step 0", *(f"steps {a} → {b}" for a, b in pairwise(STEPS))]
+    assert "%{hovertext}" in heat.hovertemplate
+    e.metric = "norm"
+    e.wait(60)
+    assert list(trace(e, "heat").hovertext[0]) == [f"step {step}" for step in STEPS]
+
+
+def test_the_colours_show_what_is_unusual_for_each_layer(e: Exploration) -> None:
+    e.metric = "norm"
+    e.colour = "against its own past"
+    e.wait(60)
+    heat = trace(e, "heat")
+    assert e.code == "h.layers(metric='norm').against_past()"
+    assert titles(e)["heat"] == "norm against its own past, model"
+    assert heat.zmin == -heat.zmax
+    e.colour = "absolute"
+    e.wait(60)
+    assert trace(e, "heat").zmin > 0
+    with pytest.raises(NotFoundError, match="no colour 'past'"):
+        e.colour = "past"
+
+
+def test_the_diff_begins_with_the_last_step_against_the_one_before(e: Exploration) -> None:
+    assert (piece(e, "step-a").value, piece(e, "step-b").value) == (STEPS[-2], STEPS[-1])
+
+
+def test_a_click_on_the_head_of_a_column_sorts_the_diff(e: Exploration) -> None:
+    e.pick(30, JUMP)
+    e.wait(60)
+    for clicks, code in enumerate(("h.diff(30, 40).sort('name')", "h.diff(30, 40).sort('name', True)")):
+        piece(e, "diff")._handle_custom_msg({"sort": 0}, [])
+        e.wait(60)
+        assert e.code == code
+        assert e.table["name"].to_pylist() == sorted(e.table["name"].to_pylist(), reverse=bool(clicks))
+        assert f"name {'▲▼'[clicks]}" in piece(e, "diff").value
+    piece(e, "diff")._handle_custom_msg({"sort": 99}, [])
+    piece(e, "diff")._handle_custom_msg({"sort": 6}, [])
+    e.wait(60)
+    assert e.code == "h.diff(30, 40).sort('cosine')"
+    with pytest.raises(NotFoundError, match="no column 'cosin'; the nearest are cosine, "):
+        e.sort("cosin")
+
+
+def test_the_diff_follows_the_filter(e: Exploration) -> None:
+    e.pick(30, JUMP)
+    e.filter = "h.1.*"
+    e.wait(60)
+    assert "h.1.mlp.weight" in piece(e, "diff").value
+    assert "head.weight" not in piece(e, "diff").value
 
 
 def test_a_missing_value_is_not_zero(e: Exploration) -> None:
@@ -275,7 +442,7 @@ def test_close_ends_long_work_and_waits_until_it_has_ended(h: Explorer) -> None:
             ended.append(sum(range(3_000_000)))
 
     e = h.explore()
-    e._worker.submit("without end", without_end)
+    e._worker.first({"without end": without_end})
     assert begun.wait(60)
     e.close()
     assert ended
