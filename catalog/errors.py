@@ -12,6 +12,8 @@ HistoryError
                                             packages
 """
 
+from catalog.cell_traceback import cell_traceback
+
 __all__ = [
     "CorruptError",
     "FormatError",
@@ -27,6 +29,10 @@ __all__ = [
 
 class HistoryError(Exception):
     """The base of every error that DSHistory raises on purpose."""
+
+    def _render_traceback_(self) -> list[str]:
+        """Return what IPython shows in place of a whole traceback, most of which would be ours."""
+        return cell_traceback(self)
 
 
 class FormatError(HistoryError, ValueError):

@@ -1,4 +1,4 @@
-"""The magics of IPython, `%dshistory VERB ...` and `%%dshistory sql [NAME <<]`; the only file that imports IPython."""
+"""The magics of IPython, `%dshistory VERB ...` and `%%dshistory sql [NAME <<]`."""
 
 import re
 from collections.abc import Mapping

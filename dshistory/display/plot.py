@@ -16,6 +16,8 @@ import pyarrow.compute as pc
 from catalog.errors import SetupError
 from dshistory.display.formats import text_of
 from dshistory.display.scale import RELATIVE_COLOURS, Picture, drawn, drawn_name
+from dshistory.display.shown_figure import ShownFigure
+from dshistory.display.unsaved import Unsaved
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -289,7 +291,7 @@ def figure_widget(traces: list[dict[str, Any]], layout: dict[str, Any]) -> "go.F
     try:
         import plotly.graph_objects as go
 
-        widget = go.FigureWidget(figure)
+        widget = type("LiveFigure", (Unsaved, go.FigureWidget), {})(figure)
     except ImportError as error:
         raise SetupError("the explorer needs anywidget; install it with: pip install 'dshistory[notebook]'") from error
     # Plotly has no public way to set this for a widget. A double click undoes a zoom, as the buttons would, which cover
@@ -318,7 +320,7 @@ def _figure() -> "go.Figure":
         import plotly.graph_objects as go
     except ImportError as error:
         raise SetupError("plots need plotly; install it with: pip install 'dshistory[notebook]'") from error
-    return go.Figure(
+    return type("Figure", (ShownFigure, go.Figure), {})(
         layout={
             "template": "none",
             "paper_bgcolor": "rgba(0,0,0,0)",

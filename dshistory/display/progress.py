@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Self
 
+from dshistory.display.cell_bar import CellBar
+
 __all__ = ["ByteProgress", "CountProgress", "listening"]
 
 _PATIENCE_S = 0.5
@@ -35,8 +37,10 @@ class CountProgress:
         self._bar: Any = None
         # tqdm takes a lock of the whole process even for a bar that is not shown. Ctrl-C can leave that lock with the
         # main thread, and a worker thread with a listener would then wait for it forever.
-        if self._listener is None and not quiet and (_in_notebook() or sys.stderr.isatty()):
-            from tqdm.auto import tqdm
+        if self._listener is None and not quiet and _in_notebook():
+            self._bar = CellBar(total, description=description, patience_s=_PATIENCE_S)
+        elif self._listener is None and not quiet and sys.stderr.isatty():
+            from tqdm import tqdm
 
             self._bar = tqdm(total=total, desc=description, leave=False, delay=_PATIENCE_S, **unit)
 

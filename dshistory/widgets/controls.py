@@ -11,6 +11,7 @@ import ipywidgets as w
 
 from dshistory.display import html
 from dshistory.display.table import Table
+from dshistory.display.unsaved import Unsaved
 from dshistory.patterns import Patterns
 from dshistory.trends.trajectory import METRICS
 from dshistory.widgets import panels
@@ -33,6 +34,10 @@ def patterns_in(text: str) -> Patterns:
     """Return the patterns in the text of a field; '*' for an empty field."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     return parts if len(parts) > 1 else parts[0] if parts else "*"
+
+
+class _Root(Unsaved, w.VBox):  # type: ignore[misc]
+    """The widget that holds all others."""
 
 
 class Controls:
@@ -183,7 +188,7 @@ class Controls:
         for choice in (self.timeline, self.metric, self.kind, self.colour, self.filter, self.step_a, self.step_b):
             choice.layout.width = "230px"
             choice.style.description_width = "70px"
-        root = w.VBox(
+        root = _Root(
             [
                 w.HBox(
                     [self.timeline, self.metric, self.kind, self.colour, self.filter],

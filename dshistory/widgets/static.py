@@ -3,6 +3,7 @@
 Every cell contains its number, so the table stays readable where styles are stripped.
 """
 
+from collections.abc import Sequence
 from html import escape
 from typing import Final
 
@@ -48,7 +49,7 @@ def text(view: View, *, status: str) -> str:
             for label, line in zip(labels, values, strict=True)
         ]
         lines.append(
-            f"{view.heat.metric}, steps {steps[0]} to {steps[-1]}: "
+            f"{view.heat.metric}, steps {steps[0]} to {steps[-1]}{_left_out(view, steps, labels)}: "
             f"{_BARS[0]} {text_of(scale.least)}, {_BARS[-1]} {text_of(scale.most)}, · unknown"
         )
     return "\n".join([*lines, *(line for line in (status, view.code) if line)])
@@ -69,8 +70,8 @@ def _heat_html(view: View) -> str:
         f'<tr><th style="text-align:left">{escape(text_of(label))}</th>{"".join(_cell(v, scale) for v in line)}</tr>'
         for label, line in zip(labels, values, strict=True)
     )
-    left_out = len(view.heat.labels()) - len(labels)
-    more = f'<p class="dsh-note">… {left_out} more layers …</p>' if left_out else ""
+    left_out = _left_out(view, steps, labels)
+    more = f'<p class="dsh-note">{left_out.removeprefix("; ")}</p>' if left_out else ""
     name = escape(text_of(view.timeline_metric))
     return (
         f'<table><thead><tr><th style="text-align:left">{escape(view.heat.metric)} at step</th>{head}</tr></thead>'
@@ -110,3 +111,15 @@ def _thinned(view: View, most_columns: int) -> Grid:
     chosen = sorted({round(i * (len(steps) - 1) / max(1, count - 1)) for i in range(count)})
     lines = [[line[i] for i in chosen] for line in values[:_MOST_LINES]]
     return [steps[i] for i in chosen], view.heat.labels()[:_MOST_LINES], lines
+
+
+def _left_out(view: View, steps: Sequence[int], labels: Sequence[str]) -> str:
+    """Say how many of the checkpoints and layers are shown, where it is not all of them."""
+    assert view.heat is not None
+    all_steps, all_lines, _ = view.heat.grid()
+    said = ""
+    if len(steps) < len(all_steps):
+        said += f"; {len(steps)} of {len(all_steps)} checkpoints, evenly spread"
+    if len(labels) < len(all_lines):
+        said += f"; the first {len(labels)} of {len(all_lines)} layers"
+    return said

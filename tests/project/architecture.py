@@ -44,7 +44,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "read",
         "format",
         "disk",
-        "paths records errors",
+        "paths records errors cell_traceback",
     ),
     "native": ("_siblings",),
 }

@@ -19,6 +19,15 @@ PATIENCE_S = 120
 VIEW = "application/vnd.jupyter.widget-view+json"
 
 
+TYPO, BAR = 6, 7
+"""The cells with an error: one with a name that is not there, and one whose work breaks off half-way."""
+BROKEN = """from dshistory.display.cell_bar import CellBar
+bar = CellBar(100, description="reading", patience_s=0)
+bar.update(52)
+h.bisect(lambda c: bar.close() or 1 / 0, quiet=True)
+"""
+
+
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return layered_history(tmp_path_factory.mktemp("kernel") / "history").root
@@ -32,11 +41,16 @@ def executed(root: Path) -> nbformat.NotebookNode:
         "e.pick(30, 40)\ne.wait()\nassert eval(e.code).to_arrow() == e.table.to_arrow()\ne.close()",
         "%load_ext dshistory\n%dshistory explore h.1.*",
         "w = dshistory.watch(seconds=0.05)\nw",
+        "h.layers().plot()",
+        "h.tensor('head.wieght')",
+        BROKEN,
         "w.close()\nimport threading\nprint([t.name for t in threading.enumerate() if t.name.startswith('dshistory')])",
     ]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    NotebookClient(notebook, timeout=PATIENCE_S, resources={"metadata": {"path": str(ROOT)}}).execute()
+    NotebookClient(
+        notebook, timeout=PATIENCE_S, allow_errors=True, resources={"metadata": {"path": str(ROOT)}}
+    ).execute()
     return notebook
 
 
@@ -48,14 +62,41 @@ def test_a_notebook_runs_and_nothing_is_printed_by_threads(executed: nbformat.No
     printed = [output.text for output in outputs(executed) if output.output_type == "stream"]
     assert printed == ["h.trajectory('h.1.mlp.weight', metric='relative_update')\n", "[]\n"]
     shown = [output.data for output in outputs(executed) if "data" in output]
-    assert len(shown) == 3
-    assert all({VIEW, "text/html", "text/plain"} <= data.keys() for data in shown)
+    assert sum({VIEW, "text/html", "text/plain"} <= data.keys() for data in shown) == 3
+    assert not [output for cell in executed.cells[:TYPO] for output in cell.outputs if output.output_type == "error"]
 
 
-def test_the_state_holds_one_figure_for_each_explorer(executed: nbformat.NotebookNode) -> None:
+def test_the_file_holds_no_figure_of_a_widget(executed: nbformat.NotebookNode) -> None:
     state = executed.metadata.widgets["application/vnd.jupyter.widget-state+json"]["state"]
-    figures = [model for model in state.values() if "plotly" in str(model["state"].get("_anywidget_id", ""))]
-    assert len(figures) == 3
+    assert not [model for model in state.values() if "plotly" in str(model["state"].get("_anywidget_id", ""))]
+    assert (
+        not {output.data[VIEW]["model_id"] for output in outputs(executed) if VIEW in output.get("data", {})}
+        & state.keys()
+    )
+    assert len(nbformat.writes(executed)) < 500_000
+
+
+def test_a_page_of_plain_nbconvert_shows_tables_and_figures(executed: nbformat.NotebookNode) -> None:
+    html, _ = HTMLExporter().from_notebook_node(executed)
+    assert html.count("background:#") > 10, "the table of colours, not a widget that needs a kernel"
+    assert '<script type="application/vnd.jupyter.widget-view+json">' not in html
+    assert "data:image/png;base64" in html, "the heat map of layers().plot()"
+
+
+def test_a_bar_of_progress_is_gone_when_its_work_ends(executed: nbformat.NotebookNode) -> None:
+    (bar,) = executed.cells[BAR].outputs[:1]
+    assert bar.data == {"text/plain": "", "text/html": ""}
+    assert "52" not in str(executed.cells[BAR].outputs[:1])
+
+
+def test_a_typo_in_a_cell_gives_its_line_and_the_message(executed: nbformat.NotebookNode) -> None:
+    first, line, message = executed.cells[TYPO].outputs[0].traceback
+    assert first == "in a cell, line 1:"
+    assert line.strip() == "h.tensor('head.wieght')"
+    assert message.startswith("NotFoundError: no tensor fits 'head.wieght'")
+    (failed,) = [output for output in executed.cells[BAR].outputs if output.output_type == "error"]
+    assert failed.traceback[0] == "in a cell, line 4:"
+    assert "ZeroDivisionError: division by zero" in failed.traceback, "the user's own error stands before ours"
 
 
 def test_without_a_kernel_there_is_a_table_of_colours_and_the_line_of_code(executed: nbformat.NotebookNode) -> None:
