@@ -35,9 +35,10 @@ _LEGEND: Final = "│ checkpoint   ✕ anomaly: click for its diff"
 def draw_timeline(figure: Any, rows: Table, steps: Sequence[int], *, name: str) -> None:
     """Draw a metric of every step (columns step, value), the checkpoints below it, and the anomalies on it."""
     values = {row["step"]: _finite(row["value"]) for row in rows}
-    marked = _trace(figure, "anomalies").x or ()
+    marked = list(_trace(figure, "anomalies").x or ())
+    texts = dict(zip(marked, _trace(figure, "anomalies").text or (), strict=False))
     with figure.batch_update():
-        _trace(figure, "metric").update(x=list(values), y=list(values.values()))
+        _trace(figure, "metric").update(x=list(values), y=list(values.values()), text=_beneath(values, texts))
         _trace(figure, "checkpoints").update(x=list(steps), y=[0.0] * len(steps))
         _trace(figure, "anomalies").y = _heights(values, marked)
         _set_title(figure, "timeline", _plain(f"{name} of every step   {_LEGEND}"))
@@ -47,12 +48,10 @@ def draw_anomalies(figure: Any, found: Mapping[int, Sequence[str]]) -> None:
     """Mark the steps with anomalies on the metric that is shown; their descriptions are the text of the marks."""
     metric = _trace(figure, "metric")
     values = dict(zip(metric.x or (), metric.y or (), strict=True))
+    texts = {step: f"step {step}<br>" + "<br>".join(map(_plain, _some(lines))) for step, lines in found.items()}
     with figure.batch_update():
-        _trace(figure, "anomalies").update(
-            x=list(found),
-            y=_heights(values, list(found)),
-            text=[f"step {step}<br>" + "<br>".join(map(_plain, _some(lines))) for step, lines in found.items()],
-        )
+        _trace(figure, "anomalies").update(x=list(found), y=_heights(values, list(found)), text=list(texts.values()))
+        metric.text = _beneath(values, texts)
 
 
 def announce(figure: Any, panel: str, title: str) -> None:
@@ -184,6 +183,11 @@ def _heights(values: Mapping[int, float | None], steps: Sequence[int]) -> list[f
     top = max((value for value in values.values() if value is not None), default=0.0)
     at = [values.get(step) for step in steps]
     return [top if value is None else value for value in at]
+
+
+def _beneath(values: Mapping[int, float | None], texts: Mapping[int, str]) -> list[str]:
+    """Return what the metric's points say below their own value: under the mouse, the line hides the mark on it."""
+    return [f"<br>{texts[step]}" if step in texts else "" for step in values]
 
 
 def _trace(figure: Any, name: str) -> Any:

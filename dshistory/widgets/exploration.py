@@ -221,7 +221,9 @@ class Exploration:
         c.previous.on_click(_weakly(self._on_previous))
         c.next.on_click(_weakly(self._on_next))
         c.diff.on_sort(_weakly(self._on_sort))
-        for name, open_at in (("heat", self._on_cell), ("anomalies", self._on_anomaly)):
+        # The line takes the click on a mark that lies on it.
+        clicked = {"heat": self._on_cell, "anomalies": self._on_anomaly, "metric": self._on_anomaly}
+        for name, open_at in clicked.items():
             next(trace for trace in c.figure.data if trace.name == name).on_click(_weakly(open_at))
 
     def _wish(self, parts: Sequence[Part], gesture: Part, **changed: Any) -> None:
@@ -273,7 +275,8 @@ class Exploration:
             self.select(unescape(str(points.ys[0])), int(points.xs[0]))
 
     def _on_anomaly(self, trace: Any, points: Any, state: Any) -> None:
-        if points.xs:
+        marked = next(trace.x for trace in self.figure.data if trace.name == "anomalies") or ()
+        if points.xs and points.xs[0] in marked:
             step = int(points.xs[0])
             before = self._view.before(step)
             self.pick(step if before is None else before, step)

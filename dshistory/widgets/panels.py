@@ -44,7 +44,7 @@ def make_figure() -> Any:
         },
         {"name": "histogram", "yaxis": "y4", **cells},
     ]
-    traces[0]["hovertemplate"] = "step %{x}, %{y:.4g}<extra></extra>"
+    traces[0]["hovertemplate"] = "step %{x}, %{y:.4g}%{text}<extra></extra>"
     traces[1]["hovertemplate"] = "checkpoint at step %{x}<extra></extra>"
     layout = {
         "showlegend": False,

@@ -17,6 +17,16 @@ _NOTICED = """([layer, step]) => {
     const point = document.querySelector('.dsh-figure')._hoverdata?.[0];
     return point && point.x === step && point.y === layer;
 }"""
+_MARK = """([name, step]) => {
+    const plot = document.querySelector('.dsh-figure'), {left, top} = plot.getBoundingClientRect();
+    const {xaxis, yaxis} = plot._fullLayout, trace = plot.data.find(trace => trace.name === name);
+    const height = trace.y[Array.from(trace.x).indexOf(step)];
+    return [left + xaxis._offset + xaxis.d2p(step), top + yaxis._offset + yaxis.d2p(height)];
+}"""
+_NOTICED_MARK = """([name, step]) => {
+    const point = document.querySelector('.dsh-figure')._hoverdata?.[0];
+    return point && point.x === step && [name, 'metric'].includes(point.data.name);
+}"""
 NOTICE_MS = 500
 MOVES = 40
 
@@ -64,13 +74,20 @@ class ExplorerPage:
 
     def click_cell(self, layer: str, step: int) -> None:
         """Click the heat map at the cell of that layer and step."""
+        self._click(_CELL, _NOTICED, [layer, step])
+
+    def click_mark(self, trace: str, step: int) -> None:
+        """Click the mark of a trace of the first panel at that step."""
+        self._click(_MARK, _NOTICED_MARK, [trace, step])
+
+    def _click(self, place: str, noticed: str, target: list[Any]) -> None:
         self.notebook.see(".dsh-figure")
         for _ in range(MOVES):
-            x, y = self.page.evaluate(_CELL, [layer, step])
+            x, y = self.page.evaluate(place, target)
             self.page.mouse.move(x, y)
             # A figure that is being redrawn does not notice the mouse, and a click then has no effect.
             with contextlib.suppress(TimeoutError):
-                self.page.wait_for_function(_NOTICED, arg=[layer, step], timeout=NOTICE_MS)
+                self.page.wait_for_function(noticed, arg=target, timeout=NOTICE_MS)
                 break
             self.page.mouse.move(0, 0)
         self.page.mouse.click(x, y)

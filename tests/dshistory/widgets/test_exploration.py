@@ -88,9 +88,14 @@ def test_an_anomaly_is_marked_where_it_is_first_seen(tmp_path: Path) -> None:
     e.wait(60)
     assert list(trace(e, "anomalies").x) == [2]
     assert trace(e, "anomalies").text[0] == "step 2<br>not finite: &lt;i&gt;w (model)"
-    click(e, None, 2, of="anomalies")
+    click(e, None, 1, of="metric")
     e.wait(60)
-    assert e.code == "h.diff(1, 2)", "a click opens its diff"
+    assert e.code.startswith("h.layers"), "no anomaly is there"
+    for of in ("anomalies", "metric"):
+        e.metric = "norm" if of == "anomalies" else "rms"
+        click(e, None, 2, of=of)
+        e.wait(60)
+        assert e.code == "h.diff(1, 2)", "a click opens its diff, also where the line lies over the mark"
     assert "&lt;i&gt;w" in piece(e, "diff").value
     e.close()
 
