@@ -123,7 +123,15 @@ def typical_size(sizes: Floats, numel: Floats) -> Floats:
     `sizes` are the rms of tensors (tensors,) or (tensors, checkpoints), `numel` their numbers of elements in the same
     shape; tensors that are zero or not finite do not count. The result has no axis of tensors; it is 0 where none
     counts."""
-    return _weighted_median(sizes, numel)
+    if not len(sizes):
+        return np.zeros(sizes.shape[1:])
+    with np.errstate(invalid="ignore"):
+        counts = (sizes > 0) & np.isfinite(sizes)
+    order = np.argsort(np.where(counts, sizes, math.inf), axis=0)
+    elements = np.take_along_axis(np.where(counts, numel, 0.0), order, axis=0).cumsum(axis=0)
+    middle = np.argmax(elements >= elements[-1] / 2, axis=0)[np.newaxis]
+    found: Floats = np.take_along_axis(sizes, np.take_along_axis(order, middle, axis=0), axis=0)[0]
+    return np.where(elements[-1] > 0, found, 0.0)
 
 
 def movement(update_squares: Sums, before_squares: Sums, numel: Sums, typical: Sums) -> Floats:
@@ -140,7 +148,14 @@ def movement(update_squares: Sums, before_squares: Sums, numel: Sums, typical: S
 def typical_movement(moved: Floats) -> Floats:
     """Return the median `movement` of the tensors that moved, of (tensors,) or (tensors, checkpoints), from 0 up; 0
     where none did."""
-    return _weighted_median(moved, np.ones_like(moved))
+    if not len(moved):
+        return np.zeros(moved.shape[1:])
+    with np.errstate(invalid="ignore"):
+        counts = (moved > 0) & np.isfinite(moved)
+    ordered = np.sort(np.where(counts, moved, math.inf), axis=0)
+    middle = np.maximum(counts.sum(axis=0) - 1, 0)[np.newaxis] // 2
+    found: Floats = np.take_along_axis(ordered, middle, axis=0)[0]
+    return np.where(np.isinf(found), 0.0, found)
 
 
 def usual_movement(own: Sums, typical: Sums) -> Floats:
@@ -203,19 +218,6 @@ def _ratio(above: Sums, below: Sums) -> Floats:
     with np.errstate(invalid="ignore", over="ignore"):
         ratio: Floats = above / np.where(np.equal(below, 0), np.nan, below)
     return ratio
-
-
-def _weighted_median(values: Floats, weights: Floats) -> Floats:
-    """Return the median over the first axis of the values that are positive and finite; 0 where there is none."""
-    if not len(values):
-        return np.zeros(values.shape[1:])
-    with np.errstate(invalid="ignore"):
-        counts = (values > 0) & np.isfinite(values)
-    order = np.argsort(np.where(counts, values, math.inf), axis=0)
-    below = np.take_along_axis(np.where(counts, weights, 0.0), order, axis=0).cumsum(axis=0)
-    middle = np.argmax(below >= below[-1] / 2, axis=0)[np.newaxis]
-    found: Floats = np.take_along_axis(values, np.take_along_axis(order, middle, axis=0), axis=0)[0]
-    return np.where(below[-1] > 0, found, 0.0)
 
 
 def _part(values: Floats) -> Floats:
