@@ -215,8 +215,8 @@ class Explorer:
     def audit(
         self, a: Ref | None = None, b: Ref = "latest", *, names: Patterns = "*", quiet: bool = False
     ) -> "AuditTable":
-        """Check the optimizer's books from one checkpoint to another: does every weight's movement follow from the
-        optimizer's own state?
+        """Check the optimizer's books from one checkpoint to another: whether the movement of every weight follows from
+        the optimizer's own state.
 
         Over one update of Adam, AdamW or SGD with momentum this recovers the gradient that was consumed, and by least
         squares the learning rate and the decay that really acted. What exceeds the rounding of the formats is a cause:

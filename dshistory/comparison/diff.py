@@ -265,4 +265,6 @@ def _note(
         parts.append("tensors that every rank has a copy of are rank 0's")
     if any(row.get("nonfinite_before") or row.get("nonfinite_after") for row in rows):
         parts.append("norms and changes are over the elements finite on both sides")
-    return f"{before} to {after}: {'; '.join(parts)}; {MEANING}"
+    if any(row["status"] == "changed" for row in rows):
+        parts.append(MEANING)
+    return f"{before} to {after}: {'; '.join(parts)}"

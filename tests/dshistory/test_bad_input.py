@@ -94,8 +94,18 @@ VERB_CASES: Final[dict[str, tuple[Call, dict[str, str]]]] = {
         {
             **FIRST_STEP,
             "one": "this is one checkpoint, compared with itself",
-            "no statistics": "2 changed; 0 equal bit for bit$",
-            "some statistics": "2 changed; 0 equal bit for bit$",
+            "no statistics": "2 changed; 0 equal bit for bit; times_usual",
+            "some statistics": "2 changed; 0 equal bit for bit; times_usual",
+        },
+    ),
+    "audit": (
+        lambda h: h.audit(quiet=True),
+        {
+            **FIRST_STEP,
+            "one": "!audit: checkpoint run-a:10 is the first of its run",
+            "no statistics": "!checkpoint run-a:20 has no optimizer",
+            "some statistics": "!checkpoint run-a:20 has no optimizer",
+            "two models": "!checkpoint run-b:10 has no optimizer",
         },
     ),
     "trajectory": (

@@ -177,7 +177,7 @@ def test_a_condition_that_comes_and_goes_has_a_turn_but_not_surely_the_first_one
             r"failed at checkpoint parent:0: RuntimeError: Boolean value",
         ),
         (lambda checkpoint: None, r"gave None at checkpoint parent:0"),
-        (42, r"'loss > 4\.5', not 42"),
+        (42, r"predicate=42: give a condition, as 'loss > 4\.5'"),
         ("loss", r"'loss' is not understood"),
         ("loss > high", r"'loss > high' is not understood"),
     ],
