@@ -28,7 +28,6 @@ class ResizeNotifier(anywidget.AnyWidget):  # type: ignore[misc]
     .dsh-figure .main-svg > g:not(.hoverlayer) text {
       fill: var(--jp-content-font-color1, var(--vscode-editor-foreground)) !important;
     }
-    .dsh-figure .heatmaplayer text, .dsh-figure .hm text { fill: inherit !important; }
     """
 
 
