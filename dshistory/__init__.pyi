@@ -101,7 +101,9 @@ def export(
     overwrite: bool = False,
     quiet: bool = False,
 ) -> Table: ...
-def histogram(name: str, *, state: str = "model", run: str | None = None) -> HistogramTable: ...
+def histogram(
+    name: str, *, state: str = "model", run: str | None = None, signs: bool = False, quiet: bool = False
+) -> HistogramTable: ...
 def import_checkpoint(
     path: Path | str,
     *,

@@ -236,20 +236,24 @@ class Explorer:
         return audit.audit(self.history, before, after, names=names, quiet=quiet)
 
     @verb("histogram lm_head.weight", "histogram lm_head.weight --state exp_avg_sq")
-    def histogram(self, name: str, *, state: str = "model", run: str | None = None) -> "HistogramTable":
+    def histogram(
+        self, name: str, *, state: str = "model", run: str | None = None, signs: bool = False, quiet: bool = False
+    ) -> "HistogramTable":
         """Show the magnitudes of a tensor's elements over a run and its parents: a row for each checkpoint and power of
         two.
 
-        The counts come from the statistics.
+        The counts come from the statistics. These do not know signs, so with `signs` the tensor is read.
 
         Args:
             name: the tensor's name
             state: model, buffer, master, exp_avg, ...
             run: this run and its parents; default: the current run
+            signs: count negative and positive elements apart
+            quiet: no progress bar
         """
         from dshistory.trends import histogram
 
-        return histogram.histogram(self.history, name=name, kind=state, run=self._named(run))
+        return histogram.histogram(self.history, name=name, kind=state, run=self._named(run), signs=signs, quiet=quiet)
 
     @verb("explore", "explore '*.mlp.*'", surfaces=("magic",))
     def explore(self, names: Patterns = "*", *, kinds: Patterns = "model", run: str | None = None) -> "Exploration":

@@ -156,9 +156,9 @@ def heat_map(values: Any, *, x: list[str], y: list[str], value: str) -> "go.Figu
     return figure.update_layout(height=480)
 
 
-def magnitudes(shares: Any, *, steps: list[int], lines: list[str], name: str) -> "go.Figure":
+def magnitudes(shares: Any, *, steps: list[int], lines: list[str], values: str) -> "go.Figure":
     """Plot the shares of a tensor's elements as colours, magnitude by step, with the smallest at the bottom. The labels
-    of `lines` are markup."""
+    of `lines` are markup; `values` says what they are of."""
     figure = _figure()
     figure.add_heatmap(
         x=steps,
@@ -169,7 +169,7 @@ def magnitudes(shares: Any, *, steps: list[int], lines: list[str], name: str) ->
         hovertemplate="%{y}, step %{x}<br>%{z:.2%} of the elements<extra></extra>",
     )
     _explain_if(figure, not lines, "no element is finite")
-    figure.update_yaxes(type="category", automargin=True, title=f"|element| of {_plain(name)}")
+    figure.update_yaxes(type="category", automargin=True, title=_plain(values))
     return figure.update_layout(xaxis_title="step", height=380)
 
 

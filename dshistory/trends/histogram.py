@@ -1,6 +1,8 @@
-"""The histogram of a tensor's elements over the checkpoints of a run: shares by power of two, from the statistics."""
+"""The histogram of a tensor's elements over the checkpoints of a run: shares by power of two, from the statistics; with
+signs, which those do not have, from the tensors."""
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -11,6 +13,7 @@ from catalog.references import committed_lineage
 from dshistory.display.formats import Format, counted
 from dshistory.display.table import Table
 from dshistory.patterns import nearest
+from dshistory.trends.signed_counts import signed_counts
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -41,41 +44,51 @@ class HistogramTable(Table):
 
     `elements` counts those with 2^exponent <= |x| < 2^(exponent + 1), of either sign, and those that are zero where the
     exponent is null; `share` is their share of the finite elements. Both are null where the checkpoint has no
-    statistics. Exponent -52 counts smaller elements too, 11 larger ones."""
+    statistics. Exponent -52 counts smaller elements too, 11 larger ones. With signs there are rows for either sign, and
+    the column `sign` is -1, 0 or 1."""
 
     name: str
 
     def plot(self) -> "go.Figure":
-        """Draw the shares as a heat map, magnitude by step. Needs the [notebook] extra."""
+        """Draw the shares as a heat map, magnitude by step; with signs the negative ones at the bottom. Needs the
+        [notebook] extra."""
         from dshistory.display import plot
 
         steps, lines, shares = self.picture()
-        return plot.magnitudes(shares, steps=steps, lines=lines, name=self.name)
+        values = self.name if "sign" in self.columns else f"|element| of {self.name}"
+        return plot.magnitudes(shares, steps=steps, lines=lines, values=values)
 
     def picture(self) -> tuple[list[int], list[str], list[list[float | None]]]:
-        """Return the steps, the labels of the lines in ascending order of magnitude, and the shares line by line."""
-        steps, exponents, shares = self.grid()
-        return steps, ["0" if exponent is None else f"2<sup>{exponent}</sup>" for exponent in exponents], shares
-
-    def grid(self) -> tuple[list[int], list[int | None], list[list[float | None]]]:
-        """Return the steps, the exponents in ascending order, after None for zeros if there are some, and the shares, a
-        line for each exponent."""
+        """Return the steps, the labels of the lines in ascending order, and the shares line by line."""
         rows: pa.Table = self.to_arrow()
         steps: list[int] = sorted(set(rows["step"].to_pylist()))
-        found = set(rows["exponent"].to_pylist())
-        exponents: list[int | None] = [*([None] if None in found else []), *sorted(found - {None})]
+        bins = sorted({_bin(row) for row in self}, key=lambda one: (one[0], one[0] * one[1]))
         places = {step: i for i, step in enumerate(steps)}
-        lines = {exponent: i for i, exponent in enumerate(exponents)}
-        shares: list[list[float | None]] = [[None] * len(steps) for _ in exponents]
+        lines = {one: i for i, one in enumerate(bins)}
+        shares: list[list[float | None]] = [[None] * len(steps) for _ in bins]
         for row in self:
-            shares[lines[row["exponent"]]][places[row["step"]]] = row["share"]
-        return steps, exponents, shares
+            shares[lines[_bin(row)]][places[row["step"]]] = row["share"]
+        return steps, [_label(*one) for one in bins], shares
 
 
-def histogram(history: History, *, name: str, kind: str, run: str | None) -> HistogramTable:
+def _bin(row: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the sign and the exponent of a row; magnitudes without a sign count as positive."""
+    return (0, 0) if row["exponent"] is None else (row.get("sign", 1), row["exponent"])
+
+
+def _label(sign: int, exponent: int) -> str:
+    return f"{'-' if sign < 0 else ''}2<sup>{exponent}</sup>" if sign else "0"
+
+
+def histogram(history: History, *, name: str, kind: str, run: str | None, signs: bool, quiet: bool) -> HistogramTable:
     """See `Explorer.histogram`."""
     run = run or history.current_run()
     path = committed_lineage(history.paths, run)
+    if signs:
+        table = HistogramTable(signed_counts(history, path, name=name, kind=kind, quiet=quiet), formats=_FORMATS)
+        table.note = f"the elements of {name} in {counted(len(set(table['step'].to_pylist())), 'checkpoint')}"
+        table.name = f"{name} ({kind})"
+        return table
     runs, steps = [ref.run for ref in path], [ref.step for ref in path]
     rows = history.query(_SQL, {"runs": runs, "steps": steps, "kind": kind, "name": name})
     if not rows.num_rows:

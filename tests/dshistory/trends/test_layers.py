@@ -231,14 +231,33 @@ def test_a_histogram_counts_as_numpy_does(h: Explorer) -> None:
     assert sum(row["share"] for row in rows.values()) == pytest.approx(1.0)
 
 
+def test_a_histogram_with_signs_counts_as_numpy_does(h: Explorer) -> None:
+    tensor = h.tensor("head.weight", JUMP).double().numpy()
+    table = h.histogram("head.weight", signs=True, quiet=True)
+    for sign in (-1, 1):
+        of_sign = np.abs(tensor[np.sign(tensor) == sign])
+        exponents, counts = np.unique(np.floor(np.log2(of_sign)), return_counts=True)
+        rows = {row["exponent"]: row for row in table if (row["step"], row["sign"]) == (JUMP, sign)}
+        assert {e: row["elements"] for e, row in rows.items()} == dict(zip(exponents, counts, strict=True))
+        assert {e: row["share"] for e, row in rows.items()} == pytest.approx(
+            dict(zip(exponents, counts / tensor.size, strict=True))
+        )
+    _, lines, _ = table.picture()
+    below = [int(line[7:-6]) for line in lines if line.startswith("-2<sup>")]
+    assert lines[: len(below)] == [f"-2<sup>{exponent}</sup>" for exponent in sorted(below, reverse=True)]
+    assert table.plot().layout.yaxis.title.text == "head.weight (model)"
+    with pytest.raises(NotFoundError, match=r"no tensor fits 'head\.wieght'"):
+        h.histogram("head.wieght", signs=True, quiet=True)
+
+
 def test_a_histogram_is_empty_where_there_are_no_statistics(h: Explorer) -> None:
     table = h.histogram("head.weight", state="exp_avg")
-    steps, exponents, shares = table.grid()
+    steps, lines, shares = table.picture()
     assert tuple(steps) == STEPS
     assert {line[steps.index(SILENT)] for line in shares} == {None}
     assert "1 has no statistics" in table.note
     (heat,) = table.plot().data
-    assert list(heat.y) == [f"2<sup>{e}</sup>" for e in exponents]
+    assert list(heat.y) == lines
     assert list(heat.z[0]) == shares[0]
 
 
@@ -252,6 +271,8 @@ def test_a_histogram_of_nothing(h: Explorer, tmp_path: Path) -> None:
     zeros.analyze(quiet=True)
     assert [(row["exponent"], row["elements"], row["share"]) for row in zeros.histogram("w")] == [(None, 4, 1.0)]
     assert list(zeros.histogram("w").plot().data[0].y) == ["0"]
+    (row,) = zeros.histogram("w", signs=True, quiet=True)
+    assert (row["sign"], row["exponent"], row["elements"], row["share"]) == (0, None, 4, 1.0)
     assert zeros.histogram("w").plot().layout.yaxis.title.text == "|element| of w (model)"
 
 
