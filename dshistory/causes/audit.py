@@ -84,7 +84,7 @@ def audit(
     """See `Explorer.audit`; without `before`, the checkpoint right before `after` in its lineage."""
     before = _predecessor(history, before, after)
     sides = [CheckpointTensors(history, ref, advance=lambda nbytes: None) for ref in (before, after)]
-    rules = rules_of(sides[0])
+    rules, rules_after = (rules_of(side) for side in sides)
     if not rules:
         raise NotFoundError(
             f"checkpoint {before} has no optimizer: an audit compares weights with its moments; capture it with "
@@ -96,7 +96,15 @@ def audit(
     total = sum(tensor.nbytes for inputs in pairs.values() for tensor in inputs)
     with ByteProgress(total, description=f"audit {before} {after}", quiet=quiet) as bar:
         rows = [
-            _row(history.root, name, rules[name], first, second, inputs=inputs, advance=bar.advance)
+            _row(
+                history.root,
+                name,
+                (rules[name], rules_after.get(name, rules[name])),
+                first,
+                second,
+                inputs=inputs,
+                advance=bar.advance,
+            )
             for name, inputs in pairs.items()
         ]
     rows.sort(key=lambda row: (row["cause"] is None, -(row["over_bound"] or 0.0), -(row["gradient_norm"] or 0.0)))
@@ -142,6 +150,25 @@ def _inputs(name: str, rule: Rule, first: _Side, second: _Side) -> list[StoredTe
 def _row(
     root: Path,
     name: str,
+    rules: Sequence[Rule],
+    first: _Side,
+    second: _Side,
+    *,
+    inputs: Sequence[StoredTensor],
+    advance: Callable[[int], None],
+) -> dict[str, Any]:
+    """Return the row of a parameter by the rule, of those that the two checkpoints have, that explains the update."""
+    row = _row_by(root, name, rules[0], first, second, inputs=inputs, advance=advance)
+    for rule in rules[1:]:
+        if row["cause"] is not None and rule != rules[0]:
+            other = _row_by(root, name, rule, first, second, inputs=inputs, advance=lambda nbytes: None)
+            row = other if other["cause"] is None else row
+    return row
+
+
+def _row_by(
+    root: Path,
+    name: str,
     rule: Rule,
     first: _Side,
     second: _Side,
@@ -152,23 +179,28 @@ def _row(
     between = second.tensors.ref.step - first.tensors.ref.step
     count = (first.counts.get(name), second.counts.get(name))
     updates = between if None in count else second.counts[name] - first.counts[name]
-    row: dict[str, Any] = dict.fromkeys(_SCHEMA.names) | {
-        "name": name,
-        "updates": updates,
-        "group_learning_rate": rule.lr,
-    }
+    row: dict[str, Any] = dict.fromkeys(_SCHEMA.names) | {"name": name}
+    if rule.family is None:
+        return row
+    row |= {"updates": updates, "group_learning_rate": rule.lr}
     if updates < 0:
         cause = f"optimizer state reset: it counted {count[0]} updates before and {count[1]} after"
         return row | {"cause": cause, "over_bound": math.inf}
-    if updates == 0:
-        moved = _moved(first.weights(name), second.weights(name))
-        return row | ({"cause": "changed without an update", "over_bound": math.inf} if moved else {})
+    moved = _moved(first.weights(name), second.weights(name))
+    has_state = any(side.state(kind, name) is not None for kind in _kinds(rule) for side in (first, second))
+    if updates == 0 or (rule.family == "adam" and not has_state):
+        found = {"cause": "changed without an update", "over_bound": math.inf} if moved else {}
+        return row | {"updates": 0, **found}
     if updates > between:
         cause = f"optimizer state from elsewhere: {counted(updates, 'update')} counted in {counted(between, 'step')}"
         return row | {"cause": cause, "over_bound": math.inf}
-    if not inputs or (rule.family == "sgd" and updates != 1):
+    # SGD counts nothing: a parameter that did not move had no gradient, or had no update at all.
+    if not inputs or (rule.family == "sgd" and (updates != 1 or not moved)):
         return row
-    roundoff = unit_roundoff([torch_dtype(tensor.dtype) for tensor in inputs])
+    dtypes = [torch_dtype(tensor.dtype) for tensor in inputs]
+    if torch.float16 in dtypes:  # whose smallest values, and not only its rounding, would have to be reckoned with
+        return row
+    roundoff = unit_roundoff(dtypes)
     books = (
         AdamBooks(rule, updates, second.counts.get(name, 0), roundoff)
         if rule.family == "adam"
@@ -209,17 +241,16 @@ def _not_finite(broken: Sequence[int]) -> str:
 
 def _figures(rule: Rule, books: AdamBooks | MomentumBooks) -> dict[str, Any]:
     movement = books.movement
+    findings = _movement(rule, movement)
     lr, decay = movement.solved()
-    told = _told_decay(rule, decay)
-    findings = _movement(rule, movement, told)
-    if not findings:
-        lr, decay = movement.alone(rule.lr, told)
+    if not findings or lr is None:
+        lr, decay = movement.alone(rule.lr, rule.decay)
     row: dict[str, Any] = {
         "gradient_norm": math.sqrt(books.gradient_squares),
         "learning_rate": lr,
         "decay": decay,
-        "group_decay": told,
-        "unexplained": movement.unexplained(rule.lr, told) / movement.norm if movement.norm else 0.0,
+        "group_decay": rule.decay,
+        "unexplained": movement.unexplained(rule.lr, rule.decay) / movement.norm if movement.norm else 0.0,
     }
     if isinstance(books, AdamBooks):
         row["second_moment"] = books.second / books.second_expected if books.second_expected else None
@@ -227,22 +258,15 @@ def _figures(rule: Rule, books: AdamBooks | MomentumBooks) -> dict[str, Any]:
     return row | _cause(findings)
 
 
-def _told_decay(rule: Rule, found: float | None) -> float:
-    """Return the share of itself that a tensor loses in an update as its group says. Where the checkpoint does not say
-    on what the decay acts, the nearer of the two possibilities."""
-    told = rule.lr * rule.weight_decay
-    if rule.family == "sgd" or rule.decoupled is False:
-        return 0.0
-    return told if rule.decoupled or found is None or abs(found - told) < abs(found) else 0.0
-
-
-def _movement(rule: Rule, movement: Movement, told_decay: float) -> list[Finding]:
+def _movement(rule: Rule, movement: Movement) -> list[Finding]:
     """Return what the weights did that the update as it was told does not explain, the nearest explanation alone."""
+    told_decay = rule.decay
     if movement.unexplained(rule.lr, told_decay) <= movement.error(rule.lr):
         return []
     lr, decay = movement.solved()
-    lr = rule.lr if lr is None else lr
-    decay = told_decay if decay is None else decay
+    if lr is None or decay is None:
+        alone, _ = movement.alone(rule.lr, told_decay)
+        lr, decay = rule.lr if alone is None else alone, told_decay
     left, error = movement.unexplained(lr, decay), movement.error(lr)
     if left > error:
         share = left / movement.norm
@@ -282,11 +306,17 @@ def _note(
     """Say what balances and what could not be checked."""
     caused = sum(row["cause"] is not None for row in rows)
     checked = sum(row["learning_rate"] is not None for row in rows)
-    balance = f"{counted(caused, 'parameter')} of {len(rows)} do not balance" if caused else "the books balance"
+    several = after.step - before.step > 1
+    if caused:
+        balance = f"{caused} of {counted(len(rows), 'parameter')} do not balance"
+    elif several:
+        balance = "no count and no second moment contradicts"
+    else:
+        balance = f"{checked} of {counted(len(rows), 'parameter')} checked: the books balance"
     note = f"{before.step} to {after.step}: {balance}"
-    if after.step - before.step > 1:
-        note += "; over several updates only counts and second moments can be checked: capture every step to see more"
+    if several:
+        note += "; over several updates no more can be checked: capture every step to see more"
     elif checked < len(rows):
         unknown = sorted({rules[row["name"]].optimizer for row in rows if row["learning_rate"] is None})
-        note += f"; {len(rows) - checked} have no movement that can be checked ({', '.join(unknown)})"
+        note += f"; without a movement that can be checked: {len(rows) - checked} ({', '.join(unknown)})"
     return note

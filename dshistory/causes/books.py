@@ -30,8 +30,11 @@ CHUNK_NUMEL = 1 << 15
 _PARALLEL = 1e-9
 """The square of the sine of the angle at which step and weights count as parallel: decay can't be told from them."""
 
-_TINY = 1e-30
-"""Second moments below this are where single precision itself ends."""
+_SMALLEST = 1e-30
+"""Values below this are where single precision itself ends: nothing is said about them."""
+
+_OF_SUMS = 1e-7
+"""The share of a movement that a difference of sums in float64 can't tell from nothing."""
 
 _WEIGHT_ROUNDINGS = 2
 _STEP_ROUNDINGS = 8
@@ -49,6 +52,8 @@ class Movement:
     """Least squares of a movement w' - w against the step u and the weights w themselves, as sums."""
 
     roundoff: float
+    numel: int = 0
+    uncertain: float = 0.0
     uu: float = 0.0
     uw: float = 0.0
     ww: float = 0.0
@@ -57,9 +62,11 @@ class Movement:
     dd: float = 0.0
     sizes: float = 0.0
 
-    def add(self, before: torch.Tensor, after: torch.Tensor, step: torch.Tensor) -> None:
-        """Add flat float64 chunks of equal length."""
+    def add(self, before: torch.Tensor, after: torch.Tensor, step: torch.Tensor, state: torch.Tensor) -> None:
+        """Add flat float64 chunks of equal length; `state` is what the step was made of."""
         moved = after - before
+        self.numel += moved.numel()
+        self.uncertain += float(step[state.abs() < _SMALLEST].square().sum())
         self.uu += float(step.dot(step))
         self.uw += float(step.dot(before))
         self.ww += float(before.dot(before))
@@ -71,7 +78,9 @@ class Movement:
     def error(self, lr: float) -> float:
         """Return the norm of what the arithmetic of an update with this learning rate may be off by, at most."""
         of_weights, of_step = self.sizes**0.5, abs(lr) * self.uu**0.5
-        return float(self.roundoff * (_WEIGHT_ROUNDINGS * of_weights + _STEP_ROUNDINGS * of_step))
+        rounded = self.roundoff * (_WEIGHT_ROUNDINGS * of_weights + _STEP_ROUNDINGS * of_step)
+        unknown = abs(lr) * self.uncertain**0.5 + _SMALLEST * self.numel**0.5
+        return float(rounded + unknown + _OF_SUMS * self.norm)
 
     @property
     def norm(self) -> float:
@@ -79,11 +88,10 @@ class Movement:
         return float(self.dd**0.5)
 
     def solved(self) -> tuple[float | None, float | None]:
-        """Return the learning rate and the share of itself that the tensor lost; None where it can't be told from the
-        movement."""
+        """Return the learning rate and the share that the tensor lost of itself; None where they can't be told."""
         across = self.uu * self.ww - self.uw * self.uw
         if across <= _PARALLEL * self.uu * self.ww:
-            return (-self.du / self.uu if self.uu else None), None
+            return None, None
         lr = -(self.du * self.ww - self.dw * self.uw) / across
         return lr, -(self.dw * self.uu - self.du * self.uw) / across
 
@@ -140,7 +148,7 @@ class AdamBooks:
         weights, first, second, largest = chunks[:2], chunks[2:4], chunks[4:6], chunks[6:]
         b1, b2 = self.rule.betas
         slack = 2 * _MOMENT_ROUNDINGS * self.updates * self.roundoff
-        self.fell_too_fast += int((second[1] < second[0] * (b2**self.updates * (1 - slack)) - _TINY).sum())
+        self.fell_too_fast += int((second[1] < second[0] * (b2**self.updates * (1 - slack)) - _SMALLEST).sum())
         if self.updates != 1:
             return
         gradient = (first[1] - b1 * first[0]).div_(1 - b1)
@@ -149,13 +157,13 @@ class AdamBooks:
         self.gradient_squares += float(squares.sum())
         expected = b2 * second[0] + (1 - b2) * squares
         allowed = (gradient.abs() * 2 + error).mul_(error).mul_(1 - b2)
-        allowed += (second[0] + second[1]).mul_(_MOMENT_ROUNDINGS * self.roundoff) + _TINY
+        allowed += (second[0] + second[1]).mul_(_MOMENT_ROUNDINGS * self.roundoff) + _SMALLEST
         self.disagree += int(((second[1] - expected).abs() > allowed).sum())
         self.second += float(second[1].sum())
         self.second_expected += float(expected.sum())
         root = ((largest[0] if largest else second[1]) / (1 - b2**self.count)).sqrt_().add_(self.rule.eps)
         step = (first[1] / (1 - b1**self.count)).div_(root)
-        self.movement.add(weights[0], weights[1], step)
+        self.movement.add(weights[0], weights[1], step, first[1])
 
 
 @dataclass(slots=True)
@@ -177,4 +185,4 @@ class MomentumBooks:
         gradient = (buffer[1] - momentum * buffer[0]).div_(1 - self.rule.dampening)
         self.gradient_squares += float(gradient.dot(gradient))
         step = gradient + momentum * buffer[1] if self.rule.nesterov else buffer[1]
-        self.movement.add(weights[0], weights[1], step)
+        self.movement.add(weights[0], weights[1], step, buffer[1])

@@ -1,7 +1,7 @@
 """What an optimizer was told to do with each parameter: its rule and the hyperparameters of its group.
 
-A checkpoint has them in its objects `optimizer*`. They are read right before the next update, so those of the
-checkpoint before an update are the ones that it used.
+A checkpoint has them in its objects `optimizer*`. A scheduler moves them after an update and some scripts right before
+it, so what an update used stands in the checkpoint before it or in the one after it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,40 +15,41 @@ __all__ = ["Rule", "rules_of", "step_counts"]
 Family = Literal["adam", "sgd"]
 
 _FAMILIES: Final[dict[str, Family]] = {
-    "Adam": "adam",
-    "AdamW": "adam",
-    "DeepSpeedCPUAdam": "adam",
-    "FusedAdam": "adam",
-    "SGD": "sgd",
+    "torch.optim.adam.Adam": "adam",
+    "torch.optim.adamw.AdamW": "adam",
+    "torch.optim.sgd.SGD": "sgd",
 }
-"""By the name of the class. Subclasses may do anything, so they are not in it."""
-
-_DECOUPLED: Final = {"Adam": False, "AdamW": True}
-"""Whether weight decay acts on the weights and not on the gradient. DeepSpeed's optimizers do not record it."""
+"""By the whole name of the class. Subclasses may do anything, and DeepSpeed's Adam computes with beta2 in float32, so
+they are not in it."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """The rule for one parameter. `decoupled` is None where the checkpoint does not say it."""
+    """The rule for one parameter; without a family its optimizer's rule is not known here, and all figures are 0."""
 
     optimizer: str
-    family: Family | None
-    """None: an optimizer whose rule is not known here."""
-    lr: float
-    betas: tuple[float, float]
-    eps: float
-    weight_decay: float
-    decoupled: bool | None
-    momentum: float
-    dampening: float
-    nesterov: bool
-    amsgrad: bool
+    family: Family | None = None
+    lr: float = 0.0
+    betas: tuple[float, float] = (0.0, 0.0)
+    eps: float = 0.0
+    weight_decay: float = 0.0
+    decoupled: bool = False
+    momentum: float = 0.0
+    dampening: float = 0.0
+    nesterov: bool = False
+    amsgrad: bool = False
+
+    @property
+    def decay(self) -> float:
+        """The share of itself that a tensor loses in an update, by weight decay that acts on it and not on its
+        gradient."""
+        return self.lr * self.weight_decay if self.decoupled else 0.0
 
 
 def rules_of(checkpoint: CheckpointTensors) -> dict[str, Rule]:
     """Return the rule of every parameter that an optimizer of the checkpoint holds, by logical name."""
     return {
-        name: _rule(saved["class"].rpartition(".")[2], group)
+        name: _rule(saved["class"], group)
         for saved in _optimizers(checkpoint)
         for group in saved["groups"]
         for name in group["params"]
@@ -77,15 +78,19 @@ def _optimizers(checkpoint: CheckpointTensors) -> Iterator[Mapping[str, Any]]:
 
 
 def _rule(optimizer: str, group: Mapping[str, Any]) -> Rule:
+    name = optimizer.rpartition(".")[2]
+    family = _FAMILIES.get(optimizer)
+    if family is None:
+        return Rule(name)
     betas = group.get("betas", (0.0, 0.0))
     return Rule(
-        optimizer=optimizer,
-        family=_FAMILIES.get(optimizer),
+        optimizer=name,
+        family=family,
         lr=float(group["lr"]),
         betas=(float(betas[0]), float(betas[1])),
         eps=float(group.get("eps", 0.0)),
         weight_decay=float(group.get("weight_decay", 0.0)),
-        decoupled=group.get("decoupled_weight_decay", _DECOUPLED.get(optimizer)),
+        decoupled=bool(group.get("decoupled_weight_decay", name == "AdamW")),
         momentum=float(group.get("momentum", 0.0)),
         dampening=float(group.get("dampening", 0.0)),
         nesterov=bool(group.get("nesterov", False)),

@@ -141,6 +141,6 @@ _SOURCES: Final[Mapping[str, Callable[[Explorer, str], list[str]]]] = {
     "tensor": _names,
     "state": _kinds,
     "kinds": _kinds,
-    "weights": _kinds,
+    "weights": lambda explorer, start: sorted({"model", "master", *_kinds(explorer, start)}),
     "metrics": lambda explorer, start: list(DIFF_METRICS),
 }

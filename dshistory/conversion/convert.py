@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+from zipfile import is_zipfile
 
-from catalog.errors import NotFoundError, UnsupportedError
+from catalog.errors import FormatError, NotFoundError, UnsupportedError
 from dshistory.registry import verb
 
 if TYPE_CHECKING:
@@ -80,10 +81,19 @@ def _files(source: Path) -> Iterator[Path]:
     if not source.is_dir():
         raise NotFoundError(f"nothing to convert at {source}: it is not a folder")
     for file in sorted(source.rglob("*")):
+        if file.is_symlink() and file.is_dir():
+            raise UnsupportedError(
+                f"{file} is a symbolic link to a folder, which is not followed: put the folder there"
+            )
         if file.is_dir() or is_temporary(file.name) or file.name.startswith(_RECEIPT):
             continue
         if not file.is_file():
             raise UnsupportedError(f"{file} is not a regular file: move it out of the folder to convert the rest")
+        if file.suffix == ".pt" and not (_is_ours(file) or is_zipfile(file)):
+            raise FormatError(
+                f"{file} is neither a file of capture.checkpoint_engine nor one of torch.save: it is damaged; take "
+                "another save, or move it out of the folder to convert the rest"
+            )
         yield file
 
 

@@ -68,7 +68,7 @@ class TrajectoryTable(Table):
         rows = other.to_arrow()
         places = zip(rows["run"].to_pylist(), rows["step"].to_pylist(), strict=True)
         new = rows.filter(pa.array([place not in mine for place in places], pa.bool_()))
-        made = TrajectoryTable(pa.concat_tables([self.to_arrow(), new]), note=f"{self.note}\n{other.note}")
+        made = TrajectoryTable(pa.concat_tables([self.to_arrow(), new]), note=f"{self.note}; {other.note}")
         made.metric = self.metric
         return made
 

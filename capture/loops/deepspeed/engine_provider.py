@@ -23,6 +23,7 @@ class EngineState:
     """
 
     read_at: ReadAt = "before_update"
+    is_looked_at = False
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine

@@ -49,6 +49,7 @@ class ZeroState:
     """
 
     read_at: ReadAt = "before_update"
+    is_looked_at = False
 
     def __init__(self, optimizer: Any, module: torch.nn.Module, *, topology: Topology | None) -> None:
         """`topology` is given where the ranks hold different parameters; making the provider is then a collective."""

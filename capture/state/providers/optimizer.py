@@ -33,6 +33,8 @@ class TorchOptimizer:
     only once the bytes are there: one that is refused leaves the optimizer as it was.
     """
 
+    is_looked_at = False
+
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,

@@ -107,7 +107,17 @@ def _edit(model, optimizer, session):
 
 
 def _rate(model, optimizer, session):
-    optimizer.param_groups[1]["lr"] *= 4
+    group = optimizer.param_groups[1]
+
+    def raised(*_):
+        group["lr"] *= 4
+
+    def lowered(*_):
+        group["lr"] /= 4
+        for handle in handles:
+            handle.remove()
+
+    handles = [optimizer.register_step_pre_hook(raised), optimizer.register_step_post_hook(lowered)]
 
 
 def _decay(model, optimizer, session):
@@ -170,6 +180,49 @@ def test_what_was_done_is_named_with_its_step_and_tensors(history, plant, names,
         assert re.search(words, cause)
 
 
+def test_a_rate_that_is_set_right_before_the_update_is_no_cause(history):
+    def shrink(*_):
+        for group in optimizer.param_groups:
+            group["lr"] *= 0.9
+
+    model = net()
+    optimizer = two_groups(model)
+    optimizer.register_step_pre_hook(shrink)
+    explorer, _ = train(history, model, optimizer, scheduled=False)
+    assert [causes(explorer, step) for step in range(2, STEPS + 1)] == [{}] * (STEPS - 1)
+
+
+class Adam(torch.optim.SGD):
+    """Has the name of another optimizer, and its own rule."""
+
+
+def test_an_optimizer_whose_rule_is_not_known_is_not_judged(history, tmp_path):
+    for number, make in enumerate((Adam, torch.optim.Adafactor, torch.optim.RMSprop)):
+        model = net()
+        explorer, _ = train(tmp_path / str(number), model, make(model.parameters(), lr=1e-3))
+        table = explorer.audit(quiet=True)
+        assert len(table.unbalanced) == 0
+        assert f"without a movement that can be checked: 7 ({make.__name__})" in table.note
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_no_precision_gives_false_alarms(history, dtype):
+    model = net(dtype)
+    model.register_parameter("scale", torch.nn.Parameter(torch.ones((), dtype=dtype)))
+    explorer, _ = train(history, model, two_groups(model, eps=1e-4))
+    assert [causes(explorer, step) for step in range(2, STEPS + 1)] == [{}] * (STEPS - 1)
+
+
+def test_a_parameter_that_sgd_leaves_alone_is_no_cause(history):
+    def freeze(model, optimizer, session):
+        model[2].requires_grad_(False)
+
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
+    explorer, _ = train(history, model, optimizer, plant=freeze)
+    assert [causes(explorer, step) for step in range(2, STEPS + 1)] == [{}] * (STEPS - 1)
+
+
 def test_over_several_updates_counts_and_second_moments_are_checked(history):
     model = net()
     explorer, _ = train(history, model, two_groups(model), plant=_halve_second, every=2)
@@ -216,4 +269,4 @@ def test_an_optimizer_without_state_has_nothing_to_balance(history):
     explorer, _ = train(history, model, torch.optim.SGD(model.parameters(), lr=1e-2))
     table = explorer.audit(quiet=True)
     assert len(table.unbalanced) == 0
-    assert "7 have no movement that can be checked (SGD)" in table.note
+    assert "without a movement that can be checked: 7 (SGD)" in table.note

@@ -16,7 +16,7 @@ import dshistory
 import native
 from capture.deepspeed_checkpoints.file import FileWrite
 from capture.deepspeed_checkpoints.tree import COMMON_CLASSES, encode_tree
-from catalog.errors import CorruptError, NotFoundError, SetupError, UnsupportedError
+from catalog.errors import CorruptError, FormatError, NotFoundError, SetupError, UnsupportedError
 from dshistory.commands import cli
 from dshistory.display.progress import listening
 
@@ -52,6 +52,20 @@ def saved(tmp_path):
 
 def names(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def test_a_linked_tag_and_a_file_that_is_nothing_are_named(saved, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    (saved / "global_step7").rename(elsewhere)
+    (saved / "global_step7").symlink_to(elsewhere)
+    with pytest.raises(UnsupportedError, match="global_step7 is a symbolic link to a folder"):
+        dshistory.convert(saved, quiet=True)
+    (saved / "global_step7").unlink()
+    elsewhere.rename(saved / "global_step7")
+    next((saved / "global_step7").glob("zero*.pt")).write_bytes(b"")
+    with pytest.raises(FormatError, match="is neither a file of capture"):
+        dshistory.convert(saved, quiet=True)
+    assert not (tmp_path / "saved-deepspeed").exists()
 
 
 def test_the_files_are_torchs_and_memory_is_still_shared(saved, tmp_path, capsys):

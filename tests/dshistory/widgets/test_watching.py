@@ -108,11 +108,11 @@ def test_the_selection_of_a_person_stays(tmp_path: Path) -> None:
     run, e = grown(tmp_path)
     e.range = (1, 2)
     e.timeline = "loss"
-    piece(e, "step-a").value = 2
+    piece(e, "step-a").value = 1
     e.wait(PATIENCE_S)
     one_more(run, e, 4)
     assert e.range == (1, 2)
-    assert piece(e, "step-a").value == 2
+    assert piece(e, "step-a").value == 1
     assert piece(e, "step-b").value == 4, "the newest stays the newest"
     e.close()
     run.close()
