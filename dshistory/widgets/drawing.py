@@ -37,9 +37,12 @@ def draw_timeline(figure: Any, rows: Table, steps: Sequence[int], *, name: str) 
     values = {row["step"]: _finite(row["value"]) for row in rows}
     marked = list(_trace(figure, "anomalies").x or ())
     texts = dict(zip(marked, _trace(figure, "anomalies").text or (), strict=False))
+    # In one batch the page would drop what one of the traces sets and another does not.
     with figure.batch_update():
         _trace(figure, "metric").update(x=list(values), y=list(values.values()), text=_beneath(values, texts))
+    with figure.batch_update():
         _trace(figure, "checkpoints").update(x=list(steps), y=[0.0] * len(steps))
+    with figure.batch_update():
         _trace(figure, "anomalies").y = _heights(values, marked)
         _set_title(figure, "timeline", _plain(f"{name} of every step   {_LEGEND}"))
 
@@ -51,7 +54,7 @@ def draw_anomalies(figure: Any, found: Mapping[int, Sequence[str]]) -> None:
     texts = {step: f"step {step}<br>" + "<br>".join(map(_plain, _some(lines))) for step, lines in found.items()}
     with figure.batch_update():
         _trace(figure, "anomalies").update(x=list(found), y=_heights(values, list(found)), text=list(texts.values()))
-        metric.text = _beneath(values, texts)
+    metric.text = _beneath(values, texts)
 
 
 def announce(figure: Any, panel: str, title: str) -> None:

@@ -36,7 +36,8 @@ def test_the_figure_is_as_wide_as_its_place(explorer):
 
 
 def test_it_shows_the_whole_history(explorer, h):
-    explorer.wait_until("trace.x.length > 0", trace="anomalies")
+    for part in ("metric", "checkpoints", "anomalies", "heat"):  # each is drawn by itself
+        explorer.wait_until("trace.x?.length > 0", trace=part)
     assert len(explorer.values("metric", "x")) == STEPS
     assert explorer.values("checkpoints", "x") == h.log()["step"].to_pylist()
     assert SPIKE in explorer.values("anomalies", "x")
