@@ -6,10 +6,13 @@ import subprocess
 import sys
 
 import psutil
+import pytest
 from places import ROOT
 from project_helpers import run_python
 
 DEMO = str(ROOT / "examples" / "demo.py")
+
+pytestmark = pytest.mark.exhaustive
 
 
 def test_the_demo_ends_with_a_bit_identical_training_and_a_notebook(tmp_path):

@@ -9,7 +9,7 @@ from architecture import LAYERS
 from places import ROOT
 from project_helpers import run, run_python
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 
 SCRIPT = """
 import torch

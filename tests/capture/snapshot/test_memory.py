@@ -41,8 +41,8 @@ def test_a_capture_takes_what_is_promised(case, history):
 
 @pytest.mark.guards("Memory stays within the budget")
 def test_what_the_training_lets_go_is_free_while_the_session_is_open(history):
-    """Gradients, weights and momentum: 384 MiB."""
-    assert measured("let_go", history)["freed"] >= 380 * MIB
+    """Gradients, weights and momentum: 384 MiB, of which each one that is held would be 128 MiB."""
+    assert measured("let_go", history)["freed"] >= 350 * MIB
 
 
 @pytest.mark.guards("Memory stays within the budget")
