@@ -7,7 +7,7 @@ Everything that is reported exceeds what rounding can do (`books`), so a row wit
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -29,7 +29,7 @@ from dshistory.display.table import Table
 from dshistory.display.text import Layout
 from dshistory.patterns import Patterns, matching
 from dshistory.tensors.checkpoint_tensors import CheckpointTensors
-from dshistory.tensors.stream import FragmentStream
+from dshistory.tensors.stream import side_by_side
 
 __all__ = ["AuditTable", "audit"]
 
@@ -206,7 +206,8 @@ def _row_by(
         if rule.family == "adam"
         else MomentumBooks(rule, roundoff)
     )
-    for chunk in _side_by_side(root, inputs, advance):
+    for stored in side_by_side(root, inputs, advance, most_numel=CHUNK_NUMEL):
+        chunk = [values.double() for values in stored]
         broken = [i for i, values in enumerate(chunk) if not math.isfinite(float(values.sum()))]
         if broken:
             return row | {"cause": _not_finite(broken), "over_bound": math.inf}
@@ -214,17 +215,6 @@ def _row_by(
     if updates > 1:
         return row | _cause(_second_moment(books) if isinstance(books, AdamBooks) else [])
     return row | _figures(rule, books)
-
-
-def _side_by_side(
-    root: Path, inputs: Sequence[StoredTensor], advance: Callable[[int], None]
-) -> Iterator[list[torch.Tensor]]:
-    """Yield the same elements of every tensor, flat, in float64, CHUNK_NUMEL at a time."""
-    streams = [FragmentStream(root, tensor) for tensor in inputs]
-    while numel := min(CHUNK_NUMEL, *(stream.ready() for stream in streams)):
-        taken = [stream.take(numel) for stream in streams]
-        advance(sum(values.nbytes for values in taken))
-        yield [values.double() for values in taken]
 
 
 def _moved(before: StoredTensor | None, after: StoredTensor | None) -> bool:

@@ -31,7 +31,7 @@ from dshistory.display.progress import ByteProgress
 from dshistory.display.table import Table
 from dshistory.options import DIFF_METRICS
 from dshistory.patterns import Patterns, matching
-from dshistory.tensors.stream import NOTHING_HELD, FragmentStream, Held
+from dshistory.tensors.stream import NOTHING_HELD, Held, side_by_side
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -231,11 +231,8 @@ def compare(
     """Read two tensors of one shape side by side and compare them; calls `advance` with the number of bytes of each
     read. What is `held` is not read again."""
     comparison = Comparison()
-    left, right = (FragmentStream(root, tensor, held=held) for tensor in (before, after))
-    while numel := min(left.ready(), right.ready()):
-        pair = left.take(numel), right.take(numel)
+    for pair in side_by_side(root, (before, after), advance, held=held):
         comparison.add(*pair)
-        advance(sum(part.nbytes for part in pair))
     return comparison
 
 

@@ -21,7 +21,7 @@ from dshistory.comparison.diff import DiffTable, select
 from dshistory.comparison.ranking import MEANING
 from dshistory.display.formats import Format
 from dshistory.display.progress import ByteProgress
-from dshistory.tensors.stream import FragmentStream
+from dshistory.tensors.stream import side_by_side
 
 __all__ = ["drill_down"]
 
@@ -57,14 +57,11 @@ def drill_down(
         raise MismatchError(f"{kind} {name!r} has shape {left.shape} in {before}, {right.shape} in {after}")
     groups = _Groups(left.shape, axis, parts, what=f"{kind} {left.name!r}")
     sums = _Sums(groups.count)
-    streams = FragmentStream(history.root, left), FragmentStream(history.root, right)
     at = 0
     with ByteProgress(left.nbytes + right.nbytes, description=f"diff of {left.name}", quiet=quiet) as bar:
-        while numel := min(_CHUNK_NUMEL, *(stream.ready() for stream in streams)):
-            pair = [stream.take(numel) for stream in streams]
-            sums.add(groups.of(at, numel), pair[0].double(), pair[1].double())
-            at += numel
-            bar.advance(sum(part.nbytes for part in pair))
+        for one, other in side_by_side(history.root, (left, right), bar.advance, most_numel=_CHUNK_NUMEL):
+            sums.add(groups.of(at, one.numel()), one.double(), other.double())
+            at += one.numel()
     note = f"{before} to {after}: {kind} {left.name} {list(left.shape)} along axis {axis}; {MEANING}"
     table = sums.table(groups.size_of_each(left.numel), label=lambda i: f"{left.name}[{groups.label(i)}]", kind=kind)
     return DiffTable(table, formats=_FORMATS, note=note)

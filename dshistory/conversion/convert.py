@@ -45,6 +45,12 @@ def convert(path: Path | str, *, to: Path | str | None = None, overwrite: bool =
     final = source.with_name(f"{source.name}-deepspeed") if to is None else Path(to).expanduser().absolute()
     files = list(_files(source))
     ours = {file for file in files if _is_ours(file)}
+    for file in files:
+        if file.suffix == ".pt" and file not in ours and not is_zipfile(file):
+            raise FormatError(
+                f"{file} is neither a file of capture.checkpoint_engine nor one of torch.save: it is damaged; take "
+                "another save, or move it out of the folder to convert the rest"
+            )
     if not ours:
         raise NotFoundError(
             f"nothing to convert at {source}: none of its {len(files)} files was saved through "
@@ -89,11 +95,6 @@ def _files(source: Path) -> Iterator[Path]:
             continue
         if not file.is_file():
             raise UnsupportedError(f"{file} is not a regular file: move it out of the folder to convert the rest")
-        if file.suffix == ".pt" and not (_is_ours(file) or is_zipfile(file)):
-            raise FormatError(
-                f"{file} is neither a file of capture.checkpoint_engine nor one of torch.save: it is damaged; take "
-                "another save, or move it out of the folder to convert the rest"
-            )
         yield file
 
 

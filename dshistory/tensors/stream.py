@@ -7,7 +7,7 @@ A fragment of at most PIECE_BYTES is read whole and its checksum compared. A lar
 checksum of their own; `verify` checks those.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -19,7 +19,7 @@ from capture.state.dtypes import torch_dtype
 from catalog.read.fragments import StoredTensor
 from catalog.records import Extent
 
-__all__ = ["NOTHING_HELD", "PIECE_BYTES", "FragmentStream", "Held", "read_small"]
+__all__ = ["NOTHING_HELD", "PIECE_BYTES", "FragmentStream", "Held", "read_small", "side_by_side"]
 
 PIECE_BYTES: Final = 64 << 20
 _SMALL_BYTES: Final = 1 << 20
@@ -78,6 +78,23 @@ class FragmentStream:
         """Return the next `numel` elements, flat, at most `ready()`; the caller may keep them."""
         taken, self._piece = self._piece[:numel], self._piece[numel:]
         return taken
+
+
+def side_by_side(
+    root: Path,
+    tensors: Iterable[StoredTensor],
+    advance: Callable[[int], None],
+    *,
+    most_numel: int | None = None,
+    held: Held = NOTHING_HELD,
+) -> Iterator[list[torch.Tensor]]:
+    """Yield the same elements of every tensor, flat, front to back, at most `most_numel` at a time, until the shortest
+    ends; calls `advance` with the number of bytes of each read. What is `held` is not read again."""
+    streams = [FragmentStream(root, tensor, held=held) for tensor in tensors]
+    while numel := min(stream.ready() for stream in streams):
+        taken = [stream.take(numel if most_numel is None else min(numel, most_numel)) for stream in streams]
+        yield taken
+        advance(sum(part.nbytes for part in taken))
 
 
 def _pieces(extent: Extent) -> Iterator[tuple[Extent, int, int]]:
