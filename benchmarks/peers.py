@@ -212,3 +212,30 @@ class RawDirect(Blocking):
     def _read_lane(self, descriptor: int, buffer: mmap.mmap, lane: int) -> None:
         for at in range(lane * BLOCK, self.bytes, 4 * BLOCK):
             os.preadv(descriptor, [buffer], at)
+
+
+class RawDirectBeside(RawDirect):
+    """The least that writing as many bytes beside a training costs it: they are neither copied nor looked at, and the
+    update waits for nothing.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.thread = ThreadPoolExecutor(1)
+        self.written: Future[None] | None = None
+
+    def begin(self, training: Training, folder: Path) -> None:
+        self._wait()
+        self.written = self.thread.submit(super().begin, training, folder)
+
+    def durable(self) -> None:
+        self._wait()
+        super().durable()
+
+    def close(self) -> None:
+        self.thread.shutdown()
+
+    def _wait(self) -> None:
+        if self.written is not None:
+            self.written.result()
+            self.written = None

@@ -9,7 +9,8 @@ all the time inside the calls and hooks of the contender, including waits for an
 of the forward, backward and update of a step. *Write left* is the time from the end of the window until everything is
 durable; before that `torch.save` is not forced to the disk. *Close* is what ending the session takes after that. With
 *statistics* every checkpoint is also read back and analysed during the training, at the lowest priority, as far as
-there is time, and for at most a second when the session is closed.
+there is time, and for at most a second when the session is closed. *Raw O_DIRECT* writes as many bytes from one small
+buffer in the background: the least that a write costs a training on this machine, whoever does it.
 """
 
 import shutil
@@ -24,7 +25,7 @@ import torch
 from benchmarks.hooks import HookClock
 from benchmarks.measure import Rows, Series, clock, make_durable, rotations
 from benchmarks.ours import OursEvery
-from benchmarks.peers import DistributedAsyncSave, Saver, TorchSave
+from benchmarks.peers import DistributedAsyncSave, RawDirectBeside, Saver, TorchSave
 from benchmarks.training_state import Training, filled, gpt
 
 COLUMNS = {
@@ -56,6 +57,7 @@ CONTENDERS = [
     Contender("DSHistory every 2", 2, 6, lambda root: OursEvery(root, every=2)),
     Contender("DSHistory every 5", 5, 5, lambda root: OursEvery(root, every=5)),
     Contender("DSHistory every 10", 10, 10, lambda root: OursEvery(root, every=10)),
+    Contender("raw O_DIRECT every 1", 1, 6, lambda _: RawDirectBeside()),
     Contender("torch.save every 1", 1, 4, lambda _: TorchSave()),
     Contender("DCP async_save every 1", 1, 4, lambda _: DistributedAsyncSave()),
 ]

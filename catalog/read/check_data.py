@@ -1,23 +1,24 @@
 """Checks a data file against its manifest: its size, its header, and every byte by checksum."""
 
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate, takewhile
 from math import prod
 from pathlib import Path
+from time import monotonic
 
 from catalog.disk.regular_file import what_it_is
 from catalog.errors import FormatError
 from catalog.format.header import Entry, read_header
 from catalog.format.manifest import Manifest
-from catalog.read.stored_bytes import Buffer, ReadBuffer, batches, mismatches
+from catalog.read.stored_bytes import Buffer, Piece, ReadBuffer, batches, mismatches
 from catalog.records import Extent
 
 __all__ = ["DamagedExtent", "check_data_file", "check_extents", "check_header"]
 
 BATCH_BYTES = 64 << 20
-_KEPT_BATCH_BYTES = 1 << 30
+_FIRST_KEPT_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,24 +105,53 @@ def check_extents(
 ) -> Iterator[DamagedExtent]:
     """Read extents in the order of files and offsets and yield the damaged ones; live memory is not touched.
 
-    `kept` gets the bytes of the first extents, `most_kept_bytes` together, in memory that is theirs. Otherwise it takes
-    memory for the largest extent, or BATCH_BYTES. An extent that can't be read is damaged, too.
+    `kept` gets the bytes of the first extents, at most `most_kept_bytes` together, in memory that is theirs, for as
+    long as such memory is had in less time than the bytes are read in. Otherwise it takes memory for the largest
+    extent, or BATCH_BYTES. An extent that can't be read is damaged, too.
     """
     in_order = sorted(extents, key=lambda extent: (extent.file, extent.offset))
-    count = 0 if kept is None else _fitting(in_order, most_kept_bytes)
-    for batch in batches(in_order[:count], most_bytes=_KEPT_BATCH_BYTES):
-        yield from _compared(root, batch, ReadBuffer(), kept)
-        progress(_total_bytes(batch))
+    count = 0
+    if kept is not None:
+        count = yield from _keep(root, in_order[: _fitting(in_order, most_kept_bytes)], kept, progress)
     buffer = ReadBuffer()
     for batch in batches(in_order[count:], most_bytes=BATCH_BYTES):
         yield from _compared(root, batch, buffer)
         progress(_total_bytes(batch))
 
 
+def _keep(
+    root: Path, extents: list[Extent], kept: dict[Extent, Buffer], progress: Callable[[int], None]
+) -> Generator[DamagedExtent, None, int]:
+    """Read the first extents into memory that is theirs; return how many.
+
+    Memory that the host must first get back from elsewhere can take longer than the disk: from there on a second read
+    is cheaper than to keep. The first batch is small, so that finding this out is cheap too.
+    """
+    done = 0
+    most_bytes = _FIRST_KEPT_BYTES
+    while done < len(extents):
+        batch = next(batches(extents[done:], most_bytes=most_bytes))
+        done += len(batch)
+        memory = ReadBuffer()
+        began = monotonic()
+        memory.populate(_pieces(batch))
+        ready = monotonic()
+        yield from _compared(root, batch, memory, kept)
+        progress(_total_bytes(batch))
+        if ready - began > monotonic() - ready:
+            break
+        most_bytes = BATCH_BYTES
+    return done
+
+
 def _fitting(extents: list[Extent], most_bytes: int) -> int:
     """Return how many of the first extents have at most so many bytes together."""
     ends = accumulate(extent.nbytes for extent in extents)
     return sum(1 for _ in takewhile(lambda end: end <= most_bytes, ends))
+
+
+def _pieces(batch: list[Extent]) -> list[Piece]:
+    return [(extent.file, extent.offset, extent.nbytes) for extent in batch]
 
 
 def _total_bytes(batch: list[Extent]) -> int:
@@ -132,7 +162,7 @@ def _compared(
     root: Path, batch: list[Extent], buffer: ReadBuffer, kept: dict[Extent, Buffer] | None = None
 ) -> Iterator[DamagedExtent]:
     try:
-        pieces, checksums = buffer.read(root, [(extent.file, extent.offset, extent.nbytes) for extent in batch])
+        pieces, checksums = buffer.read(root, _pieces(batch))
     except (OSError, ValueError) as error:
         if len(batch) > 1:
             # Nothing is kept of them: each takes the memory of the one before.

@@ -64,6 +64,11 @@ class ReadBuffer:
         memory, addresses = self.place(pieces)
         return memory, read_to(root, pieces, addresses, checksums=checksums)
 
+    def populate(self, pieces: Sequence[Piece]) -> None:
+        """Take the pages for the pieces now instead of one by one while they are read."""
+        self.place(pieces)
+        self._memory[::_ALIGN] = 0
+
     def place(self, pieces: Sequence[Piece]) -> tuple[list[Buffer], list[int]]:
         """Return the memory for each piece, which holds until the next call, and its address, for a read."""
         positions, nbytes = _congruent(pieces)

@@ -3,16 +3,18 @@
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from dshistory import current, explorer
+from dshistory import current
 from dshistory.commands import doctor
 from dshistory.commands.parameters import UsageError
 from dshistory.conversion import convert, importing
+from dshistory.explorer import causes, comparison, conversion, explorer, reports, trends
 from dshistory.patterns import nearest
 from dshistory.registry import Surface, Verb, registered
 
 __all__ = ["all_verbs", "functions", "verb_named"]
 
-_MODULES: Final = tuple(module.__name__ for module in (current, explorer, importing, convert, doctor))
+_EXPLORER: Final = (reports, comparison, trends, causes, explorer, conversion)
+_MODULES: Final = tuple(module.__name__ for module in (current, *_EXPLORER, importing, convert, doctor))
 """The modules that register verbs, in the order in which help lists them."""
 
 

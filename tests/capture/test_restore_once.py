@@ -1,6 +1,7 @@
 """A restore keeps the bytes that it has verified, as far as memory allows, and reads only the others again."""
 
 import importlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ import capture
 from capture.load.assignments import Assignment
 from capture.load.read_into import read_into
 from catalog.history import History
+from catalog.read import check_data
 from catalog.read.check_data import check_extents
+from catalog.read.stored_bytes import Piece, ReadBuffer
 
 WIDTH = 512
 ALL = 1 << 40
@@ -63,6 +66,30 @@ def test_what_is_put_back_is_what_was_verified(history, trained):
     live = torch.zeros(WIDTH, WIDTH)
     read_into(history, [Assignment(extent, live, 0, 0, extent.numel)], kept)
     assert torch.equal(live, expected["model"]["inner.weight"])
+
+
+@pytest.mark.parametrize(("seconds", "kept_batches"), [(0, 6), (1, 1)])
+def test_bytes_are_kept_as_long_as_memory_comes_faster_than_they_are_read(
+    history, trained, monkeypatch, seconds, kept_batches
+):
+    """The clock stands still but for the memory: where that takes longer than the disk, a second read is cheaper."""
+    now = 0.0
+
+    def populate(buffer: ReadBuffer, pieces: Sequence[Piece]) -> None:
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr(ReadBuffer, "populate", populate)
+    monkeypatch.setattr(check_data, "monotonic", lambda: now)
+    monkeypatch.setattr(check_data, "BATCH_BYTES", 1)
+    monkeypatch.setattr(check_data, "_FIRST_KEPT_BYTES", 1)
+    session, _, _ = trained
+    opened = History.open(history)
+    extents = [extent for extent in opened.extents(opened.resolve(f"{session.run}:1")) if extent.kind == "model"]
+    assert len(extents) == 6
+    kept = {}
+    assert list(check_extents(history, extents, kept=kept, most_kept_bytes=ALL)) == []
+    assert len(kept) == kept_batches
 
 
 def test_damaged_bytes_are_not_kept(history, trained):

@@ -81,7 +81,7 @@ def test_two_verbs_of_one_name_are_refused(monkeypatch: pytest.MonkeyPatch) -> N
     def log(explorer: Explorer) -> None:
         """Do something else."""
 
-    with pytest.raises(ValueError, match=r"'log' is registered by dshistory\.explorer\.Explorer\.log"):
+    with pytest.raises(ValueError, match=r"'log' is registered by dshistory\.explorer\.reports\.Reports\.log"):
         verb()(log)
     verb()(Explorer.log)
 

@@ -21,7 +21,8 @@ LAYERS = ("dshistory", "capture", "catalog", "native")
 ROOMS: dict[str, tuple[str, ...]] = {
     "dshistory": (
         "commands",
-        "current explorer",
+        "current",
+        "explorer",
         "widgets",
         "trends reports conversion causes",
         "comparison",

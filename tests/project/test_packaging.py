@@ -97,7 +97,7 @@ def test_a_type_checker_sees_the_types_of_the_wheel(stranger, tmp_path):
         check=False,
     )
     assert 'Revealed type is "str"' in done.stdout, done.stdout
-    assert 'Revealed type is "dshistory.explorer.Explorer"' in done.stdout, done.stdout
+    assert 'Revealed type is "dshistory.explorer.explorer.Explorer"' in done.stdout, done.stdout
     assert 'Too many arguments for "wait" of "Session"' in done.stdout, done.stdout
 
 

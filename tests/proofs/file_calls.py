@@ -1,22 +1,22 @@
 """Records the calls with which programs change the files of a folder, in the order in which they happened.
 
-`recorder.c` is compiled once in each process that needs it, and preloaded into the programs. A recording is complete
-when `crash_states` rebuilds from it alone exactly the folder that the programs have left.
+`recorder.c` is preloaded into the programs. A recording is complete when `crash_states` rebuilds from it alone exactly
+the folder that the programs have left.
 """
 
 import ctypes
 import enum
-import functools
 import itertools
 import os
 import struct
 import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Call", "Op", "calls_in", "kill_before", "note", "recorded_calls", "recorder", "recording_environment"]
+from preloaded import recorder
+
+__all__ = ["Call", "Op", "calls_in", "kill_before", "note", "recorded_calls", "recording_environment"]
 
 _RECORD = struct.Struct("<IIQqIIQ")
 
@@ -52,17 +52,6 @@ class Call:
     def __str__(self) -> str:
         size = f" {self.at}+{len(self.data)}" if self.op == Op.WRITE else f" {self.at}" if self.op == Op.RESIZE else ""
         return f"{self.op.name.lower()} {self.path}{' ' + self.other if self.other else ''}{size}"
-
-
-@functools.cache
-def recorder() -> Path:
-    """Return the compiled recorder."""
-    folder = Path(tempfile.mkdtemp(prefix="dshistory-recorder-"))
-    library = folder / "recorder.so"
-    source = Path(__file__).with_name("recorder.c")
-    compiler = os.environ.get("CC", "cc")
-    subprocess.run([compiler, "-O1", "-shared", "-fPIC", "-o", library, source, "-ldl", "-lpthread"], check=True)
-    return library
 
 
 def recording_environment(*, root: Path, log: Path | None) -> dict[str, str]:

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 from crash_checks import fast_folder
-from fault_library import fault_library
 from places import ROOT
+from preloaded import fault_injector
 
 import native
 
@@ -75,7 +75,7 @@ def test_an_index_whose_calls_fail_is_rebuilt_by_the_same_process(
 def repetitions(*arguments: str) -> list[dict[str, str | None]]:
     """Run the program with its arguments; return what it says of each repetition."""
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "support")])
-    environment = {**os.environ, "LD_PRELOAD": str(fault_library()), "PYTHONPATH": paths}
+    environment = {**os.environ, "LD_PRELOAD": str(fault_injector()), "PYTHONPATH": paths}
     command = [sys.executable, str(PROGRAM), *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

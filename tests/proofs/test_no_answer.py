@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from capture_helpers import committed_steps
-from fault_library import fault_library
 from places import ROOT, SUPPORT
+from preloaded import fault_injector
 
 import native
 from catalog.history import History
@@ -69,7 +69,7 @@ def training(history: Path) -> "Iterator[subprocess.Popen[str]]":
     script = SCRIPT.format(history=str(history), backend=BACKEND, at=AT, never=NEVER)
     environment = {
         **os.environ,
-        "LD_PRELOAD": str(fault_library()),
+        "LD_PRELOAD": str(fault_injector()),
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(SUPPORT)]),
     }
     pipe = subprocess.PIPE

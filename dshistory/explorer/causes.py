@@ -1,0 +1,41 @@
+"""The explorer's search for what made a training do what it did."""
+
+from typing import TYPE_CHECKING
+
+from dshistory.explorer.opened import OpenedHistory
+from dshistory.options import Ref
+from dshistory.patterns import Patterns
+from dshistory.registry import verb
+
+if TYPE_CHECKING:
+    from dshistory.causes.audit import AuditTable
+
+__all__ = ["Causes"]
+
+
+class Causes(OpenedHistory):
+    """The verbs of the room `causes`."""
+
+    @verb("audit", "audit 1249 1250 --names '*.mlp.*'")
+    def audit(
+        self, a: Ref | None = None, b: Ref = "latest", *, names: Patterns = "*", quiet: bool = False
+    ) -> "AuditTable":
+        """Check the optimizer's books from one checkpoint to another: whether the movement of every weight follows from
+        the optimizer's own state.
+
+        Over one update of torch's Adam, AdamW or SGD with momentum this recovers the gradient that was consumed, and by
+        least squares the learning rate and the decay that really acted. What exceeds the rounding of the formats is a
+        cause: another learning rate or decay, weights or state that were edited, swapped, reset or are not finite. Over
+        several updates only counts and second moments can be checked. `dshistory.causes.books` has the formulas.
+
+        Args:
+            a: the checkpoint before; default: the one right before b in its run
+            b: the checkpoint after
+            names: patterns of parameter names, as '*.mlp.*'
+            quiet: no progress bar
+        """
+        from dshistory.causes import audit
+
+        after = self.history.resolve(b)
+        before = None if a is None else self.history.resolve(a)
+        return audit.audit(self.history, before, after, names=names, quiet=quiet)

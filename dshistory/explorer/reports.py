@@ -1,0 +1,98 @@
+"""The explorer's reports on the content of a history: checkpoints, tags, tables for SQL, and damage."""
+
+from typing import TYPE_CHECKING
+
+from dshistory.display.report import Report
+from dshistory.display.table import Table, with_unique_names
+from dshistory.explorer.opened import OpenedHistory
+from dshistory.options import Ref
+from dshistory.registry import verb
+from dshistory.reports import show
+
+if TYPE_CHECKING:
+    from dshistory.reports.log import LogTable
+
+__all__ = ["Reports"]
+
+
+class Reports(OpenedHistory):
+    """The verbs of the room `reports`."""
+
+    @verb("log", "log --run 20261121-101502-7f3a9c")
+    def log(self, *, run: str | None = None) -> "LogTable":
+        """List the checkpoints, oldest first: step, metrics, bytes, state, health and tags.
+
+        Health comes from the statistics: ok, or how many elements are not finite, and in how many tensors. Infinities
+        in buffers do not count, because masks contain them. Health is unknown (null) without statistics. New bytes are
+        those that the checkpoint's own files take on disk.
+
+        Args:
+            run: only this run; default: all runs
+        """
+        from dshistory.reports import log
+
+        return log.log(self.history, run=self._named(run))
+
+    @verb("show", "show 1200", "show best")
+    def show(self, ref: Ref = "latest") -> Report:
+        """Describe one checkpoint: its kinds, objects and files, with their bytes.
+
+        Args:
+            ref: the checkpoint
+        """
+        return show.show(self.history, self.history.resolve(ref))
+
+    @verb("tags")
+    def tags(self) -> Table:
+        """List the tags, with the checkpoint that each of them names."""
+        return show.tags(self.history)
+
+    @verb(
+        'sql "SELECT step, bytes FROM checkpoints"', "sql 'SELECT * FROM metrics WHERE step = $step' --params step=50"
+    )
+    def sql(self, /, query: str, **params: object) -> Table:
+        """Query the catalog with SQL: the tables are runs, checkpoints, tensors, statistics, sketches, fragments,
+        metrics, tags, events and lineage.
+
+        DuckDB runs the query, which can read and cannot change anything. Columns of the same name get a number. After a
+        restore, two runs have the same steps: `SEMI JOIN lineage USING (run, step)` leaves those of the current run and
+        its parents, each once.
+
+        Args:
+            query: the SQL; $name stands for a value
+            params: the values of the $names in the query
+        """
+        return Table(with_unique_names(self.history.query(query, params)))
+
+    @verb("analyze", "analyze 1200")
+    def analyze(self, ref: Ref | None = None, *, quiet: bool = False) -> Table:
+        """Compute the statistics that the training did not compute; return a row for each checkpoint that lacked some.
+
+        After an interruption the statistics computed so far are kept. Raises SetupError when they cannot be written.
+
+        Args:
+            ref: only this checkpoint; default: all of them
+            quiet: no progress bar
+        """
+        from dshistory.reports import analyze
+
+        refs = self.history.checkpoints() if ref is None else [self.history.resolve(ref)]
+        return analyze.analyze(self.history, refs, quiet=quiet)
+
+    @verb("verify", "verify 1200")
+    def verify(self, ref: Ref | None = None, *, quiet: bool = False) -> Table:
+        """Verify every byte against its checksum: a row for each problem, with file and field; no rows when all is
+        well.
+
+        Args:
+            ref: only this checkpoint; default: all of them
+            quiet: no progress bar
+        """
+        return show.verify(self.history, None if ref is None else [self.history.resolve(ref)], quiet=quiet)
+
+    @verb("reindex")
+    def reindex(self) -> int:
+        """Rebuild the index from manifests, markers and journals; return how many checkpoints it contains.
+
+        The index contains only what these files contain, so nothing is lost."""
+        return self.history.reindex()
