@@ -1,8 +1,8 @@
 """`capture.enable`: decides, checks and refuses everything that can be before the first snapshot."""
 
 import contextlib
+import dataclasses
 import logging
-import platform
 import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,9 +14,12 @@ import native
 from capture.active_sessions import origin_of, register_session, sessions_of
 from capture.collectives import Ranks
 from capture.defaults import DEFAULT_BUDGET_BYTES, history_path
+from capture.environment import environment
 from capture.loops.interface import Loop
 from capture.loops.select import loop_for
-from capture.restore import all_providers
+from capture.replays.course import ReplayCourse
+from capture.replays.request import asked_replay
+from capture.restore import all_providers, restore_live
 from capture.resume import resume_newest
 from capture.session.new_run import begin_run
 from capture.session.options import OnFull, SessionOptions
@@ -94,6 +97,9 @@ def enable(
        what SIGTERM would have done without a session happens: the handler that was there before, or the end of the
        process. An update that is under way is ended first. For trainings of one process, in the main thread.
 
+    In a script that `dshistory replay` has started, this puts the training back to the step asked for, whatever
+    `resume` and `history` say, changes it as asked, and captures it as a child of the run that is replayed.
+
     The logger `capture` tells the run and its folder once (INFO) and each failed snapshot (ERROR).
 
     The first step is captured at once, the last at `close`. Enabling the same module or optimizer again closes its
@@ -112,7 +118,10 @@ def enable(
     writing = WriterOptions(backend=backend, budget_bytes=budget_bytes)
     if resume not in (None, "auto"):
         raise SetupError(f'resume={resume!r}: give "auto" or None; for a certain step call capture.restore first')
-    root = history_path(history)
+    replay = asked_replay()
+    if replay is not None:
+        options = dataclasses.replace(options, also_at=replay.capture_at)
+    root = history_path(history) if replay is None else replay.history
     loop = loop_for(target, optimizer=optimizer, scheduler=scheduler, scaler=scaler)
     ranks = Ranks(*loop.ranks())
     every_provider = ranks.agree("looking at the training", lambda: _providers(loop, dataloader, providers))
@@ -128,10 +137,18 @@ def enable(
     with _naming(root):
         ranks.agree(f"making the history {root}", lambda: _make_history(root, ranks.rank))
         ranks.prove_shared(root)
-        parent = origin_of(subjects)
-        if resume == "auto":
+        parent, course = origin_of(subjects), None
+        if replay is not None:
+            parent = replay.ref
+            restore_live(History.open(root), parent, ranks=ranks, providers=every_provider, whole=True, verify=True)
+            course = ranks.agree(
+                "changing the training", lambda: ReplayCourse(replay, loop, dataloader, rank=ranks.rank)
+            )
+        elif resume == "auto":
             parent = resume_newest(History.open(root), ranks, every_provider) or parent
-        session = _begin(root, ranks, loop, every_provider, parent=parent, options=options, writing=writing)
+        session = _begin(
+            root, ranks, loop, every_provider, parent=parent, options=options, writing=writing, course=course
+        )
     register_session(subjects, session)
     close_at_exit(session)
     if ranks.rank == 0:
@@ -148,6 +165,7 @@ def _begin(
     parent: CheckpointRef | None,
     options: SessionOptions,
     writing: WriterOptions,
+    course: ReplayCourse | None,
 ) -> Session:
     """Choose the writer, begin the run and capture the first step; leave nothing open when one of these fails."""
     file_system = native.probe_file_system(str(root))
@@ -159,10 +177,14 @@ def _begin(
         writer = agree_on_writer(root, ranks, options=writing, file_system=file_system)
         undo.callback(writer.writer.close)
         facts = _facts(loop, writer, options)
+        if course is not None:
+            facts["replay"] = course.request.facts()
         run = undo.enter_context(begin_run(root, ranks, layout_hash=layout_hash, parent=parent, facts=facts))
         session = ranks.agree(
             "capturing the first step",
-            lambda: undo.enter_context(Session(loop, listing, run=run, writer=writer.writer, options=options)),
+            lambda: undo.enter_context(
+                Session(loop, listing, run=run, writer=writer.writer, options=options, observer=course)
+            ),
         )
         undo.pop_all()
     return session
@@ -201,7 +223,7 @@ def _facts(loop: Loop, writer: ChosenWriter, options: SessionOptions) -> dict[st
         "every": options.every,
         "on_full": options.on_full,
         "host": socket.gethostname(),
-        "python": platform.python_version(),
+        "environment": environment(),
     }
 
 

@@ -1,6 +1,6 @@
 """The package as type checkers see it, generated from the registry of verbs by a test."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,11 @@ from dshistory.comparison.diff import DiffTable
 from dshistory.display.report import Report
 from dshistory.display.table import Table
 from dshistory.explorer import Explorer
-from dshistory.options import ExportFormat, Grouping, Metric, Predicate, Ref
+from dshistory.options import Changes, Command, ExportFormat, Grouping, Metric, Predicate, Ref, Steps
 from dshistory.patterns import Patterns
+from dshistory.replays.result import ReplayTable
+from dshistory.replays.runs import RunsTable
+from dshistory.replays.side_by_side import ComparedRuns
 from dshistory.reports.log import LogTable
 from dshistory.trends.anomalies import AnomalyTable
 from dshistory.trends.bisect import Bisection
@@ -33,6 +36,7 @@ __all__ = [
     "anomalies",
     "audit",
     "bisect",
+    "compare",
     "convert",
     "diff",
     "distances",
@@ -44,8 +48,12 @@ __all__ = [
     "layers",
     "log",
     "reindex",
+    "replay",
+    "replay_check",
+    "reproducibility",
     "restore",
     "resume_folder",
+    "runs",
     "show",
     "sql",
     "tags",
@@ -67,6 +75,9 @@ def bisect(
     run: str | None = None,
     quiet: bool = False,
 ) -> Bisection: ...
+def compare(
+    *runs: str, names: Patterns = "*", kinds: Patterns = "model", exact: bool = False, quiet: bool = False
+) -> ComparedRuns: ...
 def convert(
     path: Path | str, *, to: Path | str | None = None, overwrite: bool = False, quiet: bool = False
 ) -> Table: ...
@@ -125,6 +136,41 @@ def layers(
 def log(*, run: str | None = None) -> LogTable: ...
 def open(path: Path | str | None = None) -> Explorer: ...
 def reindex() -> int: ...
+def replay(
+    step: Ref,
+    *,
+    until: int | None = None,
+    change: Changes = None,
+    skip_batches: Steps = None,
+    command: Command = None,
+    train_step: Callable[[Any], Any] | None = None,
+    engine: Any = None,
+    model: Any = None,
+    optimizer: Any = None,
+    scheduler: Any = None,
+    scaler: Any = None,
+    dataloader: Any = None,
+    providers: Sequence[Any] = (),
+    batches_per_step: int = 1,
+    quiet: bool = False,
+) -> ReplayTable: ...
+def replay_check(
+    count: int = 3,
+    *,
+    train_step: Callable[[Any], Any],
+    engine: Any = None,
+    model: Any = None,
+    optimizer: Any = None,
+    scheduler: Any = None,
+    scaler: Any = None,
+    dataloader: Any = None,
+    providers: Sequence[Any] = (),
+    batches_per_step: int = 1,
+    run: str | None = None,
+    seed: int | None = None,
+    quiet: bool = False,
+) -> Table: ...
+def reproducibility(*, run: str | None = None) -> Table: ...
 def restore(
     ref: Ref = "latest",
     *,
@@ -140,6 +186,7 @@ def restore(
     verify: bool = True,
 ) -> Any: ...
 def resume_folder(step: Ref, path: Path | str, *, overwrite: bool = False, quiet: bool = False) -> str: ...
+def runs() -> RunsTable: ...
 def show(ref: Ref = "latest") -> Report: ...
 def sql(query: str, **params: object) -> Table: ...
 def tags() -> Table: ...

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, get_args
 
 from catalog.errors import SetupError
-from dshistory.options import Choices, Predicate
+from dshistory.options import Changes, Choices, Command, Predicate, Steps
 from dshistory.patterns import Patterns
 
 __all__ = ["check_arguments"]
@@ -19,11 +19,12 @@ __all__ = ["check_arguments"]
 
 def check_arguments(verb: str, signature: inspect.Signature, arguments: Mapping[str, Any]) -> None:
     """Raise SetupError, with the argument, its value and what it may be, for the first value of a wrong type."""
-    for name, value in arguments.items():
-        annotation = signature.parameters[name].annotation
-        known, what = _expected(annotation)
-        if not (known(value) or (value is None and type(None) in get_args(annotation))):
-            raise SetupError(f"{verb}: {name}={value!r}: give {what}")
+    for name, given in arguments.items():
+        parameter = signature.parameters[name]
+        known, what = _expected(parameter.annotation)
+        for value in given if parameter.kind is parameter.VAR_POSITIONAL else (given,):
+            if not (known(value) or (value is None and type(None) in get_args(parameter.annotation))):
+                raise SetupError(f"{verb}: {name}={value!r}: give {what}")
 
 
 def _expected(annotation: Any) -> "_Expected":
@@ -72,6 +73,15 @@ def _is_predicate(value: object) -> bool:
     return _is_text(value) or callable(value)
 
 
+def _are_steps(value: object) -> bool:
+    each = value if _is_list(value) else [value]
+    return isinstance(each, Sequence) and all(_is_whole(one) or _is_text(one) for one in each)
+
+
+def _is_change(value: object) -> bool:
+    return isinstance(value, Mapping) or callable(value) or (_is_list(value) and _are_texts(value))
+
+
 _Expected = tuple[Callable[[object], bool], str]
 
 _KNOWN: Final[Mapping[Any, _Expected]] = {
@@ -86,5 +96,8 @@ _KNOWN: Final[Mapping[Any, _Expected]] = {
     Patterns: (_are_texts, "a text, or a list of texts"),
     Patterns | None: (_are_texts, "a text, a list of texts, or None"),
     Predicate: (_is_predicate, "a condition, as 'loss > 4.5', or a function of a checkpoint"),
+    Changes: (_is_change, 'a dict, as {"lr_scale": 0.5}, texts, as "lr_scale=0.5", or a function'),
+    Command: (_is_list, 'a list of words, as ["python", "train.py"]'),
+    Steps: (_are_steps, "steps, as [83, 84] or '83-90'"),
     Sequence[Any]: (_is_list, "a list, as ()"),
 }

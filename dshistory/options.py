@@ -1,6 +1,6 @@
 """The types of the verbs' arguments and the words that they may be, for checks, help and completion."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -14,12 +14,15 @@ __all__ = [
     "DIFF_METRICS",
     "EXPORT_FORMATS",
     "GROUPINGS",
+    "Changes",
     "Choices",
+    "Command",
     "ExportFormat",
     "Grouping",
     "Metric",
     "Predicate",
     "Ref",
+    "Steps",
 ]
 
 Ref = int | str | CheckpointRef
@@ -29,6 +32,18 @@ Ref = int | str | CheckpointRef
 Predicate = str | Callable[["Checkpoint"], Any]
 """A condition on a checkpoint: on a metric, as "loss > 4.5", or a function of a `dshistory.trends.bisect.Checkpoint`.
 """
+
+
+Changes = Mapping[str, Any] | Sequence[str] | Callable[[Any, Any], object] | None
+"""What a replay does otherwise: a dict as {"lr_scale": 0.5}, texts as "lr_scale=0.5", or a function of the module and
+the optimizer.
+"""
+
+Steps = int | str | Sequence[int | str] | None
+"""Steps by number, or as text with ranges: "83-90"."""
+
+Command = Sequence[str] | None
+"""A program with its arguments; on the command line all that stands behind `--`."""
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,9 @@ class Loop(Protocol):
     def facts(self) -> Mapping[str, Any]:
         """Return JSON for run.json: parallel layout, configuration, versions. Equal on all ranks."""
 
+    def optimizers(self) -> Sequence[torch.optim.Optimizer]:
+        """Return the optimizers whose groups and state an update reads, inside the wrappers of an engine."""
+
     def subjects(self) -> Sequence[Any]:
         """Return the live objects that hold the state, unwrapped: two sessions can't capture one of them at once."""
 

@@ -16,6 +16,8 @@ OnFull = Literal["wait", "skip"]
 class SessionOptions:
     """The arguments of `capture.enable` that decide how a session behaves, in the meaning described there. SetupError,
     with the argument and its value, for one that it may not be.
+
+    also_at: further steps that are captured
     """
 
     every: int = 50
@@ -24,6 +26,11 @@ class SessionOptions:
     stats_every: int = 1
     strict: bool = False
     sigterm_limit_s: float | None = None
+    also_at: frozenset[int] = frozenset()
+
+    def is_due(self, step: int) -> bool:
+        """Return whether a step is to be captured."""
+        return step % self.every == 0 or step in self.also_at
 
     def __post_init__(self) -> None:
         if not _is_whole(self.every) or self.every < 1:

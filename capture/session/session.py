@@ -26,7 +26,7 @@ from capture.loops.interface import Loop
 from capture.session.committer import Committer
 from capture.session.options import SessionOptions
 from capture.session.sigterm import LastSnapshotOnSigterm
-from capture.session.step_events import StepEvents
+from capture.session.step_events import Observer, StepEvents
 from capture.session.user_records import checked_metrics, checked_tag
 from capture.snapshot.failures import Failures
 from capture.snapshot.state_listing import StateListing
@@ -81,6 +81,7 @@ class Session:
         run: RunWriter,
         writer: native.Writer,
         options: SessionOptions,
+        observer: Observer | None = None,
     ) -> None:
         self._loop = loop
         self._listing = listing
@@ -98,7 +99,9 @@ class Session:
             failures=self._failures,
             options=options,
             close=self.close,
+            observer=observer,
         )
+        self._observer = observer
         self._closed = False
         self._ended = False
         self._interrupted = False
@@ -124,6 +127,11 @@ class Session:
     def history(self) -> Path:
         """The history's folder."""
         return self._run.paths.root
+
+    @property
+    def step(self) -> int:
+        """The number of optimizer steps so far, skipped ones included; after a restore, from that step on."""
+        return self._loop.step()
 
     @property
     def stats(self) -> SessionStats:
@@ -317,6 +325,8 @@ class Session:
 
     def _end(self) -> None:
         self._closed = True
+        if self._observer is not None:
+            self._observer.end()
         self._committer.close()
         self._listing.end(self._writer)
         self._writer.close()

@@ -3,7 +3,8 @@
 import collections
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from typing import Protocol
 
 import torch
 
@@ -19,13 +20,26 @@ from capture.snapshot.state_listing import StateListing
 from catalog.errors import SnapshotError
 from catalog.run_writer import RunWriter
 
-__all__ = ["MAX_PENDING", "StepEvents"]
+__all__ = ["MAX_PENDING", "Observer", "StepEvents"]
 
 MAX_PENDING = 4
 """Snapshots on their way at once, before `on_full` decides."""
 
 _MOST_STALLS = 10_000
 """Steps whose stalls are remembered one by one."""
+
+
+class Observer(Protocol):
+    """Is told of the steps of a session, on the training thread; may change what the next update reads."""
+
+    def update_begins(self, step: int) -> None:
+        """The update beyond `step` is about to begin, and nothing reads the state any more. May end the training."""
+
+    def step_ended(self, step: int, metrics: Collection[str]) -> None:
+        """The step is over; the metrics of these names are recorded."""
+
+    def end(self) -> None:
+        """The session is being closed."""
 
 
 class StepEvents:
@@ -35,6 +49,7 @@ class StepEvents:
     for one step and raise.
 
     close: closes the session, when the loop ends its life
+    observer: is told of every step
     """
 
     def __init__(
@@ -48,6 +63,7 @@ class StepEvents:
         failures: Failures,
         options: SessionOptions,
         close: Callable[[], None],
+        observer: Observer | None = None,
     ) -> None:
         self.current = CurrentStep(listing, run, may_skip_updates=loop.may_skip_updates(), check=options.check)
         self.skipped = 0
@@ -62,6 +78,7 @@ class StepEvents:
         self._failures = failures
         self._options = options
         self._close = close
+        self._observer = observer
         self._due = False
         self._stall_s = 0.0
         self._thread = threading.get_ident()
@@ -72,13 +89,15 @@ class StepEvents:
         began = time.perf_counter()
         self.current.update_begins()
         self._stall_s += time.perf_counter() - began
+        if self._observer is not None:
+            self._observer.update_begins(self._loop.step())
 
     def after_step(self, *, applied: bool, metrics: Mapping[str, float | torch.Tensor]) -> None:
         began = time.perf_counter()
         step = self._loop.step()
         self.current.update_ended()
         self._failures.warn()
-        if step % self._options.every == 0 or self._due:
+        if self._options.is_due(step) or self._due:
             # A step whose update was skipped is no new state: the next one that is applied is captured instead.
             self._due = not applied
             if applied:
@@ -90,6 +109,8 @@ class StepEvents:
         self.stall_s += self._stall_s
         self.stalls_s.append(self._stall_s)
         self._stall_s = 0.0
+        if self._observer is not None:
+            self._observer.step_ended(step, metrics)
 
     def next_forward(self) -> None:
         self.current.finalize_objects()

@@ -192,7 +192,7 @@ VIEWS: Mapping[str, tuple[tuple[str, ...], str]] = MappingProxyType(
             """
             WITH RECURSIVE ancestors AS (
                 SELECT run, parent_run, parent_step, NULL::BIGINT AS last_step, 1 AS depth FROM (
-                    FROM all_runs WHERE coalesce(facts::JSON->>'replay', 'false') <> 'true'
+                    FROM all_runs WHERE coalesce(facts::JSON->>'replay', 'false') = 'false'
                     ORDER BY coalesce(TRY_CAST(facts::JSON->>'number' AS BIGINT), 0) DESC, created DESC, run DESC
                     LIMIT 1
                 )

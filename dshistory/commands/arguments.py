@@ -68,6 +68,7 @@ def parse(verb: Verb, words: Sequence[str], *, prog: str, forms: bool) -> Call:
 
     The first argument names the history when it is an existing folder, or when there is one argument more than the verb
     takes. Raises UsageError for an argument that is missing, superfluous or not understood."""
+    words, rest = _without_rest(verb, words)
     given = _parser(verb, prog, forms).parse_intermixed_args(words)
     if given.help:
         return Call(verb, None, (), {}, "text", help=True)
@@ -82,7 +83,16 @@ def parse(verb: Verb, words: Sequence[str], *, prog: str, forms: bool) -> Call:
     if len(texts) > len(places):
         raise UsageError(f"{prog}: {texts[len(places)]!r} is one argument too many; see {prog} --help")
     values = tuple(place.parse(text) for place, text in zip(places, texts, strict=False))
-    return Call(verb, history, values, _options(verb, given), given.form or "text", help=False)
+    return Call(verb, history, values, _options(verb, given) | rest, given.form or "text", help=False)
+
+
+def _without_rest(verb: Verb, words: Sequence[str]) -> tuple[Sequence[str], dict[str, Any]]:
+    """Cut off what stands behind `--`, where a parameter of the verb takes it."""
+    taking = next((parameter for parameter in parameters(verb) if parameter.takes_rest), None)
+    if taking is None or "--" not in words:
+        return words, {}
+    place = list(words).index("--")
+    return words[:place], {taking.name: tuple(words[place + 1 :])}
 
 
 def _is_folder(text: str) -> bool:
@@ -113,9 +123,10 @@ def _parser(verb: Verb, prog: str, forms: bool) -> _Parser:
     places = [parameter for parameter in parameters(verb) if parameter.positional]
     signature = [name.upper() if p.required else f"[{name.upper()}]" for p in places for name in [p.name]]
     path = ["[HISTORY]"] if verb.needs_history else []
+    rest = [f"-- {parameter.name.upper()} ..." for parameter in parameters(verb) if parameter.takes_rest]
     parser = _Parser(
         prog=prog,
-        usage=" ".join([prog, *path, *signature, "[options]"]).replace("%", "%%"),
+        usage=" ".join([prog, *path, *signature, "[options]", *rest]).replace("%", "%%"),
         description="\n\n".join([fill(verb.summary, 100), *_arguments_help(verb, places)]),
         epilog="\n".join(["examples:", *(f"  {prog.removesuffix(verb.name)}{example}" for example in verb.examples)]),
         formatter_class=RawDescriptionHelpFormatter,
@@ -124,7 +135,7 @@ def _parser(verb: Verb, prog: str, forms: bool) -> _Parser:
     )
     parser.add_argument("arguments", nargs="*", help=SUPPRESS)
     for parameter in parameters(verb):
-        if not parameter.positional:
+        if not (parameter.positional or parameter.takes_rest):
             _add_option(parser, parameter)
     _add_common(parser, verb, forms)
     return parser
@@ -147,13 +158,12 @@ def _add_option(parser: ArgumentParser, parameter: Parameter) -> None:
     if parameter.flag:
         parser.add_argument(name, dest=dest, action="store_const", const=not parameter.default, help=text)
     elif parameter.named_values:
-        parser.add_argument(name, dest=dest, action="append", metavar="NAME=VALUE", help=text)
+        parser.add_argument(name, dest=dest, action="append", metavar=parameter.placeholder, help=text)
     elif parameter.repeatable:
-        parser.add_argument(
-            name, dest=dest, action="append", metavar="PATTERN", help=f"{text}; may be given several times"
-        )
+        several = f"{text}; may be given several times"
+        parser.add_argument(name, dest=dest, action="append", metavar=parameter.placeholder, help=several)
     else:
-        parser.add_argument(name, dest=dest, metavar="N" if parameter.numeric else None, help=text)
+        parser.add_argument(name, dest=dest, metavar=parameter.placeholder, help=text)
 
 
 def _option_help(parameter: Parameter) -> str:
@@ -181,7 +191,7 @@ def _add_common(parser: ArgumentParser, verb: Verb, forms: bool) -> None:
 def _options(verb: Verb, given: Namespace) -> dict[str, Any]:
     options: dict[str, Any] = {}
     for parameter in parameters(verb):
-        value = None if parameter.positional else getattr(given, parameter.name)
+        value = None if parameter.positional or parameter.takes_rest else getattr(given, parameter.name)
         if value is None:
             continue
         if parameter.named_values:

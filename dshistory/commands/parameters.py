@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from catalog.errors import HistoryError
-from dshistory.options import Choices, Predicate, Ref
+from dshistory.options import Changes, Choices, Command, Predicate, Ref, Steps
 from dshistory.patterns import Patterns
 from dshistory.registry import Verb
 
@@ -31,6 +31,9 @@ _TEXTUAL: Final = (
     Patterns | None,
     Ref | None,
     Predicate,
+    Changes,
+    Command,
+    Steps,
     Path | str,
     Path | str | None,
     object,
@@ -84,7 +87,21 @@ class Parameter:
     @property
     def repeatable(self) -> bool:
         """True when the option may be given several times."""
-        return self.annotation in (Patterns, Patterns | None)
+        return self.annotation in (Patterns, Patterns | None, Changes, Steps)
+
+    @property
+    def placeholder(self) -> str | None:
+        """What stands for the option's value in help; None for its name."""
+        if self.named_values or self.annotation is Changes:
+            return "NAME=VALUE"
+        if self.annotation is Steps:
+            return "STEP"
+        return "PATTERN" if self.repeatable else "N" if self.numeric else None
+
+    @property
+    def takes_rest(self) -> bool:
+        """True when the value is all that stands behind `--`."""
+        return self.annotation is Command
 
     @property
     def named_values(self) -> bool:

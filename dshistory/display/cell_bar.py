@@ -20,6 +20,7 @@ class CellBar:
     def __init__(self, total: int, *, description: str, patience_s: float) -> None:
         self._total, self._done, self._description = total, 0, description
         self._next = time.monotonic() + patience_s
+        self._beside = ""
         self._shown: Any = None
 
     def update(self, count: int) -> None:
@@ -30,6 +31,12 @@ class CellBar:
             self._next = now + _BETWEEN_S
             self._show()
 
+    def set_postfix_str(self, text: str, refresh: bool) -> None:
+        """Show `text` behind the description, at once or from the next update on."""
+        self._beside = f" ({text})"
+        if refresh:
+            self.update(0)
+
     def close(self) -> None:
         """Leave an empty output."""
         if self._shown is not None:
@@ -37,7 +44,7 @@ class CellBar:
 
     def _show(self) -> None:
         share = min(1.0, self._done / max(1, self._total))
-        text = f"{self._description}: {share:.0%}"
+        text = f"{self._description}: {share:.0%}{self._beside}"
         bar = f'<progress value="{share:.3f}" style="vertical-align:middle"></progress>'
         data = {"text/plain": text, "text/html": f"{escape(text)} {bar}"}
         if self._shown is None:

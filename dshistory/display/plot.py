@@ -5,7 +5,7 @@ transparent and text is mid-grey, for light and dark pages alike. Plotly renders
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from itertools import cycle
 from typing import TYPE_CHECKING, Any, Final
@@ -39,7 +39,9 @@ __all__ = [
     "loss_timeline",
     "magnitudes",
     "path_in_plane",
+    "runs_by_step",
     "trajectories",
+    "tree_of_runs",
 ]
 
 BLUE: Final = "#0072B2"
@@ -78,6 +80,44 @@ def loss_timeline(metrics: "Table", checkpoints: "Table") -> "go.Figure":
         figure, not any(value is not None for trace in figure.data for value in trace.y), "no loss was recorded"
     )
     return figure.update_layout(xaxis_title="step", yaxis_title="loss", height=360)
+
+
+def tree_of_runs(rows: "Sequence[Mapping[str, Any]]") -> "go.Figure":
+    """Plot runs as lines over their steps, one below the other, each joined to its parent where it forked.
+
+    A row has run, parent ("RUN:STEP" or None), kind, changed, first, last and loss.
+    """
+    figure = _figure()
+    lanes = {row["run"]: -place for place, row in enumerate(rows)}
+    for colour, row in zip(cycle(_COLOURS), rows, strict=False):
+        first, last, lane = row["first"], row["last"], lanes[row["run"]]
+        x, y = ([first, last], [lane, lane]) if last is not None else ([], [])
+        parent, _, fork = (row["parent"] or "").rpartition(":")
+        if parent in lanes:
+            x, y = [int(fork), int(fork), *x], [lanes[parent], lane, *y]
+        changed = f", changed: {row['changed']}" if row["changed"] not in (None, "nothing") else ""
+        loss = "" if row["loss"] is None else f", loss {row['loss']:.4g}"
+        figure.add_scatter(
+            x=x,
+            y=y,
+            mode="lines+markers",
+            name=_plain(row["run"]),
+            line={"color": colour, "width": 2, "dash": "dot" if row["kind"] == "replay" else "solid"},
+            hovertemplate=_plain(f"{row['run']}: {row['kind']}{changed}{loss}") + "<br>step %{x}<extra></extra>",
+        )
+    _explain_if(figure, not rows, "no run yet")
+    figure.update_yaxes(tickvals=list(lanes.values()), ticktext=[_plain(run) for run in lanes], zeroline=False)
+    return figure.update_layout(xaxis_title="step", showlegend=False, height=120 + 40 * len(rows))
+
+
+def runs_by_step(lines: "Mapping[str, tuple[Sequence[int], Sequence[float | None]]]", *, value: str) -> "go.Figure":
+    """Plot a line for each run: its name -> steps and values. Unknown values leave gaps."""
+    figure = _figure()
+    for colour, dash, (name, (steps, values)) in zip(cycle(_COLOURS), _dashes(), lines.items(), strict=False):
+        line = {"color": colour, "width": 1.5, "dash": dash}
+        figure.add_scatter(x=list(steps), y=list(values), mode="lines", name=_plain(name), line=line)
+    _explain_if(figure, not any(value is not None for trace in figure.data for value in trace.y), f"no {value}")
+    return figure.update_layout(xaxis_title="step", yaxis_title=_plain(value), height=360)
 
 
 def changed_tensors(rows: "Table", *, metric: str, top: int) -> "go.Figure":

@@ -44,6 +44,16 @@ class CountProgress:
 
             self._bar = tqdm(total=total, desc=description, leave=False, delay=_PATIENCE_S, **unit)
 
+    @property
+    def is_shown(self) -> bool:
+        """True when somebody may see the bar."""
+        return self._bar is not None
+
+    def describe(self, text: str) -> None:
+        """Show `text` beside the bar."""
+        if self._bar is not None:
+            self._bar.set_postfix_str(text, refresh=False)
+
     def advance(self, count: int) -> None:
         """Report that `count` more items are done."""
         if self._bar is not None:

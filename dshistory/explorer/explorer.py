@@ -1,14 +1,13 @@
 """The explorer: one object for one history, with a method for every verb."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dshistory.explorer.causes import Causes
 from dshistory.explorer.comparison import Comparison
 from dshistory.explorer.conversion import Conversion
+from dshistory.explorer.replays import Replays
 from dshistory.explorer.reports import Reports
 from dshistory.explorer.trends import Trends
-from dshistory.options import Ref
 from dshistory.patterns import Patterns
 from dshistory.registry import verb
 
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["Explorer"]
 
 
-class Explorer(Reports, Comparison, Trends, Causes, Conversion):
+class Explorer(Reports, Comparison, Trends, Causes, Replays, Conversion):
     """One history, opened for reading; holds no lock and no open file, also while a training writes the history.
 
     Every method reads what is committed at the moment of the call. Errors are those of `catalog.errors`."""
@@ -57,50 +56,3 @@ class Explorer(Reports, Comparison, Trends, Causes, Conversion):
         from dshistory import widgets
 
         return widgets.watch(self, names, kinds=kinds, run=self._named(run), seconds=seconds)
-
-    @verb("restore 1200 --kinds model", surfaces=("magic",))
-    def restore(
-        self,
-        ref: Ref = "latest",
-        *,
-        engine: Any = None,
-        model: Any = None,
-        optimizer: Any = None,
-        scheduler: Any = None,
-        scaler: Any = None,
-        dataloader: Any = None,
-        providers: Sequence[Any] = (),
-        names: Patterns | None = None,
-        kinds: Patterns | None = None,
-        verify: bool = True,
-    ) -> Any:
-        """Restore a training to a checkpoint, bit for bit; without a target, return its tensors by kind and name.
-
-        Args:
-            ref: the checkpoint
-            engine: a DeepSpeed engine
-            model: a torch module, with its optimizer, scheduler and scaler
-            dataloader: the data loader, which continues at its position
-            providers: the training's own State Providers
-            names: only tensors whose names match; without a target only
-            kinds: only these kinds; without a target only
-            verify: check every byte before the first one is overwritten
-        """
-        import capture
-        from dshistory.tensors.state_dict import RestoredState
-
-        done = capture.restore(
-            ref,
-            history=self.root,
-            engine=engine,
-            model=model,
-            optimizer=optimizer,
-            scheduler=scheduler,
-            scaler=scaler,
-            dataloader=dataloader,
-            providers=providers,
-            names=names,
-            kinds=kinds,
-            verify=verify,
-        )
-        return RestoredState(done) if isinstance(done, dict) else done

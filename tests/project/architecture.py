@@ -24,7 +24,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "current",
         "explorer",
         "widgets",
-        "trends reports conversion causes",
+        "trends reports conversion causes replays",
         "comparison",
         "tensors",
         "display",
@@ -32,11 +32,11 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "capture": (
         "huggingface enable checkpoint_engine resume restore active_sessions",
-        "session load deepspeed_checkpoints",
+        "session load deepspeed_checkpoints replays",
         "snapshot loops",
         "devices",
         "state",
-        "background_thread collectives defaults exit_handler lazy_doors user_warning",
+        "background_thread collectives defaults environment exit_handler lazy_doors user_warning",
     ),
     "catalog": (
         "run_writer gc verify history references",

@@ -54,6 +54,9 @@ class DeepSpeedLoop:
     def step(self) -> int:
         return int(self._engine.global_steps)
 
+    def optimizers(self) -> Sequence[torch.optim.Optimizer]:
+        return [self._engine.basic_optimizer]
+
     def subjects(self) -> Sequence[Any]:
         return [self._engine, unwrapped(self._engine.module), self._engine.optimizer]
 

@@ -67,6 +67,9 @@ class TorchLoop:
     def may_skip_updates(self) -> bool:
         return self._scaler is not None
 
+    def optimizers(self) -> Sequence[torch.optim.Optimizer]:
+        return self._optimizers
+
     def subjects(self) -> Sequence[Any]:
         return [unwrapped(self._module), *self._optimizers]
 

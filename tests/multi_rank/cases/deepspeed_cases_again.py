@@ -34,6 +34,40 @@ def case_resume_bit_for_bit(folder: Path) -> None:
         engine.destroy()
 
 
+@covers("replayed bit for bit by new processes: ZeRO 3")
+def case_replay_is_bit_identical(folder: Path) -> None:
+    import dshistory
+
+    world = int(os.environ["WORLD_SIZE"])
+    name = "stage-3"
+    h = dshistory.Explorer.open(history_of(folder, name, world=world))
+    captured = [step for step in h.history.steps(h.history.current_run()) if step > RESTORED]
+    engine = make_engine(seed=99, **FULL[name])
+    again = h.replay(
+        RESTORED, engine=engine, train_step=lambda _: train(engine, 1)[0], dataloader=lambda step: step, quiet=True
+    )
+    assert again.parted is None, again.note
+    assert again.identical_until == captured[-1]
+    changed = h.replay(
+        RESTORED,
+        engine=engine,
+        train_step=lambda _: train(engine, 1)[0],
+        dataloader=lambda step: step,
+        change={"lr_scale": 0.5},
+        quiet=True,
+    )
+    assert changed.parted is not None, changed.note
+    rates = h.sql(
+        "SELECT a.value / b.value AS ratio FROM metrics a JOIN metrics b USING (step, name) "
+        "WHERE name = 'lr' AND a.run = $changed AND b.run = $again AND step > $begin AND b.value > 0",
+        changed=changed.run,
+        again=again.run,
+        begin=RESTORED,
+    )["ratio"].to_pylist()
+    assert all(math.isclose(rate, 0.5) for rate in rates), rates
+    engine.destroy()
+
+
 def case_resume_auto_goes_on(folder: Path) -> None:
     """A child run continues from the newest checkpoint, and the live engine goes back to an earlier one."""
     from catalog.history import History

@@ -1,0 +1,241 @@
+"""The explorer's ways back into a training: restore a step, replay it, and see which runs came of it."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dshistory.display.table import Table
+from dshistory.explorer.opened import OpenedHistory
+from dshistory.options import Changes, Command, Ref, Steps
+from dshistory.patterns import Patterns
+from dshistory.registry import verb
+
+if TYPE_CHECKING:
+    from dshistory.replays.result import ReplayTable
+    from dshistory.replays.runs import RunsTable
+    from dshistory.replays.side_by_side import ComparedRuns
+
+__all__ = ["Replays"]
+
+
+class Replays(OpenedHistory):
+    """The verbs of the room `replays`, and `restore`."""
+
+    @verb("restore 1200 --kinds model", surfaces=("magic",))
+    def restore(
+        self,
+        ref: Ref = "latest",
+        *,
+        engine: Any = None,
+        model: Any = None,
+        optimizer: Any = None,
+        scheduler: Any = None,
+        scaler: Any = None,
+        dataloader: Any = None,
+        providers: Sequence[Any] = (),
+        names: Patterns | None = None,
+        kinds: Patterns | None = None,
+        verify: bool = True,
+    ) -> Any:
+        """Restore a training to a checkpoint, bit for bit; without a target, return its tensors by kind and name.
+
+        Args:
+            ref: the checkpoint
+            engine: a DeepSpeed engine
+            model: a torch module, with its optimizer, scheduler and scaler
+            dataloader: the data loader, which continues at its position
+            providers: the training's own State Providers
+            names: only tensors whose names match; without a target only
+            kinds: only these kinds; without a target only
+            verify: check every byte before the first one is overwritten
+        """
+        import capture
+        from dshistory.tensors.state_dict import RestoredState
+
+        done = capture.restore(
+            ref,
+            history=self.root,
+            engine=engine,
+            model=model,
+            optimizer=optimizer,
+            scheduler=scheduler,
+            scaler=scaler,
+            dataloader=dataloader,
+            providers=providers,
+            names=names,
+            kinds=kinds,
+            verify=verify,
+        )
+        return RestoredState(done) if isinstance(done, dict) else done
+
+    @verb(
+        "replay 1200 -- python train.py",
+        "replay 1200 --until 1250 --change lr_scale=0.5 --skip-batches 1233 -- torchrun --nproc-per-node 2 train.py",
+        surfaces=("command line",),
+    )
+    def replay(
+        self,
+        step: Ref,
+        *,
+        until: int | None = None,
+        change: Changes = None,
+        skip_batches: Steps = None,
+        command: Command = None,
+        train_step: Callable[[Any], Any] | None = None,
+        engine: Any = None,
+        model: Any = None,
+        optimizer: Any = None,
+        scheduler: Any = None,
+        scaler: Any = None,
+        dataloader: Any = None,
+        providers: Sequence[Any] = (),
+        batches_per_step: int = 1,
+        quiet: bool = False,
+    ) -> "ReplayTable":
+        """Replay a step: train on from it, as a child run, and compare that run with the one before, bit for bit.
+
+        Either `command` is the training's own script, which runs unchanged, also under deepspeed or torchrun: its
+        `capture.enable` puts it back to the step, and its run ends after the step `until`. Or `train_step` makes one
+        step of the training in this process, with the engine, or model and optimizer, given.
+        Without a change the replay says whether the training repeats bit for bit, or at which step, tensor, rank and
+        element it parts, and what on record may be the cause. A change makes it a counterfactual. A replay never
+        becomes the current run; a training goes on from it after `capture.restore("RUN:STEP", ...)`.
+        Raises SetupError, before anything runs, for a change that does not apply, and MismatchError for a step that
+        can't be replayed; Ctrl-C leaves a run that is complete up to there.
+
+        Args:
+            step: the checkpoint to begin with
+            until: the last step; default: the last one that the run came to
+            change: what is done otherwise: lr, lr_scale, betas, momentum, weight_decay, seed, reset_optimizer,
+                skip_batches; in Python a dict, or a function of model (or engine) and optimizer
+            skip_batches: leave out the batches that the run used for these steps
+            command: the script, as python train.py
+            train_step: a function of a batch that trains on it: forward, backward, and the optimizer's step; returns
+                the loss
+            engine: a DeepSpeed engine
+            model: a torch module, with its optimizer, scheduler and scaler
+            dataloader: the data loader, which continues at its position, or a function that returns the batch of a step
+            providers: the training's own State Providers
+            batches_per_step: how many batches of the loader make a step, to leave out the right ones
+            quiet: no progress bar
+        """
+        from dshistory.replays import start
+
+        return start.start(
+            self.history,
+            self.history.resolve(step),
+            until=until,
+            change=start.change_of(change, skip_batches),
+            command=command,
+            batches_per_step=batches_per_step,
+            quiet=quiet,
+            live=start.Live(
+                train_step=train_step,
+                engine=engine,
+                model=model,
+                optimizer=optimizer,
+                scheduler=scheduler,
+                scaler=scaler,
+                dataloader=dataloader,
+                providers=providers,
+            ),
+        )
+
+    @verb("reproducibility", "reproducibility --run 20261121-101502-7f3a9c", name="reproducibility")
+    def reproducibility(self, *, run: str | None = None) -> Table:
+        """List what the bits of a run depend on: what was captured of it, what was not, and what may differ.
+
+        Random numbers, data loader, schedulers, code, versions, threads, deterministic flags and devices.
+
+        Args:
+            run: the run; default: the current run
+        """
+        from dshistory.replays import reproducibility
+
+        return reproducibility.reproducibility(self.history, self._named(run) or self.history.current_run())
+
+    @verb("runs")
+    def runs(self) -> "RunsTable":
+        """List the runs as a tree: a row for each, with the step where it forked, what was changed, and its losses.
+
+        `.plot()` draws the tree. A replay is a run of the kind replay, a run that goes on from a restored step a child.
+        """
+        from dshistory.replays import runs
+
+        return runs.runs(self.history)
+
+    @verb(surfaces=())
+    def compare(
+        self, *runs: str, names: Patterns = "*", kinds: Patterns = "model", exact: bool = False, quiet: bool = False
+    ) -> "ComparedRuns":
+        """Compare runs step by step: a row for each step and run but the first, with its loss and the distance of its
+        weights from the first run's.
+
+        A run has the steps of its parents too, up to where it forked. Distances are relative to the norm, and estimated
+        as in a diff; `.layers` has those of every layer, `.plot("distance")` draws them. Raises SetupError for fewer
+        than two runs.
+
+        Args:
+            runs: the runs; the beginning of a name is enough
+            names: patterns of tensor names, as '*.mlp.*'
+            kinds: patterns of kinds: model, master, exp_avg, ...; '*' for all
+            exact: read the tensors, however large
+            quiet: no progress bar
+        """
+        from dshistory.replays import side_by_side
+
+        named = [self.history.run_named(run) for run in runs]
+        return side_by_side.compare(self.history, named, names=names, kinds=kinds, exact=exact, quiet=quiet)
+
+    @verb(surfaces=())
+    def replay_check(
+        self,
+        count: int = 3,
+        *,
+        train_step: Callable[[Any], Any],
+        engine: Any = None,
+        model: Any = None,
+        optimizer: Any = None,
+        scheduler: Any = None,
+        scaler: Any = None,
+        dataloader: Any = None,
+        providers: Sequence[Any] = (),
+        batches_per_step: int = 1,
+        run: str | None = None,
+        seed: int | None = None,
+        quiet: bool = False,
+    ) -> Table:
+        """Replay checkpoints at random, each up to the next one, and compare the bits: a row for each.
+
+        Where kernels are deterministic and all state was captured (`reproducibility`), a difference is silent
+        corruption: faulty hardware, or a race. The training is put back to each step; restore the newest to go on.
+
+        Args:
+            count: how many checkpoints
+            train_step: as for `replay`, and so are engine, model, optimizer, scheduler, scaler, dataloader, providers
+            batches_per_step: how many batches of the loader make a step
+            run: the run and its parents; default: the current run
+            seed: chooses the checkpoints; default: others each time
+            quiet: no progress bar
+        """
+        from dshistory.replays import check
+        from dshistory.replays.replay import Live
+
+        live = Live(
+            train_step=train_step,
+            engine=engine,
+            model=model,
+            optimizer=optimizer,
+            scheduler=scheduler,
+            scaler=scaler,
+            dataloader=dataloader,
+            providers=providers,
+        )
+        return check.replay_check(
+            self.history,
+            count,
+            live,
+            run=self._named(run),
+            seed=seed,
+            batches_per_step=batches_per_step,
+            quiet=quiet,
+        )

@@ -1,0 +1,75 @@
+"""Replays steps at random: on kernels that are deterministic, one that differs points to hardware or a race."""
+
+import random
+from itertools import pairwise
+from typing import Any, Final
+
+import pyarrow as pa
+
+from capture.replays.change import Change
+from catalog.errors import NotFoundError, SetupError
+from catalog.history import History
+from catalog.records import CheckpointRef
+from catalog.references import committed_lineage
+from dshistory.display.table import Table
+from dshistory.replays.replay import Live, replay
+
+__all__ = ["replay_check"]
+
+_SCHEMA: Final = pa.schema(
+    [
+        ("step", pa.int64()),
+        ("until", pa.int64()),
+        ("identical", pa.bool_()),
+        ("differing", pa.int64()),
+        ("first", pa.string()),
+        ("run", pa.string()),
+    ]
+)
+
+
+def replay_check(
+    history: History, count: int, live: Live, *, run: str | None, seed: int | None, batches_per_step: int, quiet: bool
+) -> Table:
+    """See `Explorer.replay_check`."""
+    if count < 1:
+        raise SetupError(f"replay_check: count={count}: give a whole number of at least 1")
+    if live.train_step is None:
+        raise SetupError("replay_check: pass train_step= with engine= or model=")
+    refs = committed_lineage(history.paths, run)
+    spans = list(pairwise(refs))
+    if not spans:
+        raise NotFoundError(f"run {refs[-1].run} has one checkpoint only, and two are needed to compare a replay with")
+    chosen = sorted(random.Random(seed).sample(range(len(spans)), k=min(count, len(spans))))
+    rows = [_checked(history, *spans[place], live, batches_per_step=batches_per_step, quiet=quiet) for place in chosen]
+    wrong = [row for row in rows if not row["identical"]]
+    note = (
+        f"{len(wrong)} of {len(rows)} replays differ: where kernels are deterministic and all state is captured "
+        "(`reproducibility`), that is faulty hardware or a race"
+        if wrong
+        else f"{len(rows)} of {len(rows)} replays give the same bits"
+    )
+    return Table(pa.Table.from_pylist(rows, schema=_SCHEMA), note=note)
+
+
+def _checked(
+    history: History, before: CheckpointRef, after: CheckpointRef, live: Live, *, batches_per_step: int, quiet: bool
+) -> dict[str, Any]:
+    again = replay(
+        history,
+        before,
+        live,
+        until=after.step,
+        change=Change(),
+        batches_per_step=batches_per_step,
+        quiet=quiet,
+    )
+    first = again.parted.first if again.parted is not None else None
+    return {
+        "step": before.step,
+        "until": after.step,
+        "identical": again.parted is None,
+        "differing": 0 if again.parted is None else len(again.parted.tensors),
+        "first": None if first is None else str(first),
+        "run": again.run,
+    }

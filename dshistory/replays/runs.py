@@ -1,0 +1,89 @@
+"""The runs of a history as a tree: where each forked from its parent, what was changed, and what came of it."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from catalog.history import History
+from catalog.records import RunFacts
+from dshistory.display.table import Table
+from dshistory.replays.followed import losses_of
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+__all__ = ["RunsTable", "runs"]
+
+_SCHEMA: Final = pa.schema(
+    [
+        ("tree", pa.string()),
+        ("run", pa.string()),
+        ("parent", pa.string()),
+        ("kind", pa.string()),
+        ("changed", pa.string()),
+        ("first", pa.int64()),
+        ("last", pa.int64()),
+        ("checkpoints", pa.int64()),
+        ("loss", pa.float64()),
+        ("lowest_loss", pa.float64()),
+        ("state", pa.string()),
+    ]
+)
+
+
+class RunsTable(Table):
+    """A row for each run, a parent before its children. `tree` draws the forks; `loss` is that of the last step."""
+
+    def plot(self) -> "go.Figure":
+        """Draw the tree: a line for each run over its steps, from where it forked. Needs the [notebook] extra."""
+        from dshistory.display import plot
+
+        return plot.tree_of_runs(list(self))
+
+
+def runs(history: History) -> RunsTable:
+    """See `Explorer.runs`."""
+    every = {facts.run: facts for facts in history.runs()}
+    current = history.current_run() if every else None
+    children: dict[str | None, list[RunFacts]] = {}
+    for facts in every.values():
+        children.setdefault(facts.parent_run if facts.parent_run in every else None, []).append(facts)
+    rows: list[dict[str, Any]] = []
+
+    def add(facts: RunFacts, indent: str, branch: str, seen: frozenset[str]) -> None:
+        rows.append({"tree": f"{indent}{branch}{'*' if facts.run == current else 'o'}", **_row(history, facts)})
+        below = [child for child in children.get(facts.run, []) if child.run not in seen]
+        inner = indent + {"": "", "├─": "│ ", "└─": "  "}[branch]
+        for place, child in enumerate(below):
+            add(child, inner, "└─" if place == len(below) - 1 else "├─", seen | {child.run})
+
+    # Runs of a damaged history that are each other's ancestors hang from no root.
+    for root in [*children.get(None, []), *every.values()]:
+        if not any(row["run"] == root.run for row in rows):
+            add(root, "", "", frozenset({root.run}))
+    note = f"{len(rows)} runs; * is the current one, to which plain steps refer" if rows else "no run yet"
+    return RunsTable(pa.Table.from_pylist(rows, schema=_SCHEMA), note=note)
+
+
+def _row(history: History, facts: RunFacts) -> dict[str, Any]:
+    steps, losses = history.steps(facts.run), losses_of(history, facts.run)
+    replay = facts.facts.get("replay")
+    known = [loss for loss in losses.values() if loss == loss]
+    return {
+        "run": facts.run,
+        "parent": None if facts.parent_run is None else f"{facts.parent_run}:{facts.parent_step}",
+        "kind": "replay" if replay else "import" if facts.facts.get("imported") else "training",
+        "changed": _changed(replay) if isinstance(replay, dict) else None,
+        "first": min(steps, default=None),
+        "last": max([*steps, *losses], default=None),
+        "checkpoints": len(steps),
+        "loss": losses[max(losses)] if losses else None,
+        "lowest_loss": min(known, default=None),
+        "state": "being written" if history.held(facts.run) else "ended",
+    }
+
+
+def _changed(replay: Mapping[str, Any]) -> str:
+    change = replay.get("change") or {}
+    return ", ".join(f"{name} {value}" for name, value in change.items()) or "nothing"
