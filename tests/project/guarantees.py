@@ -44,6 +44,8 @@ PROMISES = {
         "The failure is reported; the training and all earlier checkpoints stay as they are, and the next snapshot is "
         "written."
     ),
+    "A replay gives the same bits": "Or it names the step, tensor, rank and element where it parts, and what on record "
+    "may be the cause.",
     "Damage is found and named": "Every byte has a checksum: `dshistory verify` names the file and the field.",
     "Nothing is unpickled": (
         "Opening a history executes nothing from it, and hostile files cost a named error, no hang and a bounded "

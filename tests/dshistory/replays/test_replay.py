@@ -102,7 +102,7 @@ def recorded(tmp_path_factory):
     return dshistory.Explorer.open(history), session.run
 
 
-@pytest.mark.guards("a replay of a step gives the same bits as the run that it replays, and says so")
+@pytest.mark.guards("A replay gives the same bits")
 @pytest.mark.parametrize("begin", [0, 4, 8])
 def test_a_replay_is_bit_identical(recorded, begin):
     h, _ = recorded
@@ -161,7 +161,7 @@ def test_another_bit_is_found_at_its_step_tensor_rank_and_element(recorded):
     assert "no cause is on record" in replayed.note
 
 
-@pytest.mark.guards("a replay that parts names the state that was not captured, or what of the environment differs")
+@pytest.mark.guards("A replay gives the same bits")
 @pytest.mark.parametrize("left_out", ["scheduler", "dataloader", "threads", "flag"])
 def test_each_part_that_is_left_out_is_named(tmp_path, left_out, monkeypatch):
     monkeypatch.setattr("capture.loops.pytorch.loop.warn_user", lambda text: None)
