@@ -15,6 +15,7 @@ from dshistory.display.table import Table
 from dshistory.explorer import Explorer
 from dshistory.options import Changes, Command, ExportFormat, Grouping, Metric, Predicate, Ref, Steps
 from dshistory.patterns import Patterns
+from dshistory.replays.crossover import CrossoverTable
 from dshistory.replays.result import ReplayTable
 from dshistory.replays.runs import RunsTable
 from dshistory.replays.side_by_side import ComparedRuns
@@ -38,6 +39,7 @@ __all__ = [
     "bisect",
     "compare",
     "convert",
+    "crossover",
     "diff",
     "distances",
     "doctor",
@@ -81,6 +83,23 @@ def compare(
 def convert(
     path: Path | str, *, to: Path | str | None = None, overwrite: bool = False, quiet: bool = False
 ) -> Table: ...
+def crossover(
+    a: Ref,
+    b: Ref,
+    *,
+    batches: Sequence[int],
+    train_step: Callable[[Any], Any],
+    dataloader: Callable[[int], Any],
+    engine: Any = None,
+    model: Any = None,
+    optimizer: Any = None,
+    scheduler: Any = None,
+    scaler: Any = None,
+    providers: Sequence[Any] = (),
+    sets: int = 5,
+    probes: int = 8,
+    quiet: bool = False,
+) -> CrossoverTable: ...
 def diff(
     a: Ref,
     b: Ref = "latest",

@@ -10,6 +10,7 @@ from dshistory.patterns import Patterns
 from dshistory.registry import verb
 
 if TYPE_CHECKING:
+    from dshistory.replays.crossover import CrossoverTable
     from dshistory.replays.result import ReplayTable
     from dshistory.replays.runs import RunsTable
     from dshistory.replays.side_by_side import ComparedRuns
@@ -239,3 +240,57 @@ class Replays(OpenedHistory):
             batches_per_step=batches_per_step,
             quiet=quiet,
         )
+
+    @verb(surfaces=())
+    def crossover(
+        self,
+        a: Ref,
+        b: Ref,
+        *,
+        batches: Sequence[int],
+        train_step: Callable[[Any], Any],
+        dataloader: Callable[[int], Any],
+        engine: Any = None,
+        model: Any = None,
+        optimizer: Any = None,
+        scheduler: Any = None,
+        scaler: Any = None,
+        providers: Sequence[Any] = (),
+        sets: int = 5,
+        probes: int = 8,
+        quiet: bool = False,
+    ) -> "CrossoverTable":
+        """Find out whether a rise of the loss comes from the data or from the state: the suspicious batches from the
+        state before and from another state, other batches from the same states.
+
+        From each state the training goes over the suspicious batches, and, each time anew, over other sets of as many;
+        behind each set over the same probes, whose mean loss tells what the set has done. `.verdict` is "data",
+        "state", "state and data" (these batches in that state only) or "neither"; the effect size is the distance from
+        the other sets in units of their spread, and 5 counts. Nothing is captured; the training is left at a. With
+        several ranks each judges by its own losses.
+
+        Args:
+            a: the state right before the suspicious batches
+            b: another state, as one of a hundred steps before
+            batches: the steps whose batches are suspicious
+            train_step: as for `replay`, and so are engine, model, optimizer, scheduler, scaler and providers
+            dataloader: a function that returns the batch of a step
+            sets: how many sets of other batches
+            probes: how many batches follow each set
+            quiet: no progress bar
+        """
+        from dshistory.replays import crossover
+        from dshistory.replays.replay import Live
+
+        live = Live(
+            train_step=train_step,
+            engine=engine,
+            model=model,
+            optimizer=optimizer,
+            scheduler=scheduler,
+            scaler=scaler,
+            dataloader=dataloader,
+            providers=providers,
+        )
+        states = (self.history.resolve(a), self.history.resolve(b))
+        return crossover.crossover(self.history, states, live, batches=batches, sets=sets, probes=probes, quiet=quiet)

@@ -19,7 +19,7 @@ from dshistory.display.progress import CountProgress
 from dshistory.replays.followed import Followed
 from dshistory.replays.result import ReplayTable, compared_with
 
-__all__ = ["Live", "replay", "request_for"]
+__all__ = ["Live", "number_of", "replay", "request_for"]
 
 Batches = Any
 """An iterable with state_dict and load_state_dict, or a function of the step that returns its batch."""
@@ -132,7 +132,7 @@ def _train(
         of_step: list[float] = []
         while session.step < request.until:
             try:
-                loss = _number(train_step(next(batches)))
+                loss = number_of(train_step(next(batches)))
             except ReplayEnded:
                 return
             if loss is not None:
@@ -151,7 +151,8 @@ def _beside(loss: float, before: float | None) -> str:
     return f"loss {loss:.4g}" if before is None else f"loss {loss:.4g}, was {before:.4g}"
 
 
-def _number(loss: Any) -> float | None:
+def number_of(loss: Any) -> float | None:
+    """Return the loss that a train_step has returned as a number. SetupError for what is none."""
     try:
         return None if loss is None else float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
     except (TypeError, ValueError) as error:
