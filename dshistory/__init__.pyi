@@ -13,7 +13,7 @@ from dshistory.comparison.diff import DiffTable
 from dshistory.display.report import Report
 from dshistory.display.table import Table
 from dshistory.explorer import Explorer
-from dshistory.options import Changes, Command, ExportFormat, Grouping, Metric, Predicate, Ref, Steps
+from dshistory.options import Changes, Command, ExportFormat, Grouping, Metric, Predicate, Ref, SkippedSteps
 from dshistory.patterns import Patterns
 from dshistory.replays.crossover import CrossoverTable
 from dshistory.replays.result import ReplayTable
@@ -160,7 +160,7 @@ def replay(
     *,
     until: int | None = None,
     change: Changes = None,
-    skip_batches: Steps = None,
+    skip_batches: SkippedSteps = None,
     command: Command = None,
     train_step: Callable[[Any], Any] | None = None,
     engine: Any = None,

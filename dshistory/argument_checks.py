@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, get_args
 
 from catalog.errors import SetupError
-from dshistory.options import Changes, Choices, Command, Predicate, Steps
+from dshistory.options import Changes, Choices, Command, Predicate, SkippedSteps
 from dshistory.patterns import Patterns
 
 __all__ = ["check_arguments"]
@@ -98,6 +98,6 @@ _KNOWN: Final[Mapping[Any, _Expected]] = {
     Predicate: (_is_predicate, "a condition, as 'loss > 4.5', or a function of a checkpoint"),
     Changes: (_is_change, 'a dict, as {"lr_scale": 0.5}, texts, as "lr_scale=0.5", or a function'),
     Command: (_is_list, 'a list of words, as ["python", "train.py"]'),
-    Steps: (_are_steps, "steps, as [83, 84] or '83-90'"),
+    SkippedSteps: (_are_steps, "steps, as [83, 84] or '83-90'"),
     Sequence[Any]: (_is_list, "a list, as ()"),
 }

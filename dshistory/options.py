@@ -22,7 +22,7 @@ __all__ = [
     "Metric",
     "Predicate",
     "Ref",
-    "Steps",
+    "SkippedSteps",
 ]
 
 Ref = int | str | CheckpointRef
@@ -39,8 +39,8 @@ Changes = Mapping[str, Any] | Sequence[str] | Callable[[Any, Any], object] | Non
 the optimizer.
 """
 
-Steps = int | str | Sequence[int | str] | None
-"""Steps by number, or as text with ranges: "83-90"."""
+SkippedSteps = int | str | Sequence[int | str] | None
+"""SkippedSteps by number, or as text with ranges: "83-90"."""
 
 Command = Sequence[str] | None
 """A program with its arguments; on the command line all that stands behind `--`."""

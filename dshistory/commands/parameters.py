@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from catalog.errors import HistoryError
-from dshistory.options import Changes, Choices, Command, Predicate, Ref, Steps
+from dshistory.options import Changes, Choices, Command, Predicate, Ref, SkippedSteps
 from dshistory.patterns import Patterns
 from dshistory.registry import Verb
 
@@ -33,7 +33,7 @@ _TEXTUAL: Final = (
     Predicate,
     Changes,
     Command,
-    Steps,
+    SkippedSteps,
     Path | str,
     Path | str | None,
     object,
@@ -87,14 +87,14 @@ class Parameter:
     @property
     def repeatable(self) -> bool:
         """True when the option may be given several times."""
-        return self.annotation in (Patterns, Patterns | None, Changes, Steps)
+        return self.annotation in (Patterns, Patterns | None, Changes, SkippedSteps)
 
     @property
     def placeholder(self) -> str | None:
         """What stands for the option's value in help; None for its name."""
         if self.named_values or self.annotation is Changes:
             return "NAME=VALUE"
-        if self.annotation is Steps:
+        if self.annotation is SkippedSteps:
             return "STEP"
         return "PATTERN" if self.repeatable else "N" if self.numeric else None
 

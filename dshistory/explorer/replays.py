@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from dshistory.display.table import Table
 from dshistory.explorer.opened import OpenedHistory
-from dshistory.options import Changes, Command, Ref, Steps
+from dshistory.options import Changes, Command, Ref, SkippedSteps
 from dshistory.patterns import Patterns
 from dshistory.registry import verb
 
@@ -79,7 +79,7 @@ class Replays(OpenedHistory):
         *,
         until: int | None = None,
         change: Changes = None,
-        skip_batches: Steps = None,
+        skip_batches: SkippedSteps = None,
         command: Command = None,
         train_step: Callable[[Any], Any] | None = None,
         engine: Any = None,

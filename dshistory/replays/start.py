@@ -7,7 +7,7 @@ from capture.replays.change import Change
 from catalog.errors import SetupError
 from catalog.history import History
 from catalog.records import CheckpointRef
-from dshistory.options import Changes, Command, Steps
+from dshistory.options import Changes, Command, SkippedSteps
 from dshistory.replays.launch import launch
 from dshistory.replays.replay import Live, replay
 from dshistory.replays.result import ReplayTable
@@ -15,7 +15,7 @@ from dshistory.replays.result import ReplayTable
 __all__ = ["Live", "change_of", "start"]
 
 
-def change_of(change: Changes, skip_batches: Steps) -> Change:
+def change_of(change: Changes, skip_batches: SkippedSteps) -> Change:
     """Return what a user wants otherwise; the steps of both arguments together. SetupError for what can't be."""
     asked = Change.of(change)
     if skip_batches is None:
