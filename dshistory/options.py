@@ -40,7 +40,7 @@ the optimizer.
 """
 
 SkippedSteps = int | str | Sequence[int | str] | None
-"""SkippedSteps by number, or as text with ranges: "83-90"."""
+"""Steps by number, or as text with ranges: "83-90"."""
 
 Command = Sequence[str] | None
 """A program with its arguments; on the command line all that stands behind `--`."""
