@@ -1,7 +1,7 @@
 """The course of a replay inside a session: what is changed at its beginning, at each step, and where it ends."""
 
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,12 +56,14 @@ class ReplayCourse:
             self.end()
             raise ReplayEnded
 
-    def step_ended(self, step: int, metrics: Collection[str]) -> None:
-        """The step is over, and the metrics of these names are recorded."""
-        if self._rates is not None:
-            self._rates.put_back()
+    def step_ended(self, step: int, metrics: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The step is over; return its metrics, with the learning rate that the update had."""
         if self.request.on_step is not None:
-            self.request.on_step(step, metrics)
+            self.request.on_step(step, metrics.keys())
+        if self._rates is None or self._rates.last is None:
+            return metrics
+        rate = self._rates.last
+        return {**metrics, "lr": rate.detach().clone() if isinstance(rate, torch.Tensor) else float(rate)}
 
     def end(self) -> None:
         """Let go of the training: later updates are as scheduled, and take every batch."""

@@ -1,8 +1,9 @@
 """Other learning rates for the updates of a replay, whatever sets the scheduled ones: a scheduler, an engine, or the
 training script itself.
 
-Before an update the rate of every group becomes the changed one; when the step is over the scheduled one is there
-again, because many schedulers compute their next rate from the one that stands in the group.
+While an update runs the rate of every group is the changed one; behind it the scheduled one is there again, because
+many schedulers compute their next rate from the one that stands in the group. An engine may move its scheduler before
+its step is over, so the hooks are those of the optimizer itself.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,29 +17,33 @@ __all__ = ["ChangedRates"]
 class ChangedRates:
     """Changes the rates of every update of these optimizers, until `remove` is called.
 
+    `last` is the rate of the first group in the last update.
+
     changed: returns the rate of an update for the scheduled one, a number, or a tensor where the optimizer keeps one
     """
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer], changed: Callable[[Any], Any]) -> None:
         self._changed = changed
-        self._scheduled: dict[int, tuple[dict[str, Any], Any]] = {}
+        self._scheduled: list[tuple[dict[str, Any], Any]] = []
+        self.last: Any = None
         self._hooks = [optimizer.register_step_pre_hook(self._change) for optimizer in optimizers]
-
-    def put_back(self) -> None:
-        """The step is over: put the scheduled rates back."""
-        for group, rate in self._scheduled.values():
-            group["lr"] = rate
-        self._scheduled.clear()
+        self._hooks += [optimizer.register_step_post_hook(self._put_back) for optimizer in optimizers]
 
     def remove(self) -> None:
         """Change nothing any more."""
-        self.put_back()
+        self._put_back()
         for hook in self._hooks:
             hook.remove()
 
     def _change(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        # An optimizer may be called several times in one step, for one group after the other.
+        # An update that raised has left changed rates behind.
+        self._put_back()
         for group in optimizer.param_groups:
-            if id(group) not in self._scheduled:
-                self._scheduled[id(group)] = (group, group["lr"])
-                group["lr"] = self._changed(group["lr"])
+            self._scheduled.append((group, group["lr"]))
+            group["lr"] = self._changed(group["lr"])
+        self.last = optimizer.param_groups[0]["lr"]
+
+    def _put_back(self, *_: Any) -> None:
+        for group, rate in self._scheduled:
+            group["lr"] = rate
+        self._scheduled.clear()

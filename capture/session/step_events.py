@@ -3,7 +3,7 @@
 import collections
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import torch
@@ -35,8 +35,8 @@ class Observer(Protocol):
     def update_begins(self, step: int) -> None:
         """The update beyond `step` is about to begin, and nothing reads the state any more. May end the training."""
 
-    def step_ended(self, step: int, metrics: Collection[str]) -> None:
-        """The step is over; the metrics of these names are recorded."""
+    def step_ended(self, step: int, metrics: Mapping[str, float | torch.Tensor]) -> Mapping[str, float | torch.Tensor]:
+        """The step is over; return the metrics that are recorded of it."""
 
     def end(self) -> None:
         """The session is being closed."""
@@ -105,12 +105,12 @@ class StepEvents:
         if not self.current.is_captured(step):
             self.current.keep(step)
         self._stall_s += time.perf_counter() - began
+        if self._observer is not None:
+            metrics = self._observer.step_ended(step, metrics)
         self._committer.metrics(step, {**metrics, "applied": float(applied), "stall_s": self._stall_s})
         self.stall_s += self._stall_s
         self.stalls_s.append(self._stall_s)
         self._stall_s = 0.0
-        if self._observer is not None:
-            self._observer.step_ended(step, metrics)
 
     def next_forward(self) -> None:
         self.current.finalize_objects()

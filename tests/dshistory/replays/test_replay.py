@@ -69,9 +69,7 @@ class Training:
         loss = (self.model(inputs) - targets + 0.01 * noise).square().mean()
         self.optimizer.zero_grad()
         loss.backward()
-        hook = self.optimizer.register_step_post_hook(
-            lambda *_: self.rates.append(self.optimizer.param_groups[0]["lr"])
-        )
+        hook = self.optimizer.register_step_pre_hook(lambda *_: self.rates.append(self.optimizer.param_groups[0]["lr"]))
         self.optimizer.step()
         hook.remove()
         self.scheduler.step()
