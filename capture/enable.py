@@ -84,7 +84,7 @@ def enable(
        found, which fail that snapshot by name: "versions" compares torch's version counters, which do not see writes
        through `.data`; "sampled" also compares a sample of every tensor in host memory, which finds every swap or clamp
        of whole tensors; "hash" also compares all their bytes, and the training waits for two passes over them, with the
-       first one after every step. Edits inside `with session.modify():` are fine.
+       first one after every step. Edits inside `with session.modify():` are part of the step.
     stats_every: compute statistics of the checkpoints whose steps are multiples of this; 0: of none. They are computed
        from the disk at the lowest priority, the newest first, and at `close` for a second at most; `dshistory analyze`
        computes those that are left.
@@ -102,9 +102,9 @@ def enable(
 
     The logger `capture` tells the run and its folder once (INFO) and each failed snapshot (ERROR).
 
-    The first step is captured at once, the last at `close`. Enabling the same module or optimizer again closes its
-    session first. A module that is compiled with `fullgraph=True` is passed compiled: the hooks on a bare one would be
-    traced into its graph.
+    The first step is captured at once, the last at `close`. A step is published when the next training forward begins,
+    or at `session.wait()`. Enabling the same module or optimizer again closes its session first. A module that is
+    compiled with `fullgraph=True` is passed compiled: the hooks on a bare one would be traced into its graph.
     Raises SetupError, UnsupportedError (state that can't be stored, by name), MismatchError.
     """
     options = SessionOptions(

@@ -10,9 +10,10 @@ files of all ranks are durable. What the training does wait for, before an updat
 read: the barrier, a hook on the optimizer's own `step`, which every kind of engine calls.
 """
 
+import contextlib
 import secrets
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +206,12 @@ class NativeCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
     def before_access(self, what: str) -> None:
         """Run the barrier before anything else that writes or moves the state."""
         self.release()
+
+    @contextlib.contextmanager
+    def editing(self, what: str) -> Iterator[None]:
+        """Run the barrier before an edit."""
+        self.release()
+        yield
 
     def layout_changed(self) -> None:
         """Do nothing: every save lists the memory anew."""

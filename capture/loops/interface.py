@@ -1,6 +1,7 @@
 """The interface between a session and a training loop. A kind of loop implements `Loop`; a session, `LoopEvents`."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
@@ -19,6 +20,9 @@ class Barrier(Protocol):
     def before_access(self, what: str) -> None:
         """The state is about to be loaded, offloaded, destroyed or otherwise written; `what` names the way."""
 
+    def editing(self, what: str) -> AbstractContextManager[None]:
+        """Wrap an edit that the user means: values of the state between two steps. `what` names the way."""
+
     def layout_changed(self) -> None:
         """Tensors were created, moved or freed: a plan made before is void."""
 
@@ -29,8 +33,8 @@ class Barrier(Protocol):
 class LoopEvents(Barrier, Protocol):
     """The events of a loop that makes steps, all on the training thread.
 
-    before_update, after_step, next_forward come in this order, for every step. A loop whose step ends only when
-    everything has moved, as a DeepSpeed engine's does, leaves `next_forward` out.
+    before_update, after_step, next_forward come in this order, for every step. `next_forward` may come more than once,
+    or not at all where no forward can be seen: then the step is final when the next update begins.
     """
 
     def after_step(self, *, applied: bool, metrics: Mapping[str, float | torch.Tensor]) -> None:

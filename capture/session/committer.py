@@ -187,6 +187,8 @@ class Committer:
         try:
             while not snapshot.finalized.wait(self._until_flush_s()):
                 self._flush()
+            if snapshot.is_dropped:
+                return False
             self._begin(f"the writing of step {snapshot.step}")
             snapshot.compose(self._run)
             while not snapshot.written(self._until_flush_s()):

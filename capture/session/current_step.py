@@ -1,24 +1,35 @@
 """The life of the current step: from the update that makes it to the update that ends its time in memory.
 
+                                                  edit_begins, edit_ended
+                                                         ┌──┐
+                                                         │  ▼
     FINAL ── update_begins ──▶ UPDATING ── update_ended ──▶ ENDED ── finalize_objects ──▶ FINAL
-      ▲                                                                                    │
-      └────────────────────────────────── the initial state ───────────────────────────────┘
+      ▲                                                       ▲                            │
+      │                                            the initial state                       │
+      └────────────────────────────────────────────────────────────────────────────────────┘
 
 UPDATING  The optimizer is writing: the state is half old and half new, and belongs to no step.
-ENDED     The update is over. Tensors, and objects with `read_at = "step"`, have their values. Objects with
-          `read_at = "next_forward"` (a scheduler, a scaler, an average of the weights) may still advance.
+ENDED     The update is over. Tensors, and objects with `read_at = "step"`, have their values, unless a declared edit
+          gives them others. Objects with `read_at = "next_forward"` (a scheduler, a scaler, an average of the weights)
+          may still advance.
 FINAL     All that belongs to the step has its value: the next training forward, the next update, or a call such as
-          `wait` or `modify` has begun. Generators, the data loader and buffers may be ahead of the step already.
+          `wait` has begun. Generators, the data loader and buffers may be ahead of the step already.
 
 Beside that, a step that has ended is one of
 
-captured  `capture` was called with a snapshot that has begun. It is finished only when its objects are final: at once,
-          unless the step is ENDED.
+captured  `capture` was called with a snapshot that has begun. It is finished, and published, only when the step is
+          FINAL.
 kept      It is not captured, but can be later, by `snapshot()` or `close`: `keep` has copied the state that does not
           stay until the next update, and `require_unchanged` finds out whether the rest has stayed. Where an update may
           be skipped without any event, objects advance after FINAL too; then they are kept when the step becomes FINAL.
           Elsewhere they are read when the step is captured.
+edited    A declared edit has changed it between its update and the next forward. What it is now is read when it becomes
+          FINAL, so that it is the state that the next step starts from. A snapshot that had begun is dropped by the
+          edit, and a new one begins then; a step that was kept is kept on.
 neither   Keeping has failed, or nothing has ended yet: a late capture reads everything as it is then.
+
+An edit after the next forward has begun is part of the next step: the snapshot is finished first. An edit of a step
+that is captured and FINAL because of a call comes too late for it, and is reported.
 
 A snapshot reads live memory beyond FINAL, until `release`: that is the barrier, which nothing that writes the state may
 pass before it returns.
@@ -26,13 +37,14 @@ pass before it returns.
 
 import enum
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from capture.snapshot.change_detector import Check
+from capture.snapshot.data_file import PlacedObject
 from capture.snapshot.snapshot import Snapshot
 from capture.snapshot.state_listing import StateListing
-from capture.snapshot.transient_state import TransientState
+from capture.snapshot.transient_state import KeptBuffers, TransientState
 from capture.user_warning import warn_user
 from catalog.errors import SnapshotError
 from catalog.run_writer import RunWriter
@@ -51,18 +63,35 @@ class CurrentStep:
 
     may_skip_updates: objects that are read at the next forward may advance again without an update, when one is skipped
     check: what is compared to find out whether a step that is captured late is still in memory
+    capture_again: begins the snapshot of a step anew with `capture`, or reports why it can't
     """
 
-    def __init__(self, listing: StateListing, run: RunWriter, *, may_skip_updates: bool, check: Check) -> None:
+    def __init__(
+        self,
+        listing: StateListing,
+        run: RunWriter,
+        *,
+        may_skip_updates: bool,
+        check: Check,
+        capture_again: Callable[[int], None],
+    ) -> None:
         self._listing = listing
         self._run = run
         self._may_skip_updates = may_skip_updates
         self._check = check
-        self._phase = _Phase.FINAL
+        self._capture_again = capture_again
+        self._phase = _Phase.ENDED
+        self._is_initial = True
+        self._next_has_begun = False
+        self._is_captured = False
         self._last_captured: int | None = None
         self._kept: TransientState | None = None
         self._unfinalized: Snapshot | None = None
         self._unreleased: Snapshot | None = None
+        self._dropped: int | None = None
+        self._edits_under_way = 0
+        self._before_edit: Mapping[int, Sequence[PlacedObject]] = {}
+        self._is_half_edited = False
         self._releasing = threading.RLock()
 
     # Events.
@@ -72,25 +101,39 @@ class CurrentStep:
         self.finalize_objects()
         self.release()
         self._phase = _Phase.UPDATING
+        self._is_half_edited = False
+
+    def forward_begins(self) -> None:
+        """Finalize the step: what is written from now on is part of the next one. A forward within a declared edit,
+        such as an evaluation with other weights, is none of these.
+        """
+        if not self._edits_under_way:
+            self.finalize_objects()
+            self._next_has_begun = True
 
     def update_ended(self) -> None:
         """Note that the update is over and that the state is now that of a new step."""
         # After `update_begins` this does nothing; a loop that has not called it must leave no snapshot waiting.
         self.finalize_objects()
         self._phase = _Phase.ENDED
+        self._is_initial = self._next_has_begun = self._is_captured = False
         self._kept = None
 
     def finalize_objects(self) -> None:
-        """ENDED becomes FINAL: read the objects that advance until the next forward. An error in reading them fails the
-        step's snapshot, not the training.
+        """ENDED becomes FINAL: begin the snapshot of an edited step anew, and read the objects that advance until the
+        next forward. An error in reading them fails the step's snapshot, not the training.
         """
         if self._phase is not _Phase.ENDED:
             return
+        if self._dropped is not None:
+            self._capture_again(self._dropped)
+            self._dropped = None
         self._phase = _Phase.FINAL
         snapshot, self._unfinalized = self._unfinalized, None
         try:
             if snapshot is not None:
-                snapshot.finalize_objects(self._listing.read_next_forward())
+                # Nothing advances before the first update: the initial state is that of `enable`.
+                snapshot.finalize_objects(() if self._is_initial else self._listing.read_next_forward())
             elif self._kept is not None and self._may_skip_updates:
                 self._kept = self._listing.keep_next_forward(self._kept)
         except Exception as error:  # noqa: BLE001 - a user's provider may raise anything
@@ -98,10 +141,51 @@ class CurrentStep:
             if snapshot is not None:
                 snapshot.fail(error)
 
-    def edited(self) -> None:
-        """Note a declared edit of the state."""
+    def edit_begins(self) -> None:
+        """A declared edit is about to begin: return once nothing reads the state. It drops a snapshot that is not
+        final, and nothing of it stays on the disk.
+        """
+        if self._unfinalized is not None:
+            with self._releasing:
+                snapshot, self._unfinalized, self._unreleased = self._unfinalized, None, None
+                self._kept = TransientState(snapshot.step, None, KeptBuffers({}, {}), snapshot.read_at_step)
+                self._dropped = snapshot.step
+                snapshot.drop()
+        self.release()
+        if self._kept is not None and not self._edits_under_way and not self._next_has_begun:
+            self._before_edit = self._listing.read_at_step()
+        self._edits_under_way += 1
+
+    def edit_ended(self, *, whole: bool) -> None:
+        """The edit is over; not `whole`: an exception has ended it, and the state is half edited."""
+        self._edits_under_way -= 1
+        self._is_half_edited |= not whole
+        if self._edits_under_way or self._phase is _Phase.UPDATING:
+            return
+        if self._next_has_begun:
+            self.accessed()
+        elif self._kept is not None:
+            self._kept = self._listing.keep_edited(self._kept, before=self._before_edit)
+            self._phase = _Phase.ENDED
+        elif self._is_captured:
+            reason = "an edit after the step was final, and perhaps committed, is not in its checkpoint"
+            self._run.journal.event("edited_after_commit", self._last_captured, reason=reason)
+            warn_user(
+                f"step {self._last_captured} of run {self._run.run} stays as it was before this edit, so a training "
+                "that is restored from it goes on without the edit: edit before session.wait() or session.snapshot()"
+            )
+
+    def give_up_half_edited(self) -> int | None:
+        """Forget the step whose snapshot an edit has dropped and an exception has left half edited; return it."""
+        if not self._is_half_edited or self._phase is not _Phase.ENDED:
+            return None
+        step, self._dropped, self._kept = self._dropped, None, None
+        return step
+
+    def accessed(self) -> None:
+        """Note that the state was loaded or moved, perhaps without a trace."""
         if self._kept is not None:
-            self._kept = replace(self._kept, edited=True)
+            self._kept = replace(self._kept, accessed=True)
 
     def release(self) -> None:
         """The barrier: return once no snapshot reads live memory any more."""
@@ -119,6 +203,11 @@ class CurrentStep:
         """True while an update is under way, or was when an exception ended it: the state belongs to no step."""
         return self._phase is _Phase.UPDATING
 
+    @property
+    def is_being_edited(self) -> bool:
+        """True while a declared edit is under way."""
+        return self._edits_under_way > 0
+
     def is_captured(self, step: int) -> bool:
         """Return whether a snapshot of `step` was begun in this session."""
         return step == self._last_captured
@@ -129,11 +218,9 @@ class CurrentStep:
         """
         with self._releasing:
             snapshot = self._unreleased = begin()
-        self._last_captured, self._kept = snapshot.step, None
+        self._last_captured, self._is_captured, self._kept = snapshot.step, True, None
         if self._phase is _Phase.ENDED:
             self._unfinalized = snapshot
-            if not self._listing.advances_until_next_forward:
-                self.finalize_objects()
         else:
             snapshot.finalize_objects((), at_once=True)
         return snapshot

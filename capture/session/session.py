@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -199,14 +199,18 @@ class Session:
                 )
             time.sleep(_COMMIT_POLL_S)
 
-    @contextlib.contextmanager
-    def modify(self) -> Iterator[None]:
-        """Wrap edits of captured state between steps: pending snapshots are made safe first."""
-        self._events.before_access("modify")
-        try:
-            yield
-        finally:
-            self._events.layout_changed()
+    def modify(self) -> contextlib.AbstractContextManager[None]:
+        """Wrap edits of captured state between steps, as in `with session.modify():`. The checkpoint of the step that
+        has just ended is the state after all edits before the next training forward, with all objects as they are then:
+        the state that the next step starts from. Edits belong behind the step in the loop, so that a training that is
+        restored does not repeat them.
+
+        An edit after that forward, before the update, is part of the next step. A step that is final already because of
+        `wait`, `snapshot` or a load stays as it was: a warning and the event `edited_after_commit` in the journal say
+        so.
+        On another thread than the training's this only waits until nothing is read.
+        """
+        return contextlib.nullcontext() if self._closed else self._events.editing("modify")
 
     def close(self) -> None:
         """Capture the last step, finish everything, let the loop go. Idempotent.
@@ -254,7 +258,7 @@ class Session:
 
         def may_take() -> bool:
             alive = reference()
-            return alive is None or alive._closed or not alive._events.current.is_updating
+            return alive is None or alive._closed or not alive._events.is_being_written
 
         def take() -> None:
             alive = reference()
@@ -294,6 +298,8 @@ class Session:
         try:
             if capture_last:
                 self._events.capture_last()
+            else:
+                self._events.give_up_half_edited()
             self._events.current.finalize_objects()
             self._events.current.release()
         except KeyboardInterrupt:

@@ -1,9 +1,10 @@
 """The events of one training loop: decides which steps become snapshots, and measures how long the training waits."""
 
 import collections
+import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 import torch
@@ -43,7 +44,7 @@ class Observer(Protocol):
 
 
 class StepEvents:
-    """The LoopEvents of one session. Every method is for the training thread, except `before_access`.
+    """The LoopEvents of one session. Every method is for the training thread, except `before_access` and `editing`.
 
     Nothing that goes wrong with a snapshot reaches the training, except in `begin` and `snapshot_now`, which are asked
     for one step and raise.
@@ -65,7 +66,13 @@ class StepEvents:
         close: Callable[[], None],
         observer: Observer | None = None,
     ) -> None:
-        self.current = CurrentStep(listing, run, may_skip_updates=loop.may_skip_updates(), check=options.check)
+        self.current = CurrentStep(
+            listing,
+            run,
+            may_skip_updates=loop.may_skip_updates(),
+            check=options.check,
+            capture_again=self._try_capture,
+        )
         self.skipped = 0
         self.stall_s = 0.0
         self.stalls_s: collections.deque[float] = collections.deque(maxlen=_MOST_STALLS)
@@ -113,20 +120,45 @@ class StepEvents:
         self._stall_s = 0.0
 
     def next_forward(self) -> None:
-        self.current.finalize_objects()
+        self.current.forward_begins()
+
+    @contextlib.contextmanager
+    def editing(self, what: str) -> Iterator[None]:
+        if threading.get_ident() != self._thread:
+            # Nobody knows where in its step the training is: it is kept as it is at the barrier.
+            self.before_access(what)
+            try:
+                yield
+            finally:
+                self.layout_changed()
+            return
+        self.current.edit_begins()
+        whole = False
+        try:
+            yield
+            whole = True
+        finally:
+            self._listing.forget_tensors()
+            self.current.edit_ended(whole=whole)
 
     def before_access(self, what: str) -> None:
         # Providers may be asked on the training thread only; the barrier holds for every thread.
-        if threading.get_ident() == self._thread:
+        # Within a declared edit the step is not final yet.
+        if threading.get_ident() == self._thread and not self.current.is_being_edited:
             self.current.finalize_objects()
         self.current.release()
 
     def layout_changed(self) -> None:
-        self.current.edited()
+        self.current.accessed()
         self._listing.forget_tensors()
 
     def closing(self) -> None:
         self._close()
+
+    @property
+    def is_being_written(self) -> bool:
+        """True while an update or a declared edit is under way."""
+        return self.current.is_updating or self.current.is_being_edited
 
     # Snapshots.
 
@@ -151,6 +183,13 @@ class StepEvents:
             return
         self.current.finalize_objects()
         self._try_capture(step)
+
+    def give_up_half_edited(self) -> None:
+        """Report the step that was due and is half edited: an exception has left its edit, and ends the session."""
+        step = self.current.give_up_half_edited()
+        if step is not None:
+            reason = "an exception has ended session.modify() after the step, so its state is half edited"
+            self._committer.failed(step, SnapshotError(reason))
 
     def _is_lost(self, step: int) -> bool:
         try:

@@ -42,6 +42,8 @@ class Snapshot:
     no longer.
 
     `finalized` is set when the objects have their final values: only then the ends of the file can be made.
+    `read_at_step`: the objects that were read right after the update, by the provider's id. `is_dropped`: the step has
+    changed, so that nothing of this is to be published.
     """
 
     step: int
@@ -55,6 +57,8 @@ class Snapshot:
     begin_tensors: Callable[..., ObjectTensors]
     held: Held | None
     digests: Callable[[], Mapping[str, bytes]]
+    read_at_step: Mapping[int, Sequence[PlacedObject]]
+    is_dropped: bool = False
     object_tensors: ObjectTensors | None = None
     finalized: threading.Event = field(default_factory=threading.Event)
     _judging: threading.Lock = field(default_factory=threading.Lock)
@@ -93,7 +97,18 @@ class Snapshot:
         unchanged = UnchangedCheck(plan.expected_unchanged, expected.stored, job, align=plan.align, copies=plan.copies)
         begin_tensors = partial(listing.begin_tensors, job=job, align=plan.align, after=unchanged.wait)
         snapshot = cls(
-            step, plan, data_tmp, job, copies, unchanged, detector, objects.placed, begin_tensors, held, digests
+            step,
+            plan,
+            data_tmp,
+            job,
+            copies,
+            unchanged,
+            detector,
+            objects.placed,
+            begin_tensors,
+            held,
+            digests,
+            objects.read_at_step,
         )
         threading.Thread(target=snapshot._look_for_changes, name="dshistory-changes", daemon=True).start()
         return snapshot
@@ -118,13 +133,21 @@ class Snapshot:
 
     def abort(self) -> None:
         """Stop, and remove the file; no copy is left. Idempotent."""
-        self._judged.set()
+        with self._judging:
+            # Nobody is looking at the tensors now, nor will be.
+            self._judged.set()
         self.job.abort()
         self.copies.wait()
         self.unchanged.wait()
         if self.object_tensors is not None:
             self.object_tensors.wait()
         self._let_go()
+
+    def drop(self) -> None:
+        """Abort the snapshot before its objects are final, which is no failure. No byte is read when this returns."""
+        self.is_dropped = True
+        self.abort()
+        self.finalized.set()
 
     def release(self) -> None:
         """The barrier: return once no live byte is needed any more. Idempotent, from any thread. Memory that was
@@ -189,7 +212,7 @@ class Snapshot:
 
     def _let_go(self) -> None:
         """Hold no memory of the training any more; the barrier may still hold this snapshot."""
-        self.held, self.objects = None, ()
+        self.held, self.objects, self.read_at_step = None, (), {}
         self.detector.let_go()
         if self.object_tensors is not None:
             self.object_tensors.let_go()

@@ -31,7 +31,7 @@ from capture.state.interface import (
     is_looked_at,
     read_at,
 )
-from capture.state.objects import encode_object
+from capture.state.objects import encode_object, have_same_content
 from capture.state.row_major import dense_bytes
 from catalog.disk.json_file import canonical
 from catalog.errors import UnsupportedError
@@ -44,9 +44,12 @@ _NOTHING_STORED: Mapping[str, StoredAt] = {}
 
 @dataclass(frozen=True)
 class EncodedObjects:
-    """The objects that this rank writes, as they were when they were read."""
+    """The objects that this rank writes, as they were when they were read; and all of those that are read right after
+    the update, by the provider's id.
+    """
 
     placed: Sequence[PlacedObject]
+    read_at_step: Mapping[int, Sequence[PlacedObject]]
 
     @cached_property
     def entries(self) -> Sequence[Entry]:
@@ -88,9 +91,14 @@ class StateListing:
         that can't be stored, or that two providers offer.
         """
         found: dict[str, PlacedObject] = {}
+        at_step: dict[int, Sequence[PlacedObject]] = {}
         for provider in self.providers:
+            of_step = read_at(provider) == "step"
             known = None if kept is None else kept.objects.get(id(provider))
-            for placed in _encode(provider, live=read_at(provider) != "step") if known is None else known:
+            objects = _encode(provider, live=not of_step) if known is None else known
+            if of_step:
+                at_step[id(provider)] = objects
+            for placed in objects:
                 name = placed.encoded.name
                 if name in found:
                     raise UnsupportedError(
@@ -98,12 +106,7 @@ class StateListing:
                     )
                 found[name] = placed
         mine = [placed for placed in found.values() if placed.placement == "rank_local" or self._rank == 0]
-        return EncodedObjects(mine)
-
-    @property
-    def advances_until_next_forward(self) -> bool:
-        """True when some provider's objects are read at the next forward."""
-        return bool(self._reading("next_forward"))
+        return EncodedObjects(mine, at_step)
 
     def read_next_forward(self) -> list[PlacedObject]:
         """Encode, as they are now, the objects that are read at the next forward."""
@@ -118,20 +121,39 @@ class StateListing:
         self.require_running()
         watched, tensors = self._weights(check)
         weights = ChangeDetector(watched, check=check, tensors=tensors)
+        return TransientState(step, weights, self._buffers.keep(), self.read_at_step())
+
+    def read_at_step(self) -> Mapping[int, Sequence[PlacedObject]]:
+        """Encode, as they are now, the objects that are read right after the update, by the provider's id."""
         objects = {}
         for provider in self._reading("step"):
             # One that fails is asked again when the step is captured, and its error is reported there.
             with contextlib.suppress(Exception):
                 objects[id(provider)] = _encode(provider)
-        return TransientState(step, weights, self._buffers.keep(), objects)
+        return objects
+
+    def keep_edited(self, kept: TransientState, *, before: Mapping[int, Sequence[PlacedObject]]) -> TransientState:
+        """Return `kept` after a declared edit: with the buffers as they are now, and with those objects as they are now
+        that the edit itself has changed from what they were `before` it. Others may be ahead of the step already, as a
+        data loader that the loop has asked for the next batch.
+        """
+        now = self.read_at_step()
+        objects = {
+            key: now[key] if key in now and not _are_same(now[key], before.get(key, ())) else kept.objects[key]
+            for key in kept.objects
+            if key in now
+        }
+        return TransientState(kept.step, None, self._buffers.keep(), objects)
 
     def changed(self, kept: TransientState) -> list[str]:
         """Return the weights and optimizer state that are not those of the step any more: written to, freed, or
-        replaced by others; after a declared edit also what it may have written without a trace. UnsupportedError while
-        a CUDA graph is captured.
+        replaced by others; after a load also what it may have written without a trace. UnsupportedError while a CUDA
+        graph is captured.
         """
         self.require_running()
-        if kept.edited and kept.weights.unread:
+        if kept.weights is None:
+            return []
+        if kept.accessed and kept.weights.unread:
             return [item.label for item in kept.weights.unread]
         return kept.weights.changed() or _replaced(kept.weights.items, self._weights(kept.weights.check)[0].items)
 
@@ -274,6 +296,12 @@ def _encode(provider: StateProvider, *, live: bool = False) -> list[PlacedObject
         PlacedObject(encode_object(name, value, live=live, named=named), placement)
         for name, (value, placement) in provider.objects().items()
     ]
+
+
+def _are_same(one: Sequence[PlacedObject], other: Sequence[PlacedObject]) -> bool:
+    return len(one) == len(other) and all(
+        have_same_content(a.encoded, b.encoded) for a, b in zip(one, other, strict=True)
+    )
 
 
 def _as_kept(item: TensorItem, kept: TransientState) -> TensorItem:

@@ -32,14 +32,15 @@ class KeptBuffers:
 @dataclass(frozen=True, slots=True)
 class TransientState:
     """The kept state of `step`. `objects` has the encoded objects of some providers, by the provider's id; `weights`
-    finds out whether the state that was to stay until the next update has stayed. `edited`: an edit was declared since.
+    finds out whether the state that was to stay until the next update has stayed, None after a declared edit: the step
+    then is what is in memory when it is captured. `accessed`: something was loaded or moved since.
     """
 
     step: int
-    weights: ChangeDetector
+    weights: ChangeDetector | None
     buffers: KeptBuffers
     objects: Mapping[int, Sequence[PlacedObject]]
-    edited: bool = False
+    accessed: bool = False
 
 
 class BufferKeeper:

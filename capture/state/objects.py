@@ -23,7 +23,16 @@ from capture.state.tensor_names import tensor_names
 from catalog.errors import FormatError, UnsupportedError
 from catalog.format.dtypes import DTYPES
 
-__all__ = ["Decoder", "EncodedObject", "Encoder", "LiveTensor", "decode_object", "encode_object", "inlined"]
+__all__ = [
+    "Decoder",
+    "EncodedObject",
+    "Encoder",
+    "LiveTensor",
+    "decode_object",
+    "encode_object",
+    "have_same_content",
+    "inlined",
+]
 
 _MAX_DEPTH = 200
 
@@ -84,6 +93,16 @@ def decode_object(name: str, data: bytes, *, tensor: Callable[[str], torch.Tenso
         return Decoder(tensor).value(tree, name)
     except RecursionError as error:
         raise FormatError(f"object {name!r}: nested too deeply") from error
+
+
+def have_same_content(one: EncodedObject, other: EncodedObject) -> bool:
+    """Return whether both have the same JSON and, bit for bit, the same copied tensors."""
+    if one.json != other.json or one.tensors.keys() != other.tensors.keys():
+        return False
+    return all(
+        torch.equal(tensor.view(-1).view(torch.uint8), other.tensors[name].view(-1).view(torch.uint8))
+        for name, tensor in one.tensors.items()
+    )
 
 
 def inlined(encoded: EncodedObject) -> EncodedObject:

@@ -121,13 +121,22 @@ def _metrics(engine: Any, metrics: _EngineMetrics) -> Iterator[Callable[[], None
 def _steps(engine: Any, events: LoopEvents, metrics: _EngineMetrics) -> Iterator[Callable[[], None]]:
     def step(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         before = engine.global_steps
+        if engine.pipeline_parallelism:
+            # Its forward is none that a hook sees.
+            events.next_forward()
         result = inner(*args, **kwargs)
         if engine.global_steps != before:
             applied = engine.was_step_applied()
             events.after_step(applied=applied, metrics=metrics.take())
         return result
 
+    def forward_begins(module: torch.nn.Module, _: Any) -> None:
+        # An evaluation may run between two steps, and must not end the first one.
+        if engine.module.training and torch.is_grad_enabled():
+            events.next_forward()
+
     yield wrap(engine, "train_batch" if engine.pipeline_parallelism else "step", step)
+    yield engine.register_forward_pre_hook(Hook(forward_begins)).remove
 
 
 def _accesses(engine: Any, events: Barrier) -> Iterator[Callable[[], None]]:
@@ -154,7 +163,7 @@ def _writes_by_parameter(engine: Any, events: Barrier) -> Iterator[Callable[[], 
     optimizer = engine.optimizer
     for name in ("set_full_hp_param", "set_local_hp_param"):
         if hasattr(optimizer, name):
-            yield wrap(optimizer, name, _guard(events, name))
+            yield wrap(optimizer, name, _edit(events, name))
     undo: list[Callable[[], None]] = []
 
     def release() -> None:
@@ -165,7 +174,7 @@ def _writes_by_parameter(engine: Any, events: Barrier) -> Iterator[Callable[[], 
         release()
         name = "set_full_hp_param"
         linked = [parameter for parameter in engine.module.parameters() if name in vars(parameter)]
-        undo.extend(wrap(parameter, name, _guard(events, name)) for parameter in linked)
+        undo.extend(wrap(parameter, name, _edit(events, name)) for parameter in linked)
 
     def link(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         result = inner(*args, **kwargs)
@@ -185,6 +194,14 @@ def _guard(events: Barrier, what: str) -> Callable[..., Any]:
             return inner(*args, **kwargs)
         finally:
             events.layout_changed()
+
+    return around
+
+
+def _edit(events: Barrier, what: str) -> Callable[..., Any]:
+    def around(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with events.editing(what):
+            return inner(*args, **kwargs)
 
     return around
 

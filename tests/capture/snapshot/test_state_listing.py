@@ -258,7 +258,7 @@ def test_objects_may_outgrow_the_header(history, grow):
         assert [int(tensor[0]) for tensor in mine.held] == [n for n in range(1, step + 1) for _ in range(200)]
 
 
-def test_after_a_declared_edit_memory_that_nobody_looks_at_is_not_taken_for_the_steps():
+def test_after_a_load_memory_that_nobody_looks_at_is_not_taken_for_the_steps():
     """A device looks at a sample itself; with check="versions" nobody does, and a write to `.data` is not counted."""
     model, optimizer = make()
     providers = [ModuleParameters(model), Buffers(model), TorchOptimizer(optimizer, model)]
@@ -267,7 +267,7 @@ def test_after_a_declared_edit_memory_that_nobody_looks_at_is_not_taken_for_the_
     model.inner.weight.data.zero_()
     assert listing.changed(sampled) == ["model 'inner.weight'"]
     assert listing.changed(counted) == []
-    assert "model 'inner.weight'" in listing.changed(dataclasses.replace(counted, edited=True))
+    assert "model 'inner.weight'" in listing.changed(dataclasses.replace(counted, accessed=True))
 
 
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, CountsInNumbers])

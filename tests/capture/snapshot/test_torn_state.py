@@ -70,9 +70,9 @@ def test_edits_between_steps_inside_modify(history):
     model, optimizer = make(1500)
     session = faulty_session(model, optimizer, history, faults=native.Faults(**SLOW), every=1)
     one_step(model, optimizer)
-    expected = reference(model, optimizer)
     with session.modify(), torch.no_grad():
         model.inner.weight.clamp_(-0.001, 0.001)
+    expected = reference(model, optimizer)
     session.close()
     assert_same(capture.restore(f"{session.run}:1", history=history), expected)
 

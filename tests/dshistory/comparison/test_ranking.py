@@ -67,7 +67,7 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     with capture.enable(model, optimizer=optimizer, every=5, history=root, stats_every=0) as session:
         for step in range(1, 26):
             optimizer.param_groups[1]["lr"] = rate * (10 if 15 < step <= 20 else 1)
-            if step == 21:
+            if step == 22:
                 with session.modify(), torch.no_grad():
                     model.blocks[1].up.weight.normal_(std=0.05)
             optimizer.zero_grad()

@@ -27,6 +27,7 @@ def explorer(history):
     with capture.enable(model, optimizer=optimizer, history=history, every=1, stats_every=0) as session:
         for _ in range(5):
             one_step(model, optimizer)
+        session.wait()
         with session.modify(), torch.no_grad():
             model.outer.weight[3, 4] = math.nan
         step_without_gradients(model, optimizer)
@@ -100,6 +101,7 @@ def test_an_update_that_drowns_in_the_rounding_of_sketches_is_read(history, monk
     model, optimizer = make(256)
     with capture.enable(model, optimizer=optimizer, history=history, every=1, stats_every=0) as session:
         optimizer.param_groups[0]["weight_decay"] = 0.0
+        session.wait()
         with session.modify(), torch.no_grad():
             model.inner.weight[0, 0] += 1e-7
         step_without_gradients(model, optimizer)

@@ -2,9 +2,10 @@
 hooks.
 """
 
+import contextlib
 import copy
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from deepspeed.utils import (
 from deepspeed_eager import Eager, assert_same, take
 from deepspeed_helpers import WIDTH, TinyGPT, WideGPT, batches, make_engine, train
 from faulty_writer import faults_in_new_writers
+from ranks import guards
 
 import capture
 import native
@@ -43,8 +45,17 @@ class Recorder:
         self._see("step")
         self.steps.append((applied, metrics))
 
+    def next_forward(self) -> None:
+        """Forwards are none of the events that these cases count."""
+
     def before_access(self, what: str) -> None:
         self.said.append(what)
+
+    @contextlib.contextmanager
+    def editing(self, what: str) -> Iterator[None]:
+        self.said.append(what)
+        yield
+        self.said.append("edited")
 
     def layout_changed(self) -> None:
         self.said.append("layout")
@@ -180,7 +191,7 @@ def case_writes_by_parameter_are_announced(folder: Path) -> None:
         detach = loop.attach(seen)
         weight = engine.module.blocks[0].mlp[0].weight
         ones = torch.ones(3 * WIDTH, WIDTH)
-        announced = ["set_full_hp_param", "layout"]
+        announced = ["set_full_hp_param", "edited"]
 
         safe_set_full_fp32_param(weight, ones)
         safe_set_full_optimizer_state(weight, ones, "exp_avg")
@@ -191,7 +202,7 @@ def case_writes_by_parameter_are_announced(folder: Path) -> None:
             mine = torch.ones(weight.ds_tensor.numel())
             safe_set_local_fp32_param(weight, mine)
             safe_set_local_optimizer_state(weight, mine, "exp_avg")
-            assert seen.said == ["set_local_hp_param", "layout"] * 2
+            assert seen.said == ["set_local_hp_param", "edited"] * 2
         if stage == 2:
             engine.offload_states(pin_memory=False)
             engine.reload_states()
@@ -216,7 +227,6 @@ def case_writes_by_parameter_wait_for_the_snapshot(folder: Path) -> None:
             )
         with session:
             train(engine, 1)
-            expected = take(DeepSpeedLoop(engine).providers())
             for parameter in engine.module.wide.parameters():
                 weights = safe_get_full_fp32_param(parameter)
                 safe_set_full_fp32_param(parameter, torch.zeros_like(weights))
@@ -224,12 +234,41 @@ def case_writes_by_parameter_wait_for_the_snapshot(folder: Path) -> None:
                     # DeepSpeed links no state to the parameters of the second group.
                     safe_set_full_optimizer_state(parameter, torch.zeros_like(weights), "exp_avg")
                 safe_set_full_fp32_param(parameter, weights)
+            expected = take(DeepSpeedLoop(engine).providers())
         assert session.stats.failed == 0
         engine.destroy()
         again = make_engine(stage=stage, model=WideGPT, seed=9)
         capture.restore(f"{session.run}:1", history=history, engine=again)
         assert_same(take(DeepSpeedLoop(again).providers()), expected)
         again.destroy()
+
+
+@guards("Resume is exact")
+def case_writes_by_parameter_belong_to_the_step_before(folder: Path) -> None:
+    """Weights are written between all steps; a training that is restored from a step goes on with the same bits."""
+
+    def steps(engine: Any, first: int) -> list[float]:
+        losses = []
+        for step in range(first, 5):
+            losses += train(engine, 1, start=step)
+            for parameter in engine.module.blocks.parameters():
+                safe_set_full_fp32_param(parameter, safe_get_full_fp32_param(parameter) * 0.9)
+        return losses
+
+    for stage in (1, 3):
+        engine = make_engine(stage=stage)
+        history = folder / f"edited-{stage}-{os.environ['WORLD_SIZE']}"
+        with capture.enable(engine, every=2, history=history, stats_every=0) as session:
+            losses = steps(engine, 0)
+        assert session.failures == []
+        expected = take(DeepSpeedLoop(engine).providers())
+        engine.destroy()
+        for step in (2, 4):
+            again = make_engine(stage=stage, seed=9)
+            capture.restore(f"{session.run}:{step}", history=history, engine=again)
+            assert steps(again, step) == losses[step:]
+            assert_same(take(DeepSpeedLoop(again).providers()), expected)
+            again.destroy()
 
 
 def case_detaching_leaves_nothing(folder: Path) -> None:
