@@ -15,6 +15,6 @@ def history_path(history: Path | str | None) -> Path:
     """Return the absolute folder that `history` means; without one `$DSHISTORY`, else `./history`. SetupError for
     anything but a path.
     """
-    if history is not None and not isinstance(history, (str, os.PathLike)):
+    if history is not None and (not isinstance(history, (str, os.PathLike)) or "\0" in os.fspath(history)):
         raise SetupError(f"history={history!r}: give the path of a folder, or None for $DSHISTORY, else ./history")
     return Path(history or os.environ.get("DSHISTORY") or "history").expanduser().resolve()

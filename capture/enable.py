@@ -100,7 +100,8 @@ def enable(
     In a script that `dshistory replay` has started, this puts the training back to the step asked for, whatever
     `resume` and `history` say, changes it as asked, and captures it as a child of the run that is replayed.
 
-    The logger `capture` tells the run and its folder once (INFO) and each failed snapshot (ERROR).
+    The logger `capture` tells the run, its folder and where it goes on from once (INFO). A failed snapshot is a
+    warning, which `logging.captureWarnings(True)` brings into the log.
 
     The first step is captured at once, the last at `close`. A step is published when the next training forward begins,
     or at `session.wait()`. Enabling the same module or optimizer again closes its session first. A module that is
@@ -128,6 +129,11 @@ def enable(
     subjects = loop.subjects()
     _warn_of_averages(subjects, every_provider)
     for previous in sessions_of(subjects):
+        if previous.is_open and ranks.rank == 0:
+            warn_user(
+                f"the session of run {previous.run} captures these objects already: it is closed, and a new run "
+                "begins; call session.close() first if that is meant"
+            )
         previous.close()
     if sigterm_limit_s is not None and ranks.world_size > 1:
         raise SetupError(
@@ -183,7 +189,9 @@ def _begin(
         session = ranks.agree(
             "capturing the first step",
             lambda: undo.enter_context(
-                Session(loop, listing, run=run, writer=writer.writer, options=options, observer=course)
+                Session(
+                    loop, listing, run=run, writer=writer.writer, options=options, observer=course, resumed_from=parent
+                )
             ),
         )
         undo.pop_all()

@@ -50,7 +50,7 @@ class History:
     @classmethod
     def open(cls, path: Path | str) -> History:
         """Open the history at `path`. NotFoundError when there is none, FormatError when a newer release wrote it."""
-        if not isinstance(path, (str, os.PathLike)):
+        if not isinstance(path, (str, os.PathLike)) or "\0" in os.fspath(path):
             raise SetupError(f"a history is opened by the path of its folder, not by {path!r}")
         root = Path(path).expanduser().resolve()
         paths = HistoryPaths(root)

@@ -1,7 +1,7 @@
 """Reads a checkpoint's tensors without a live target, whole and in their global shapes."""
 
 import difflib
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence, Set
 from fnmatch import fnmatchcase
 from typing import TypeAlias
 
@@ -57,7 +57,7 @@ def state_dict_of(
 def _patterns(argument: str, given: str | Sequence[str] | None) -> Sequence[str] | None:
     if given is None or isinstance(given, str):
         return None if given is None else [given]
-    if not isinstance(given, Collection) or not all(isinstance(pattern, str) for pattern in given):
+    if not isinstance(given, (list, tuple, Set)) or not all(isinstance(pattern, str) for pattern in given):
         raise SetupError(f"{argument}={given!r}: give a pattern, or a list of patterns")
     return list(given)
 

@@ -32,6 +32,7 @@ from capture.snapshot.failures import Failures
 from capture.snapshot.state_listing import StateListing
 from capture.user_warning import warn_user
 from catalog.errors import SetupError, SnapshotError
+from catalog.records import CheckpointRef
 from catalog.run_writer import RunWriter
 
 __all__ = ["Session", "SessionStats", "close_at_exit"]
@@ -82,8 +83,10 @@ class Session:
         writer: native.Writer,
         options: SessionOptions,
         observer: Observer | None = None,
+        resumed_from: CheckpointRef | None = None,
     ) -> None:
         self._loop = loop
+        self._resumed_from = resumed_from
         self._listing = listing
         self._run = run
         self._writer = writer
@@ -116,7 +119,8 @@ class Session:
         captured = int(self._committer.figures()["snapshots"])
         interval = "every step" if self._options.every == 1 else f"every {self._options.every} steps"
         state = "closed" if self._closed else "open"
-        return f"<Session: run {self.run} in {self.history}, {interval}, {captured} captured so far, {state}>"
+        begins = "" if self._resumed_from is None else f"goes on from {self._resumed_from}, "
+        return f"<Session: run {self.run} in {self.history}, {begins}{interval}, {captured} captured so far, {state}>"
 
     @property
     def run(self) -> str:
@@ -129,9 +133,23 @@ class Session:
         return self._run.paths.root
 
     @property
+    def resumed_from(self) -> CheckpointRef | None:
+        """The checkpoint that this run goes on from: the one that `resume="auto"` chose, or that `capture.restore` put
+        back before `enable`, in any history. None for a run that starts fresh.
+        """
+        return self._resumed_from
+
+    @property
     def step(self) -> int:
-        """The number of optimizer steps so far, skipped ones included; after a restore, from that step on."""
+        """The number of optimizer steps so far, those before a resume included, and those that were skipped: a script
+        goes on with `for step in range(session.step, total)`.
+        """
         return self._loop.step()
+
+    @property
+    def is_open(self) -> bool:
+        """True until `close` has begun."""
+        return not self._closed
 
     @property
     def stats(self) -> SessionStats:
@@ -170,10 +188,17 @@ class Session:
 
     def tag(self, name: str, step: int | None = None) -> None:
         """Give a step (default: the one that has just ended) a name that `restore` and `diff` take. SetupError for a
-        name that would read as a step.
+        name that would read as a step. A name for a step that is not captured, and not due later, finds nothing, which
+        a warning tells: call `snapshot` first.
         """
         self._require_open()
-        self._run.journal.tag(*checked_tag(name, self._loop.step() if step is None else step))
+        text, number = checked_tag(name, self._loop.step() if step is None else step)
+        if not (self._events.will_be_captured(number) or self._run.paths.step_dir(self.run, number).exists()):
+            warn_user(
+                f"tag {text!r}: step {number} is not captured, so the name finds nothing, unless it is the last step: "
+                "call session.snapshot() before session.tag()"
+            )
+        self._run.journal.tag(text, number)
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Return once every snapshot started so far is committed. SnapshotError when one failed, or when the time is

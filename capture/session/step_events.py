@@ -162,6 +162,10 @@ class StepEvents:
 
     # Snapshots.
 
+    def will_be_captured(self, step: int) -> bool:
+        """Return whether `step` is to come, and due."""
+        return step > self._loop.step() and (self._options.is_due(step) or self._due)
+
     def begin(self) -> None:
         """Capture the state that the session begins with."""
         self._capture(self._loop.step())

@@ -23,7 +23,9 @@ def checked_metrics(metrics: Mapping[str, Any]) -> dict[str, float | torch.Tenso
 def checked_tag(name: Any, step: Any) -> tuple[str, int]:
     """Return the name and the step of a tag. SetupError for a name that reads as a step, or no number."""
     text = _text(name, "tag")
-    if not text or ":" in text or text.lstrip("-").isdigit() or text in _RESERVED:
+    if not text:
+        raise SetupError("tag: the name is empty: give a word")
+    if ":" in text or text.lstrip("-").isdigit() or text in _RESERVED:
         raise SetupError(f"tag {text!r} would read as a step: take a word without ':'")
     try:
         number = operator.index(step)

@@ -1,16 +1,13 @@
-"""Reports failed snapshots: each as a warning and in the log, at the next step or at the end, and all as one error to
-the caller of `wait`, or of a `close` that was asked to raise.
+"""Reports failed snapshots: each as a warning, at the next step or at the end, and all as one error to the caller of
+`wait`, or of a `close` that was asked to raise.
 """
 
-import logging
 from collections.abc import Callable, Sequence
 
 from capture.user_warning import warn_user
 from catalog.errors import SnapshotError
 
 __all__ = ["Failures"]
-
-_log = logging.getLogger(__name__)
 
 
 class Failures:
@@ -33,7 +30,6 @@ class Failures:
         # Before the first warning: where warnings are errors, the next call does not begin with the same one.
         self._reported = len(failures)
         for failure in failures[first:]:
-            _log.error("%s", failure)
             warn_user(str(failure))
 
     def raise_all(self) -> None:

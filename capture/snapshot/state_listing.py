@@ -5,7 +5,7 @@ only with them a plan is made. A plan is kept as long as no provider's tensors h
 """
 
 import contextlib
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -32,6 +32,7 @@ from capture.state.interface import (
     read_at,
 )
 from capture.state.objects import encode_object, have_same_content
+from capture.state.own_kinds import OWN_KINDS, STATE_OF_OPTIMIZERS
 from capture.state.row_major import dense_bytes
 from catalog.disk.json_file import canonical
 from catalog.errors import UnsupportedError
@@ -83,12 +84,13 @@ class StateListing:
         self._lists: dict[int, Listed] = {}
         self._watched: tuple[list[Listed], Watched] | None = None
         self._buffers = BufferKeeper(self.providers)
+        self._looked_at: set[str] = set()
 
     # Objects.
 
     def read_objects(self, kept: TransientState | None = None) -> EncodedObjects:
         """Encode this rank's objects as they are now, except those that `kept` has. UnsupportedError names an object
-        that can't be stored, or that two providers offer.
+        that can't be stored, that two providers offer, or that has the name of a kind of tensors.
         """
         found: dict[str, PlacedObject] = {}
         at_step: dict[int, Sequence[PlacedObject]] = {}
@@ -100,6 +102,9 @@ class StateListing:
                 at_step[id(provider)] = objects
             for placed in objects:
                 name = placed.encoded.name
+                if is_looked_at(provider):
+                    self._looked_at.add(name)
+                    _refuse_kinds({name}, OWN_KINDS | STATE_OF_OPTIMIZERS)
                 if name in found:
                     raise UnsupportedError(
                         f"two State Providers offer an object {name!r}: give one of them another name"
@@ -189,6 +194,7 @@ class StateListing:
         same = bool(planned_for) and self._planned_for == planned_for and self._stored is stored
         usable = same and self._plan is not None and all_alive(self._plan.watched.items)
         if self._plan is None or not usable or not self._plan.has_room_for(objects.entries):
+            _refuse_kinds(self._looked_at, {item.kind for item in items})
             self._plan = make_plan(
                 items,
                 rank=self._rank,
@@ -302,6 +308,14 @@ def _are_same(one: Sequence[PlacedObject], other: Sequence[PlacedObject]) -> boo
     return len(one) == len(other) and all(
         have_same_content(a.encoded, b.encoded) for a, b in zip(one, other, strict=True)
     )
+
+
+def _refuse_kinds(names: Set[str], kinds: Set[str]) -> None:
+    for name in sorted(names & kinds):
+        raise UnsupportedError(
+            f"a State Provider offers an object {name!r}, and checkpoints have tensors of the kind {name!r} by "
+            "themselves: give it another name"
+        )
 
 
 def _as_kept(item: TensorItem, kept: TransientState) -> TensorItem:

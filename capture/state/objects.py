@@ -77,7 +77,13 @@ def encode_object(name: str, value: Any, *, live: bool = False, named: bool = Fa
     """
     encoded = EncodedObject(name, b"")
     tree = Encoder(encoded, copied_bytes=MOST_COPIED_BYTES if live else None).tree(value, name, 0)
-    encoded.json = json.dumps(tree, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    try:
+        encoded.json = json.dumps(tree, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    except UnicodeEncodeError as error:
+        raise UnsupportedError(
+            f"{_path_of_no_text(tree, name)}: a string with a lone surrogate is no valid text: decode it without "
+            "surrogateescape, or give it as bytes"
+        ) from error
     if named and (encoded.tensors or encoded.live):
         encoded.names = tensor_names(tree, of=name)
     return encoded
@@ -93,6 +99,22 @@ def decode_object(name: str, data: bytes, *, tensor: Callable[[str], torch.Tenso
         return Decoder(tensor).value(tree, name)
     except RecursionError as error:
         raise FormatError(f"object {name!r}: nested too deeply") from error
+
+
+def _path_of_no_text(tree: Any, path: str) -> str | None:
+    """Return the path of the first string in a JSON tree that can't be encoded; None when all can be."""
+    if isinstance(tree, str):
+        try:
+            tree.encode()
+        except UnicodeEncodeError:
+            return path
+    if isinstance(tree, dict) and "$" in tree:
+        return _path_of_no_text(tree.get("items"), path)
+    if isinstance(tree, dict):
+        inside = [(key, f"{path} (a key)") for key in tree] + [(v, f"{path}[{key!r}]") for key, v in tree.items()]
+    else:
+        inside = [(item, f"{path}[{i}]") for i, item in enumerate(tree)] if isinstance(tree, list) else []
+    return next((found for item, at in inside if (found := _path_of_no_text(item, at)) is not None), None)
 
 
 def have_same_content(one: EncodedObject, other: EncodedObject) -> bool:
@@ -178,6 +200,11 @@ class Encoder:
 
     def _leaf(self, value: Any, path: str) -> Any:
         if isinstance(value, torch.Tensor):
+            if value.layout is not torch.strided or value.is_meta or value.is_quantized:
+                what = "a quantized tensor" if value.is_quantized else f"a tensor of layout {value.layout}"
+                raise UnsupportedError(
+                    f"{path}: {what} on {value.device} can't be stored: only dense ones can, such as to_dense() gives"
+                )
             if type(value) in _PLAIN and _is_dense(value) and self._may_stay(value.nbytes):
                 return {"$": "tensor", **self._live(LiveTensor(value.detach(), path, of_numpy=False))}
             return {"$": "tensor", **self.tensor(value.detach().to("cpu", copy=True).contiguous(), path)}

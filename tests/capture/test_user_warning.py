@@ -50,7 +50,7 @@ def test_a_new_provider_is_named_where_the_restore_is_called(history):
     )
 
 
-def test_the_log_has_the_run_once_and_every_failure(history, caplog):
+def test_the_log_has_the_run_once_and_no_failure_that_a_warning_tells(history, caplog):
     model, optimizer = make()
     caplog.set_level("INFO", logger="capture")
     session = faulty_session(model, optimizer, history, faults=native.Faults(fail_after=0, errno=28), stats_every=0)
@@ -60,5 +60,5 @@ def test_the_log_has_the_run_once_and_every_failure(history, caplog):
     assert str(history) in told[0]
     with pytest.warns(UserWarning, match="the snapshot of step"):
         session.close()
-    errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
-    assert errors == [str(failure) for failure in session.failures]
+    assert session.failures
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []

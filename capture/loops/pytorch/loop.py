@@ -28,6 +28,8 @@ __all__ = ["Optimizers", "TorchLoop", "count_from"]
 _steps: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
 """The steps of each optimizer. They outlive a session, so that a restore before `enable` can set them."""
 
+_EMBEDDINGS = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
 
 
@@ -41,12 +43,13 @@ class TorchLoop:
         self._optimizers = _optimizers(optimizer)
         # Wrappers come behind what they wrap, and the innermost optimizer of the last chain counts the steps.
         self._last = with_inner(self._optimizers[-1])[0] if self._optimizers else None
-        self._scheduler = unwrapped_scheduler(scheduler)
-        self._scaler = scaler if scaler is not None else scaler_of(optimizer)
+        self._scheduler = _with_state("scheduler", unwrapped_scheduler(scheduler))
+        self._scaler = _with_state("scaler", scaler if scaler is not None else scaler_of(optimizer))
 
     def check_capturable(self) -> None:
         if not self._optimizers:
             raise SetupError("capturing a plain module needs its optimizer: capture.enable(model, optimizer=optimizer)")
+        self._refuse_sparse_momentum()
         # Every scheduler of torch leaves this mark in the groups whose rate it sets.
         groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
         if self._scheduler is None and any("initial_lr" in group for group in groups):
@@ -60,6 +63,18 @@ class TorchLoop:
                     f"the {type(wrapper).__qualname__} around the optimizer is not captured, so a restore will not "
                     "bring its state back: pass it as optimizer= instead of the inner one"
                 )
+
+    def _refuse_sparse_momentum(self) -> None:
+        names = {id(parameter): name for name, parameter in unwrapped(self._module).named_parameters()}
+        sparse = {id(one.weight) for one in self._module.modules() if isinstance(one, _EMBEDDINGS) and one.sparse}
+        for group in (group for optimizer in self._optimizers for group in optimizer.param_groups):
+            for parameter in group["params"]:
+                if group.get("momentum") and id(parameter) in sparse and parameter.requires_grad:
+                    raise UnsupportedError(
+                        f"optimizer state 'momentum_buffer' of {names.get(id(parameter), 'an embedding')!r} will be a "
+                        "sparse tensor, because its embedding has sparse=True: only dense tensors can be captured; "
+                        "build it with sparse=False, or train it without momentum"
+                    )
 
     def step(self) -> int:
         return 0 if self._last is None else _steps.get(self._last, 0)
@@ -154,6 +169,19 @@ def _optimizers(given: Any) -> tuple[torch.optim.Optimizer, ...]:
             raise UnsupportedError(f"optimizer: expected a torch.optim.Optimizer, got a {_qualified(optimizer)}")
         found += [one for one in with_inner(optimizer) if not any(one is other for other in found)]
     return tuple(found)
+
+
+def _with_state(argument: str, value: Any) -> Any:
+    """Return `value`, or raise SetupError unless it is None or has a state that can be restored, and is what it is
+    passed as.
+    """
+    if isinstance(value, torch.optim.Optimizer):
+        raise SetupError(f"{argument}: a {_qualified(value)} is an optimizer: pass it as optimizer=")
+    if value is not None and not (hasattr(value, "state_dict") and hasattr(value, "load_state_dict")):
+        raise SetupError(
+            f"{argument}: a {_qualified(value)} has no state_dict and load_state_dict: leave {argument}= out"
+        )
+    return value
 
 
 def _qualified(value: Any) -> str:

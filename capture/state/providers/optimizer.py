@@ -17,13 +17,11 @@ from capture.state.interface import Available, ReadAt, TensorItem
 from capture.state.module_tree import ModuleTree, tensor_marks
 from capture.state.optimizer_match import require_same_rule
 from capture.state.optimizer_state import state_tensors
+from capture.state.own_kinds import OWN_KINDS
 from catalog.errors import MismatchError, UnsupportedError
-from catalog.format.manifest import NOT_STATE
 from catalog.records import Placement
 
 __all__ = ["TorchOptimizer"]
-
-_RESERVED_KINDS = NOT_STATE | {"model", "buffer", "master"}
 
 
 class TorchOptimizer:
@@ -72,7 +70,8 @@ class TorchOptimizer:
         parameters = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
         states = [self._optimizer.state.get(parameter) or {} for parameter in parameters]
         values = [value for state in states for value in state.values()]
-        tensors = [value for value in values if isinstance(value, torch.Tensor)]
+        # Others have no address; `tensors` refuses them by name.
+        tensors = [value for value in values if isinstance(value, torch.Tensor) and value.layout is torch.strided]
         keys = tuple(map(len, states)), tuple(chain.from_iterable(states)), tuple(map(type, values))
         return self._tree.shape(), tuple(map(id, parameters)), keys, tensor_marks(tensors)
 
@@ -211,6 +210,11 @@ class TorchOptimizer:
 
 
 def _item(name: str, key: str, value: torch.Tensor) -> TensorItem:
+    if value.layout is not torch.strided:
+        raise UnsupportedError(
+            f"optimizer state {key!r} of {name!r} has the layout {value.layout}: only dense tensors can be captured; "
+            "where sparse gradients made it, build the embedding with sparse=False"
+        )
     part = local_part(value, what=f"optimizer state {key!r} of {name!r}")
     when: Literal["lazy", "eager"] = "lazy" if value.dim() else "eager"
     owner = value if part.through is None else None
@@ -219,7 +223,7 @@ def _item(name: str, key: str, value: torch.Tensor) -> TensorItem:
 
 
 def _kind(key: str, name: str) -> str:
-    if key in _RESERVED_KINDS:
+    if key in OWN_KINDS:
         raise UnsupportedError(
             f"optimizer state {key!r} of {name!r} has the name of a reserved kind; rename it in the optimizer"
         )

@@ -267,7 +267,7 @@ def test_a_refused_enable_leaves_the_session_before_as_it_was(history):
     model, optimizer = make()
     with capture.enable(model, optimizer=optimizer, every=1, history=history) as session:
         one_step(model, optimizer)
-        with pytest.raises(UnsupportedError):
+        with pytest.raises(SetupError):
             capture.enable(model, optimizer=optimizer, scheduler=object(), every=1, history=history)
         one_step(model, optimizer)
     assert committed_steps(history, session.run) == [0, 1, 2]
