@@ -1,6 +1,7 @@
 """Files in torch.save's format: reading them without running code that they choose, and writing them durably."""
 
 import pickle as pickling
+import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,13 @@ from numpy._core.multiarray import _reconstruct, scalar
 from catalog.disk.durable import publish, temporary_path
 from catalog.errors import FormatError
 
-__all__ = ["NUMPY", "load_torch_file", "redirect_torch_load", "save_torch_file", "to_map_location"]
+__all__ = ["MALFORMED", "NUMPY", "load_torch_file", "redirect_torch_load", "save_torch_file", "to_map_location"]
+
+MALFORMED: Sequence[type[Exception]] = (
+    *(RuntimeError, EOFError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError),
+    *(MemoryError, struct.error),
+)
+"""What unpicklers raise for bytes that are no pickle, beside an UnpicklingError."""
 
 # numpy 2 moved these functions; files that numpy 1 wrote name them where they were.
 _PLACES = ("numpy._core", "numpy.core")
@@ -29,7 +36,8 @@ def load_torch_file(path: Path, *, map_location: Any, classes: Sequence[type], p
     """Return the content of a torch.save file.
 
     Unless `pickle` is true, the file may name only `classes`, numpy's arrays and what torch itself allows; FormatError
-    gives torch's account of any other class. With `pickle` the file is unpickled, which runs code that it chooses.
+    gives torch's account of any other class, or of damage. With `pickle` the file is unpickled, which runs code that it
+    chooses.
     """
     if pickle:
         return torch.load(path, map_location=map_location, weights_only=False)
@@ -41,6 +49,8 @@ def load_torch_file(path: Path, *, map_location: Any, classes: Sequence[type], p
             f"{path}: neither one of our files nor a torch.save file of plain data: {error}\nIf you trust it, load it "
             "with capture.checkpoint_engine(engine, pickle=True)"
         ) from error
+    except (OSError, *MALFORMED) as error:
+        raise FormatError(f"{path} can't be read as a file of torch.save, perhaps it is damaged: {error}") from error
 
 
 def save_torch_file(state_dict: Any, path: Path) -> None:

@@ -27,7 +27,8 @@ def convert(path: Path | str, *, to: Path | str | None = None, overwrite: bool =
     Plain DeepSpeed loads what is written, and zero_to_fp32.py and ds_to_universal.py read it. Every byte is verified,
     no code in the files is executed, and DeepSpeed need not be installed. Files that are ordinary already are copied.
     The folder appears whole or not at all. Raises NotFoundError when there is nothing to convert, SetupError when the
-    new folder exists, CorruptError and FormatError, with the file and the field, for a damaged file.
+    new folder exists, CorruptError and FormatError, with the file and the field, for a damaged file, and for one that a
+    rank has written and that is missing.
 
     Args:
         path: the folder that engine.save_checkpoint was given, with all its tags, or that of one tag
@@ -37,6 +38,7 @@ def convert(path: Path | str, *, to: Path | str | None = None, overwrite: bool =
     """
     import pyarrow as pa
 
+    from dshistory.conversion.rank_parts import require_all_parts
     from dshistory.conversion.target import new_target
     from dshistory.display.progress import ByteProgress
     from dshistory.display.table import Table
@@ -61,10 +63,11 @@ def convert(path: Path | str, *, to: Path | str | None = None, overwrite: bool =
         new_target(final, what="convert", source=("folder", source), overwrite=overwrite) as target,
         ByteProgress(total, description="convert", quiet=quiet) as bar,
     ):
+        counts: dict[Path, int] = {}
         for file in files:
             written = target / file.relative_to(source)
             written.parent.mkdir(parents=True, exist_ok=True)
-            if _write(file, written, converting=file in ours):
+            if _write(file, written, counts, converting=file in ours):
                 rows.append(
                     {
                         "file": str(final / file.relative_to(source)),
@@ -73,6 +76,9 @@ def convert(path: Path | str, *, to: Path | str | None = None, overwrite: bool =
                     }
                 )
             bar.advance(file.stat().st_size)
+        for folder in sorted({file.parent for file in files}):
+            here = [file.name for file in files if file.parent == folder]
+            require_all_parts(folder, here, counts.get(folder))
     schema = pa.schema([("file", pa.string()), ("bytes", pa.int64()), ("converted", pa.bool_())])
     note = f"{final} is an ordinary DeepSpeed checkpoint: {len(ours)} files converted, {len(files) - len(ours)} copied"
     if len(rows) < len(files):
@@ -105,10 +111,12 @@ def _is_ours(file: Path) -> bool:
     return is_tree_file(file) or is_program(file)
 
 
-def _write(file: Path, target: Path, *, converting: bool) -> bool:
-    """Write one file as DeepSpeed has it, and return whether there is one."""
+def _write(file: Path, target: Path, counts: dict[Path, int], *, converting: bool) -> bool:
+    """Write one file as DeepSpeed has it, and return whether there is one. `counts` gets the number of ranks that have
+    written its folder, where the file tells."""
     from capture.deepspeed_checkpoints.fp32_program import is_program
     from dshistory.conversion.deepspeed_files import load_tree_file, save_deepspeed_file
+    from dshistory.conversion.rank_parts import partition_count
 
     if is_program(file):
         original = _deepspeeds_program(file.name)
@@ -116,7 +124,11 @@ def _write(file: Path, target: Path, *, converting: bool) -> bool:
             return False
         shutil.copyfile(original, target)
     elif converting:
-        save_deepspeed_file(load_tree_file(file), target)
+        content = load_tree_file(file)
+        count = partition_count(content)
+        if count is not None:
+            counts[file.parent] = count
+        save_deepspeed_file(content, target)
     else:
         shutil.copyfile(file, target)
     shutil.copymode(file, target)

@@ -8,6 +8,7 @@ import torch
 
 from capture.deepspeed_checkpoints.file import is_tree_file, map_tree
 from capture.deepspeed_checkpoints.tree import decode_tree
+from catalog.errors import FormatError
 from dshistory.conversion.deepspeed_classes import KNOWN, KNOWN_BY_TAG, DeepSpeedPickle, PickledBytes
 from dshistory.conversion.importing.safe_unpickle import load_torch_file
 
@@ -19,6 +20,8 @@ def load_deepspeed_file(path: Path) -> Any:
 
     A file of ours is verified whole: CorruptError names what does not match. UnsupportedError, with the classes, for a
     pickle of more than data; FormatError for a file that can't be read."""
+    if not path.is_file():
+        raise FormatError(f"{path} is not a file")
     return load_tree_file(path) if is_tree_file(path) else load_torch_file(path, known=KNOWN)
 
 

@@ -18,6 +18,7 @@ from dshistory.conversion.deepspeed_files import load_deepspeed_file
 from dshistory.conversion.importing.foreign_checkpoint import ForeignCheckpoint, ForeignTensor, in_memory
 from dshistory.conversion.importing.torchfile import model_tensors, optimizer_tensors
 from dshistory.conversion.importing.zero_shards import GroupShards, PartShards, Shards, offsets
+from dshistory.conversion.rank_parts import partition_count, require_all_parts
 
 __all__ = ["read", "recognises"]
 
@@ -63,11 +64,14 @@ def read(path: Path) -> ForeignCheckpoint:
     models = _files(folder, _MODEL_FILE)
     shards = _files(folder, _OPTIMIZER_FILE)
     _refuse_split(folder)
+    parts = [load_deepspeed_file(file) for file in shards]
+    count = partition_count(parts[0]) if parts else None
+    require_all_parts(folder, [file.name for file in (*models, *shards)], count)
     states = [load_deepspeed_file(file) for file in models]
     for file, state in zip(models, states, strict=True):
         if not isinstance(state, Mapping) or not isinstance(state.get("module"), Mapping):
             raise FormatError(f"{file} has no state dict under 'module'")
-    return _found(folder, states, [_shard(file) for file in shards])
+    return _found(folder, states, [_shard(file, part) for file, part in zip(shards, parts, strict=True)])
 
 
 def _folder(path: Path) -> Path | None:
@@ -89,8 +93,7 @@ def _files(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
             raise UnsupportedError(f"{path}: checkpoints of tensor or pipeline parallel models cannot be imported")
         if match is not None:
             found[int(match[1] or 0)] = path
-    if sorted(found) != list(range(len(found))):
-        raise FormatError(f"{folder}: files of ranks {', '.join(map(str, sorted(found)))} only; some are missing")
+    require_all_parts(folder, [path.name for path in found.values()], None)
     return [found[rank] for rank in sorted(found)]
 
 
@@ -100,8 +103,7 @@ def _refuse_split(folder: Path) -> None:
             raise UnsupportedError(f"{folder}: checkpoints of a model with {what} cannot be imported")
 
 
-def _shard(file: Path) -> Mapping[str, Any]:
-    content = load_deepspeed_file(file)
+def _shard(file: Path, content: Any) -> Mapping[str, Any]:
     state = content.get("optimizer_state_dict") if isinstance(content, Mapping) else None
     if not isinstance(state, Mapping):
         raise FormatError(f"{file} has no 'optimizer_state_dict'")
@@ -130,6 +132,8 @@ def _found(folder: Path, states: Sequence[Mapping[str, Any]], shards: Sequence[M
         found = optimizer_tensors(optimizer, trained) if isinstance(optimizer, Mapping) else []
         tensors += found or []
         left_out += ["optimizer (its parameters have no names)"] if found is None else []
+        if first.get("param_shapes") and not isinstance(optimizer, Mapping):
+            left_out.append("optimizer (there is no file *_optim_states.pt, into which each rank has written its part)")
     config = first.get("ds_config") if isinstance(first.get("ds_config"), Mapping) else {}
     facts = {"zero_stage": stage, "config": config, "deepspeed": str(first.get("ds_version"))}
     return ForeignCheckpoint(tensors, objects, first.get("global_steps"), left_out, facts)
@@ -153,9 +157,6 @@ def _zero(
             f"{folder}: the model states have no 'param_shapes', so the content of the flat tensors is unknown"
         )
     groups = [groups] if isinstance(groups, Mapping) else groups
-    counts = shards[0].get("partition_count", len(shards))
-    if any(count != len(shards) for count in (counts if isinstance(counts, (list, tuple)) else [counts])):
-        raise FormatError(f"{folder}: written by {counts} ranks, but there are optimizer states of {len(shards)}")
     shapes = {name: tuple(shape) for group in groups for name, shape in group.items()}
     aliases: dict[str, list[str]] = {}
     for alias, name in (first.get("shared_params") or {}).items():

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import torch
 
+from capture.deepspeed_checkpoints.torch_files import MALFORMED
 from catalog.errors import FormatError, UnsupportedError
 
 __all__ = ["load_pickle", "load_torch_file"]
@@ -24,23 +25,44 @@ def load_torch_file(path: Path, *, known: Sequence[tuple[Any, str]] = ()) -> Any
     """Return the content of a file of torch.save; tensors are mapped from the file, not read, where its format allows.
 
     `known` are stand-ins for further classes, with the name of each in the file: only attributes are loaded. Raises
-    UnsupportedError with the classes that are not known, FormatError for a file that cannot be read."""
+    UnsupportedError with the classes that are not known, FormatError for a file that cannot be read or is damaged."""
     mapped = zipfile.is_zipfile(path)
     try:
+        if mapped:
+            _require_whole(path)
         # torch knows the stand-ins only while this file is read.
         with torch.serialization.safe_globals(list(known)):
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except pickle.UnpicklingError as error:
         unknown = _unknown_classes(path, known) if mapped else _GLOBAL.findall(str(error))
-        named = f"the classes {', '.join(unknown)}" if unknown else "what torch.load(weights_only=True) does not read"
+        if not unknown:
+            raise UnsupportedError(
+                f"{path} is damaged, or holds more than data, which can't be told apart: torch.load(weights_only=True) "
+                "does not read it; it is not imported: take another copy of the file, or save only the state dicts"
+            ) from error
         raise UnsupportedError(
-            f"{path} holds more than data: {named}; loading it could run any code, so it is not imported: save "
-            "only the state dicts"
+            f"{path} holds more than data: the classes {', '.join(unknown)}; loading it could run any code, so it is "
+            "not imported: save only the state dicts"
         ) from error
-    except (RuntimeError, EOFError, ValueError, KeyError) as error:
+    except (OSError, *MALFORMED) as error:
         raise FormatError(
             f"{path} can't be read as a file of torch.save: {str(error).partition(chr(10))[0]}"
         ) from error
+
+
+def _require_whole(path: Path) -> None:
+    """Raise FormatError when the zip file's own marks or the checksum of its pickle show damage."""
+    with path.open("rb") as file:
+        head = file.read(4)
+    if head != b"PK\x03\x04":
+        raise FormatError(f"{path} is damaged: it begins with {head!r}, and a file of torch.save with b'PK\\x03\\x04'")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for name in archive.namelist():
+                if name.endswith("/data.pkl"):
+                    archive.read(name)
+    except zipfile.BadZipFile as error:
+        raise FormatError(f"{path} is damaged: {error}") from error
 
 
 def _unknown_classes(path: Path, known: Sequence[tuple[Any, str]]) -> list[str]:
@@ -69,5 +91,5 @@ def load_pickle(path: Path, *, known: Mapping[str, Any]) -> Any:
             return unpickler.load()
     except pickle.UnpicklingError as error:
         raise UnsupportedError(f"{path} holds more than data: {error}; it is not imported") from error
-    except (EOFError, ValueError, TypeError, KeyError, IndexError, AttributeError, UnicodeDecodeError) as error:
+    except (OSError, *MALFORMED) as error:
         raise FormatError(f"{path} can't be read: {error}") from error
