@@ -15,11 +15,20 @@ from catalog.errors import FormatError
 
 __all__ = ["MALFORMED", "NUMPY", "load_torch_file", "redirect_torch_load", "save_torch_file", "to_map_location"]
 
-MALFORMED: Sequence[type[Exception]] = (
-    *(RuntimeError, EOFError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError),
-    *(MemoryError, struct.error),
+MALFORMED: tuple[type[Exception], ...] = (
+    OSError,
+    RuntimeError,
+    EOFError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    AssertionError,
+    MemoryError,
+    struct.error,
 )
-"""What unpicklers raise for bytes that are no pickle, beside an UnpicklingError."""
+"""What reading a file with an unpickler raises for bytes that are no pickle, beside an UnpicklingError."""
 
 # numpy 2 moved these functions; files that numpy 1 wrote name them where they were.
 _PLACES = ("numpy._core", "numpy.core")
@@ -49,7 +58,7 @@ def load_torch_file(path: Path, *, map_location: Any, classes: Sequence[type], p
             f"{path}: neither one of our files nor a torch.save file of plain data: {error}\nIf you trust it, load it "
             "with capture.checkpoint_engine(engine, pickle=True)"
         ) from error
-    except (OSError, *MALFORMED) as error:
+    except MALFORMED as error:
         raise FormatError(f"{path} can't be read as a file of torch.save, perhaps it is damaged: {error}") from error
 
 

@@ -2,12 +2,11 @@
 
 import pytest
 import torch
-from capture_helpers import committed_steps, faulty_session, make, one_step
+from capture_helpers import committed_steps, make, one_step
 
 import capture
 import dshistory
-import native
-from catalog.errors import SetupError, SnapshotError, UnsupportedError
+from catalog.errors import SetupError, UnsupportedError
 from catalog.history import History
 
 
@@ -126,16 +125,6 @@ def test_a_session_says_where_it_goes_on_from_and_at_which_step(history, resume)
         for _ in range(session.step, 3):
             one_step(model, optimizer)
     assert committed_steps(history, session.run) == [1, 2, 3]
-
-
-def test_a_failed_snapshot_is_said_once(history, capfd):
-    model, optimizer = make()
-    session = faulty_session(model, optimizer, history, faults=native.Faults(fail_after=0, errno=28), stats_every=0)
-    with pytest.warns(UserWarning, match="the snapshot of step") as said:
-        session.close()
-    assert len(said) == len(session.failures) == 1
-    assert isinstance(session.failures[0], SnapshotError)
-    assert "the snapshot of step" not in capfd.readouterr().err
 
 
 def test_paths_and_names_that_are_none_are_refused(history):

@@ -44,7 +44,7 @@ def load_torch_file(path: Path, *, known: Sequence[tuple[Any, str]] = ()) -> Any
             f"{path} holds more than data: the classes {', '.join(unknown)}; loading it could run any code, so it is "
             "not imported: save only the state dicts"
         ) from error
-    except (OSError, *MALFORMED) as error:
+    except MALFORMED as error:
         raise FormatError(
             f"{path} can't be read as a file of torch.save: {str(error).partition(chr(10))[0]}"
         ) from error
@@ -91,5 +91,5 @@ def load_pickle(path: Path, *, known: Mapping[str, Any]) -> Any:
             return unpickler.load()
     except pickle.UnpicklingError as error:
         raise UnsupportedError(f"{path} holds more than data: {error}; it is not imported") from error
-    except (OSError, *MALFORMED) as error:
+    except MALFORMED as error:
         raise FormatError(f"{path} can't be read: {error}") from error
