@@ -7,6 +7,7 @@ servers.
 """
 
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -121,6 +122,8 @@ def _become(rank: dict[str, Any]) -> None:
 if __name__ == "__main__":
     import torch._inductor.compile_fx  # noqa: F401 - DeepSpeed's first engine imports this
 
+    # DeepSpeed collects garbage for each engine that it makes, and would look through all of torch each time.
+    gc.freeze()
     work = _serve()
     if work is not None:
         _become(work)

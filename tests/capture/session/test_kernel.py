@@ -31,8 +31,8 @@ def enable(*, delay_us):
     with faults_in_new_writers(faults):
         return capture.enable(model, optimizer=optimizer, **options)
 """
-"""A snapshot takes about four seconds with a delay of 400 ms for each write."""
-SLOW = "session = enable(delay_us=400_000)"
+"""A snapshot takes about two seconds with a delay of 200 ms for each write."""
+SLOW = "session = enable(delay_us=200_000)"
 ONWARD = "one_step(model, optimizer)\nprint('step', flush=True)\n"
 
 

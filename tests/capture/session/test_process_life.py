@@ -3,7 +3,7 @@
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ from catalog.history import History
 from catalog.verify import verify
 
 SLOW_S = 0.25
-PATIENCE_S = 60
+PATIENCE_S = 180
 
 SETTING = """
 import os, signal, sys, threading, time; sys.path.insert(0, {support!r})
@@ -193,23 +193,38 @@ one_step(model, optimizer)
 """
 
 
+# How the process ends, its exit code, and the committed steps where these are certain.
+ENDS: dict[str, tuple[int, list[int] | None]] = {
+    "": (0, [0, 1, 2]),
+    "sys.exit(3)": (3, [0, 1, 2]),
+    "raise RuntimeError('broken')": (1, [0, 1, 2]),
+    "os.kill(os.getpid(), signal.SIGINT); time.sleep(9)": (-signal.SIGINT, [0, 1, 2]),
+    "os.kill(os.getpid(), signal.SIGTERM); time.sleep(9)": (-signal.SIGTERM, None),
+    "os._exit(4)": (4, None),
+    "child = os.fork(); os.waitpid(child, 0) if child else sys.exit(0)": (0, [0, 1, 2]),
+}
+
+
+@pytest.fixture(scope="module")
+def pending(tmp_path_factory) -> Iterator[dict[str, tuple[Path, Child]]]:
+    """All these processes at once, each with its history: most of the time they wait for their slow disks."""
+    folder = tmp_path_factory.mktemp("pending")
+    roots = {end: folder / f"history-{number}" for number, end in enumerate(ENDS)}
+    children = {end: (root, Child(root, PENDING.format(end=end))) for end, root in roots.items()}
+    yield children
+    for _, child in children.values():
+        child.process.kill()
+        child.process.communicate()
+
+
 @pytest.mark.guards("The process keeps its life")
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("end", "code", "committed"),
-    [
-        ("", 0, [0, 1, 2]),
-        ("sys.exit(3)", 3, [0, 1, 2]),
-        ("raise RuntimeError('broken')", 1, [0, 1, 2]),
-        ("os.kill(os.getpid(), signal.SIGINT); time.sleep(9)", -signal.SIGINT, [0, 1, 2]),
-        ("os.kill(os.getpid(), signal.SIGTERM); time.sleep(9)", -signal.SIGTERM, None),
-        ("os._exit(4)", 4, None),
-        ("child = os.fork(); os.waitpid(child, 0) if child else sys.exit(0)", 0, [0, 1, 2]),
-    ],
-)
-def test_a_process_with_pending_snapshots_ends(history, start: Callable[..., Child], end, code, committed):
+@pytest.mark.parametrize("end", ENDS)
+def test_a_process_with_pending_snapshots_ends(pending: dict[str, tuple[Path, Child]], end: str):
     """Snapshots are finished wherever Python ends by itself; elsewhere the history is that of the last commit."""
-    ended, errors = start(PENDING.format(end=end)).end()
+    code, committed = ENDS[end]
+    history, child = pending[end]
+    ended, errors = child.end()
     assert ended == code, errors
     steps = committed_steps(history, only_run(history))
     assert steps == committed if committed is not None else steps[0] == 0
