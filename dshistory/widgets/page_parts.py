@@ -13,12 +13,17 @@ class ResizeNotifier(anywidget.AnyWidget):  # type: ignore[misc]
     """Shows nothing; sends the page's resize event whenever its own width changes, and gives the text of the figure the
     colour of the page's theme.
 
-    Plotly draws before it is attached to the page, and afterwards listens to the resizing of the window alone."""
+    Plotly draws before it is attached to the page, and afterwards listens to the resizing of the window alone. Whenever
+    the kernel sets a height, it also fixes the width of that moment, which is taken back here."""
 
     _esm = """
     export default {
       render({ el }) {
-        const observer = new ResizeObserver(() => window.dispatchEvent(new Event("resize")));
+        const observer = new ResizeObserver(() => {
+          const figure = el.closest(".dsh-explorer")?.querySelector(".dsh-figure");
+          if (figure?.layout) delete figure.layout.width;
+          window.dispatchEvent(new Event("resize"));
+        });
         observer.observe(el);
         return () => observer.disconnect();
       },

@@ -89,6 +89,14 @@ def test_the_figure_with_all_of_its_panels_leaves_room_on_a_page_of_1000_pixels(
     assert [title.split(" ")[0] for title in titles] == ["loss", "relative_update,", "relative_update", "magnitudes"]
 
 
+def test_the_figure_is_as_wide_as_its_place_also_after_a_tensor_was_opened(explorer):
+    whole = explorer.page.viewport_size
+    for width in (800, whole["width"]):
+        explorer.page.set_viewport_size({**whole, "width": width})
+        fits = f"(plot => plot.clientWidth < {width} && plot._fullLayout.width === plot.clientWidth)"
+        explorer.page.wait_for_function(f"() => {fits}(document.querySelector('.dsh-figure'))")
+
+
 def test_the_filter_narrows_the_layers(explorer, h):
     field = explorer.page.locator(".dsh-filter input")
     field.fill("*.mlp.*")
