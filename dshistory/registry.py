@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, Literal, TypeVar, cast
 
-from dshistory.argument_checks import check_arguments
+from dshistory.argument_checks import bound_arguments, check_arguments
 
 __all__ = ["Surface", "Verb", "registered", "verb"]
 
@@ -62,7 +62,8 @@ def verb(
     surfaces: tuple[Surface, ...] = ("command line", "magic"),
     needs_history: bool = True,
 ) -> Callable[[F], F]:
-    """Register the decorated function as a verb and return it. It then refuses, by name, arguments of a wrong type.
+    """Register the decorated function as a verb and return it. It then refuses, by name, arguments that it does not
+    have, and those of a wrong type.
 
     Its positional parameters become arguments, its keyword-only ones options, `**params` becomes
     `--params NAME=VALUE`. The first paragraph of its docstring is its summary, the `Args:` section explains its
@@ -93,8 +94,7 @@ def _checked(name: str, function: F) -> F:
 
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
-        # Missing and unknown arguments are Python's own TypeError.
-        check_arguments(name, signature, signature.bind(*args, **kwargs).arguments)
+        check_arguments(name, signature, bound_arguments(name, signature, args, kwargs))
         return function(*args, **kwargs)
 
     return cast(F, checked)

@@ -76,9 +76,11 @@ def _run(words: Sequence[str]) -> int:
 
 
 def _shown(result: Any, form: str) -> str:
-    """Return a verb's result as text, JSON or CSV; for a result other than a table, CSV is its text."""
+    """Return a verb's result as text, JSON or CSV; for a result other than a table, CSV is its text. A table that goes
+    into a pipe or a file is whole."""
     from dshistory.display.report import Report
     from dshistory.display.table import Table, json_value
+    from dshistory.display.text import terminal_width
 
     if form == "csv" and isinstance(result, Table):
         return result.to_csv().rstrip("\n")
@@ -86,6 +88,8 @@ def _shown(result: Any, form: str) -> str:
         if isinstance(result, (Table, Report)):
             return result.to_json()
         return json.dumps(json_value(result.tolist() if hasattr(result, "tolist") else result))
+    if isinstance(result, Table) and terminal_width() is None:
+        return result.to_text()
     return result if isinstance(result, str) else repr(result)
 
 

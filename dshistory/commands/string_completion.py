@@ -19,7 +19,8 @@ from dshistory.registry import Verb
 
 __all__ = ["string_completions"]
 
-_CALLED: Final = re.compile(r"(?<![\w.])(\w+)\.(\w+)\s*\Z")
+_CALLED: Final = re.compile(r"\s*(\w+)\.(\w+)(?![\w.])")
+"""What stands before the bracket of a call, read backwards, so that no more than that is looked at."""
 _KEYWORD: Final = re.compile(r"\s*(\w+)\s*=(?!=)")
 _NOT_PYTHON: Final = re.compile(r"(?m)^\s*[%!].*$")
 
@@ -43,11 +44,13 @@ def string_completions(code: str, namespace: Mapping[str, Any]) -> Completions:
     if string is None:
         return nothing
     # A list of names, as in `h.trajectory(["a", "b`, is one argument of the call around it.
-    while brackets and not _CALLED.search(code, 0, brackets[-1].at):
+    backwards = code[::-1]
+    while brackets and not _CALLED.match(backwards, len(code) - brackets[-1].at):
         brackets.pop()
-    called = _CALLED.search(code, 0, brackets[-1].at) if brackets and code[brackets[-1].at] == "(" else None
-    verb = None if called is None else {verb.attribute: verb for verb in all_verbs()}.get(called[2])
-    owner = None if called is None else namespace.get(called[1])
+    is_call = brackets and code[brackets[-1].at] == "("
+    called = _CALLED.match(backwards, len(code) - brackets[-1].at) if is_call else None
+    verb = None if called is None else {verb.attribute: verb for verb in all_verbs()}.get(called[1][::-1])
+    owner = None if called is None else namespace.get(called[2][::-1])
     if verb is None or not (owner is dshistory or isinstance(owner, Explorer)):
         return nothing
     start = code[string:]

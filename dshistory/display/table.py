@@ -81,6 +81,10 @@ class Table:
         except ImportError as error:
             raise SetupError("to_pandas needs pandas; install it with: pip install 'dshistory[notebook]'") from error
 
+    def to_text(self) -> str:
+        """Return all rows as aligned text, as in a terminal of any width: no row, column or value is shortened."""
+        return text.table_text(self._data, self.formats, self.note, layout=self._layout, whole=True)
+
     def to_csv(self) -> str:
         """Return all rows as CSV with a header line; unknown values are empty, bytes are hexadecimal."""
         out = io.StringIO()

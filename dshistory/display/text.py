@@ -37,12 +37,12 @@ class Layout:
 
 
 class Page:
-    """The displayed part of a table: all rows when there are few, else the first and the last; `left_out` counts the
-    rest."""
+    """The displayed part of a table: all rows when there are few or it is shown `whole`, else the first and the last;
+    `left_out` counts the rest."""
 
-    def __init__(self, data: pa.Table, formats: Mapping[str, Format]) -> None:
+    def __init__(self, data: pa.Table, formats: Mapping[str, Format], *, whole: bool = False) -> None:
         rows = data.num_rows
-        self.left_out = rows - FIRST_ROWS - LAST_ROWS if rows > SHOWN_WHOLE else 0
+        self.left_out = rows - FIRST_ROWS - LAST_ROWS if rows > SHOWN_WHOLE and not whole else 0
         first = data if not self.left_out else data.slice(0, FIRST_ROWS)
         last = data.slice(rows - LAST_ROWS) if self.left_out else data.slice(rows)
         self.columns = [text_of(name) for name in data.column_names]
@@ -66,19 +66,27 @@ def terminal_width() -> int | None:
 
 
 def table_text(
-    data: pa.Table, formats: Mapping[str, Format], note: str, *, layout: Layout | None = None, width: int | None = None
+    data: pa.Table,
+    formats: Mapping[str, Format],
+    note: str,
+    *,
+    layout: Layout | None = None,
+    width: int | None = None,
+    whole: bool = False,
 ) -> str:
     """Return the table as aligned text without a trailing newline.
 
-    Columns that do not fit into `width` are only named under the table. An empty table is its note, or "(no rows)"."""
+    Columns that do not fit into `width` are only named under the table. With `whole` no row is left out, and without a
+    width no value is cut. An empty table is its note, or "(no rows)"."""
     if not data.num_rows:
         return text_of(note) if note else "(no rows)"
     layout = layout or Layout()
     title, data = _titled(data, layout)
-    page = Page(data, formats)
+    page = Page(data, formats, whole=whole)
     rows = [page.columns, *page.first, *page.last]
     right = [is_numeric(field.type) for field in data.schema]
-    kept, limits = _fitting(rows, right, [*_empty(rows), *_places(data, layout.gives_way)], width)
+    most = None if whole else _CELL_WIDTH
+    kept, limits = _fitting(rows, right, [*_empty(rows), *_places(data, layout.gives_way)], width, most)
     shown = [[_short(row[i], limit) for i, limit in zip(kept, limits, strict=True)] for row in rows]
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
     lines = [_line(row, widths, [right[i] for i in kept]) for row in shown]
@@ -110,14 +118,15 @@ def _places(data: pa.Table, names: Sequence[str]) -> list[int]:
 
 
 def _fitting(
-    rows: Sequence[Sequence[str]], right: Sequence[bool], gives_way: Sequence[int], width: int | None
+    rows: Sequence[Sequence[str]], right: Sequence[bool], gives_way: Sequence[int], width: int | None, most: int | None
 ) -> tuple[list[int], list[int]]:
     """Return the columns to show, and the longest cell of each: all that fit into `width`, but at least a few, because
-    a long line is better than none. The cells of the last column are never cut: it may be a message.
+    a long line is better than none. No cell is longer than `most`; those of the last column are never cut: it may be a
+    message.
     """
     kept = list(range(len(right)))
     longest = [max(len(row[i]) for row in rows) for i in kept]
-    wanted = [min(size, _CELL_WIDTH) for size in longest[:-1]] + longest[-1:]
+    wanted = [size if most is None else min(size, most) for size in longest[:-1]] + longest[-1:]
     if width is None:
         return kept, wanted
 

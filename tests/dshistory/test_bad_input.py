@@ -390,6 +390,9 @@ def test_a_log_without_losses_is_a_figure_that_says_so(tmp_path: Path) -> None:
         (lambda h: h.layers(first="10"), "layers: first='10': give a whole number, or None"),
         (lambda h: h.trajectory(run=[]), r"trajectory: run=\[\]: name a run"),
         (lambda h: h.trajectory(run=3), "trajectory: run=3: give a text, a list of texts, or None"),
+        (lambda h: h.diff(10, 20, nmaes="x"), "diff: no argument 'nmaes'; the nearest are names, "),
+        (lambda h: h.tensor(), "tensor: missing a required argument: 'name'; the arguments are name, step"),
+        (lambda h: h.tags(1), "tags: too many positional arguments"),
         (lambda h: h.bisect(4.5), "bisect: predicate=4.5: give a condition, as 'loss > 4.5', or a function"),
         (lambda h: h.restore(20, providers=None), r"restore: providers=None: give a list, as \(\)"),
         (lambda h: h.export(20, 5), "export: path=5: give a path"),
@@ -398,7 +401,7 @@ def test_a_log_without_losses_is_a_figure_that_says_so(tmp_path: Path) -> None:
         (lambda h: capture.restore(20, history=h.root, names=5), "names=5: give a pattern, or a list of patterns"),
     ],
 )
-def test_a_value_of_a_wrong_type_is_refused_by_name(situations: dict[str, Explorer], wrong: Call, said: str) -> None:
+def test_a_wrong_argument_is_refused_by_name(situations: dict[str, Explorer], wrong: Call, said: str) -> None:
     with pytest.raises(SetupError, match=said):
         wrong(situations["two models"])
 

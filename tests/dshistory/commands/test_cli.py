@@ -78,6 +78,12 @@ def test_json_and_csv(root: Path) -> None:
     assert table[0]["name"] == "head.weight"
 
 
+def test_a_pipe_gets_every_row(root: Path) -> None:
+    query = "SELECT range AS n FROM range(1000)"
+    assert len(dshistory("sql", "-C", str(root), query).stdout.splitlines()) >= 1000
+    assert "left out" not in dshistory("sql", "-C", str(root), query).stdout
+
+
 def test_arguments_may_come_before_or_after_options(root: Path) -> None:
     one = dshistory("diff", str(root), "0", "20", "--names", "head.*", "--kinds", "exp_avg", "--json")
     two = dshistory("diff", "--names", "head.*", "0", "--json", "--kinds", "exp_avg", "latest", "-C", str(root))

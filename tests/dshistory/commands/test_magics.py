@@ -167,6 +167,7 @@ def test_completion_inside_strings_of_python(shell: InteractiveShell, root: Path
     assert _completions(shell, 'h.tensor("head.weight", state="exp') == ["exp_avg"]
     assert _completions(shell, 'h.sql("SELECT count(*) FROM checkp') == ["checkpoints"]
     assert _completions(shell, 'print("lay') == []
+    assert _completions(shell, "h.tensor(" + 100_000 * "[" + '"lay') == names, "in time that grows with the text alone"
     assert _completions(shell, 'h.diff(0).top("lay') == []
     shell.user_ns["rows"] = shell.user_ns["h"].log()
     assert "step" in _completions(shell, 'rows["st')

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import webbrowser
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -99,3 +100,12 @@ def test_without_plotly_the_extra_is_named(explorer: Explorer, monkeypatch: pyte
     monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)
     with pytest.raises(SetupError, match=r"\[notebook\]"):
         explorer.log().plot()
+
+
+def test_where_there_is_no_browser_a_figure_says_how_to_save_it(
+    explorer: Explorer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figure = explorer.log().plot()
+    monkeypatch.setattr(webbrowser, "_tryorder", [])
+    with pytest.raises(SetupError, match=r"no browser here .*\.write_html\('figure.html'\)"):
+        figure.show(renderer="browser")

@@ -97,6 +97,13 @@ def test_long_names_lose_their_middle_and_messages_nothing() -> None:
     assert name in table._repr_html_()
 
 
+def test_its_whole_text_shortens_nothing() -> None:
+    assert len(numbers(1000).to_text().splitlines()) == 1002
+    name = "a" + 200 * "." + "z"
+    table = Table(pa.table({"name": [name], "message": ["m"]}))
+    assert table.to_text().splitlines()[-1] == f"{name}  m"
+
+
 def test_a_hundred_thousand_rows_are_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
     table = numbers(100_000)
     made: list[object] = []
