@@ -247,7 +247,8 @@ def heat_cells(picture: Picture) -> dict[str, Any]:
         "text": [["∞" if value is not None and math.isinf(value) else "" for value in line] for line in values]
         if infinite
         else None,
-        "texttemplate": "%{text}",
+        # Whenever it draws, the page composes the text of every cell, which takes longer than all else.
+        "texttemplate": "%{text}" if infinite else None,
         "hovertext": [spans] * len(picture.lines),
         "hovertemplate": (
             f"%{{y}}<br>%{{hovertext}}<br>{_plain(picture.name)} %{{customdata:.4g}}{'%{text}' if infinite else ''}"

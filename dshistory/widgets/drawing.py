@@ -57,11 +57,15 @@ def draw_anomalies(figure: Any, found: Mapping[int, Sequence[str]]) -> None:
     metric.text = _beneath(values, texts)
 
 
-def announce(figure: Any, panel: str, title: str) -> None:
-    """Say in a panel's title what is being computed for it, and let what it shows until then fade."""
+def announce(figure: Any, titles: Mapping[str, str], *, step: int | None = None) -> None:
+    """Say in the titles of panels what is being computed for them, and let what they show until then fade. With `step`,
+    a line goes through all panels at the clicked step."""
     with figure.batch_update():
-        _trace(figure, panel).opacity = _FAINT
-        _set_title(figure, panel, _plain(f"{title} …"))
+        for panel in titles:
+            _trace(figure, panel).opacity = _FAINT
+        _set_titles(figure, _titles(figure) | {panel: _plain(f"{title} …") for panel, title in titles.items()})
+        if step is not None:
+            draw_picked(figure, step)
 
 
 def draw_heat(figure: Any, table: LayersTable | None, *, title: str) -> None:
@@ -143,7 +147,7 @@ def _arrange(figure: Any, *, detail: bool) -> None:
     with figure.batch_update():
         _trace(figure, "heat").colorbar.update(**_beside(figure, "heat"))
         _trace(figure, "detail").visible = _trace(figure, "histogram").visible = detail
-        _set_titles(figure, {note.name: note.text for note in figure.layout.annotations})
+        _set_titles(figure, _titles(figure))
 
 
 def _detail_axis(values: Sequence[float], *, logarithmic: bool) -> dict[str, Any]:
@@ -158,7 +162,11 @@ def _detail_axis(values: Sequence[float], *, logarithmic: bool) -> dict[str, Any
 
 def _set_title(figure: Any, panel: str, text: str) -> None:
     """Set the title of a panel, a text without markup, beside those of the others; once in a batch."""
-    _set_titles(figure, {note.name: note.text for note in figure.layout.annotations} | {panel: text})
+    _set_titles(figure, _titles(figure) | {panel: text})
+
+
+def _titles(figure: Any) -> dict[str, str]:
+    return {note.name: note.text for note in figure.layout.annotations}
 
 
 def _set_titles(figure: Any, titles: Mapping[str, str]) -> None:

@@ -33,7 +33,7 @@ def make_figure() -> Any:
         {"type": "scatter", "name": "metric", "mode": "lines", "line": line},
         {"type": "scatter", "name": "checkpoints", "mode": "markers", "yaxis": "y5", "marker": rug},
         {"type": "scatter", "name": "anomalies", "mode": "markers", "marker": cross, "hovertemplate": text},
-        {"name": "heat", "yaxis": "y2", "texttemplate": "%{text}", **cells},
+        {"name": "heat", "yaxis": "y2", **cells},
         {
             "type": "scatter",
             "name": "detail",

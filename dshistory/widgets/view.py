@@ -46,6 +46,7 @@ class View:
         self._diff_call = Gesture("diff")
         self._opened: tuple[tuple[str, int], Patterns, str, Patterns] | None = None
         self._drawn: dict[Part, str] = {}
+        self._magnitudes_of: tuple[str, Patterns] | None = None
         self._notes: dict[str, str] = {}
         self._errors: dict[str, str] = {}
 
@@ -84,7 +85,7 @@ class View:
         against = f" {state.colour}" if state.colour == OWN_PAST else ""
         title = f"{drawn_name(state.metric)}{against}, {pattern_text(state.kinds)}{_only(state.names)}"
         if self._drawn.get("layers") != call.code:
-            drawing.announce(self.controls.figure, "heat", title)
+            drawing.announce(self.controls.figure, {"heat": title})
         try:
             self.heat = self._call(state, "layers", call)
         except Exception:
@@ -111,6 +112,7 @@ class View:
             name, kinds = self._tensor(state)
             kind = self._show_trajectory(state, name, kinds)
         except Exception:
+            self._magnitudes_of = None
             drawing.draw_detail(figure, None, title="", metric=state.metric, logarithmic=False)
             raise
         elements, title = None, f"magnitudes of the elements of {name} ({kind})"
@@ -118,6 +120,7 @@ class View:
             elements = Gesture("histogram", (name,), {"state": kind, "run": self._run}).run(self.explorer)
         finally:
             drawing.draw_histogram(figure, elements, title=title)
+        self._magnitudes_of = (name, kinds)
         self._set_message("detail", "")
 
     def show_diff(self) -> None:
@@ -195,12 +198,15 @@ class View:
         """Show the trajectory of a tensor, and return its kind."""
         assert state.picked is not None
         figure, what = self.controls.figure, drawn_name(state.metric)
-        drawing.draw_picked(figure, state.picked[1])
         options = {"metric": state.metric, "kinds": kinds, "run": self._run}
         call = Gesture("trajectory", (escape(name),), options)
-        if self._drawn.get("detail") != call.code:
-            drawing.announce(figure, "detail", f"{what} of {name}")
-            drawing.announce(figure, "histogram", f"magnitudes of the elements of {name}")
+        if self._drawn.get("detail") == call.code:
+            drawing.draw_picked(figure, state.picked[1])
+        else:
+            titles = {"detail": f"{what} of {name}"}
+            if self._magnitudes_of != (name, kinds):
+                titles["histogram"] = f"magnitudes of the elements of {name}"
+            drawing.announce(figure, titles, step=state.picked[1])
         table = self._call(state, "detail", call)
         kind: str = table[0]["kind"]
         logarithmic = self.heat is not None and self.heat.picture().scale.logarithmic

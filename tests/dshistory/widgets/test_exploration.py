@@ -67,6 +67,21 @@ def test_the_line_of_a_gesture_gives_the_table_that_is_shown(e: Exploration, h: 
     assert eval(e.code, {"h": h}).to_arrow() == e.table.to_arrow()
 
 
+def test_the_page_draws_no_panel_twice_and_none_that_stays(e: Exploration) -> None:
+    """A page takes up to half a second for each message, whatever is in it, and composes the text of every cell."""
+    e.select("h.1", JUMP)
+    e.wait(60)
+    sent: list[str] = []
+    e.figure.observe(
+        lambda change: sent.append(change["name"]) if change["new"] else None,
+        names=["_py2js_update", "_py2js_restyle", "_py2js_relayout"],
+    )
+    e.metric = "norm"
+    e.wait(60)
+    assert sent == 4 * ["_py2js_update"], "heat map and trajectory are announced and drawn, the magnitudes stay"
+    assert trace(e, "heat").texttemplate is None
+
+
 def test_the_first_picture(e: Exploration, h: Explorer) -> None:
     assert e.code == "h.layers(metric='relative_update')"
     assert cells(e) == {(row["layer"], row["step"]): row["value"] for row in h.layers()}
