@@ -25,7 +25,6 @@ DOORS = {*LAYERS, "dshistory.__main__"}
 
 
 SMALL = {
-    "dshistory.display.shown_figure": "how notebooks show every figure; display/plot.py only draws",
     "dshistory.__main__": "Python asks for this file",
     "dshistory.conversion.exporting.torchfile": "one file for each format",
     "dshistory.tensors.state_dict": "a type of its own; the explorer holds only verbs",
