@@ -118,14 +118,14 @@ class History:
         """Return whether a live process writes this run."""
         return runs.run_is_held(self.paths, run)
 
-    def resolve(self, ref: int | str | CheckpointRef) -> CheckpointRef:
+    def resolve(self, ref: int | str | CheckpointRef, *, run: str | None = None) -> CheckpointRef:
         """Return the committed checkpoint that `ref` names.
 
-        An int (in the lineage of the current run), "latest", -1, "best" or a tag; "run:step", "run:latest", "run:-1"
-        and "run:best" choose among the checkpoints of that run alone, of which the beginning of its name is enough.
-        NotFoundError names the nearest that exist, SetupError says that `ref` is not a reference.
+        An int (in the lineage of `run`, else of the current run), "latest", -1, "best" or a tag; "run:step",
+        "run:latest", "run:-1" and "run:best" choose among the checkpoints of that run alone, of which the beginning of
+        its name is enough. NotFoundError names the nearest that exist, SetupError says that `ref` is not a reference.
         """
-        return references.resolve(self.paths, ref)
+        return references.resolve(self.paths, ref, run)
 
     def marker(self, ref: CheckpointRef) -> Marker:
         """Return the commit marker. NotFoundError when the checkpoint is not committed."""

@@ -49,9 +49,10 @@ def committed_lineage(paths: HistoryPaths, run: str | None = None) -> list[Check
     return refs
 
 
-def resolve(paths: HistoryPaths, ref: int | str | CheckpointRef) -> CheckpointRef:
-    """Return the committed checkpoint that `ref` names. NotFoundError names the nearest that exist; SetupError says
-    that `ref` is not a reference."""
+def resolve(paths: HistoryPaths, ref: int | str | CheckpointRef, run: str | None = None) -> CheckpointRef:
+    """Return the committed checkpoint that `ref` names; steps, "latest", -1 and "best" mean those of the lineage of
+    `run`, by default of the current one. NotFoundError names the nearest that exist; SetupError says that `ref` is not
+    a reference."""
     if isinstance(ref, CheckpointRef):
         return _in_run(paths, ref.run, ref.step)
     if not isinstance(ref, str):
@@ -62,11 +63,11 @@ def resolve(paths: HistoryPaths, ref: int | str | CheckpointRef) -> CheckpointRe
     if isinstance(ref, str) and ref.lstrip("-").isdigit():
         ref = int(ref)
     if ref in ("latest", -1):
-        return committed_lineage(paths)[-1]
+        return committed_lineage(paths, run)[-1]
     if isinstance(ref, int):
-        return _in_lineage(paths, ref)
+        return _in_lineage(paths, ref, run)
     if ref == "best":
-        return _best(paths, committed_lineage(paths))
+        return _best(paths, committed_lineage(paths, run))
     return _tagged(paths, ref)
 
 
@@ -82,15 +83,17 @@ def _number(ref: object) -> int:
     )
 
 
-def _in_lineage(paths: HistoryPaths, step: int) -> CheckpointRef:
-    refs = committed_lineage(paths)
+def _in_lineage(paths: HistoryPaths, step: int, run: str | None) -> CheckpointRef:
+    refs = committed_lineage(paths, run)
     if step < 0:
         if -step > len(refs):
-            raise NotFoundError(f"checkpoint {step} from the end: {paths.root} has only {len(refs)} of the current run")
+            whose = "the current run" if run is None else f"run {run}"
+            raise NotFoundError(f"checkpoint {step} from the end: {paths.root} has only {len(refs)} of {whose}")
         return refs[step]
     found = next((ref for ref in refs if ref.step == step), None)
     if found is None:
-        raise NotFoundError(f"step {step} was not captured in {paths.root}: {_nearest(refs, step)}")
+        whose = "" if run is None else f"in run {run} or its parents "
+        raise NotFoundError(f"step {step} was not captured {whose}in {paths.root}: {_nearest(refs, step)}")
     return found
 
 

@@ -68,6 +68,10 @@ def _is_number(value: object) -> bool:
     return isinstance(value, float) or _is_whole(value)
 
 
+def _are_numbers(value: object) -> bool:
+    return isinstance(value, Collection) and not isinstance(value, str) and all(map(_is_number, value))
+
+
 def _is_flag(value: object) -> bool:
     return isinstance(value, bool)
 
@@ -105,6 +109,9 @@ _KNOWN: Final[Mapping[Any, _Expected]] = {
     int: (_is_whole, "a whole number"),
     int | None: (_is_whole, "a whole number, or None"),
     float: (_is_number, "a number"),
+    float | None: (_is_number, "a number, or None"),
+    Sequence[float]: (_are_numbers, "a list of numbers"),
+    Sequence[float] | None: (_are_numbers, "a list of numbers, or None"),
     bool: (_is_flag, "True or False"),
     Path | str: (_is_path, "a path"),
     Path | str | None: (_is_path, "a path, or None"),

@@ -14,20 +14,26 @@ __all__ = [
     "DIFF_METRICS",
     "EXPORT_FORMATS",
     "GROUPINGS",
+    "PARTS",
     "Changes",
     "Choices",
     "Command",
     "ExportFormat",
     "Grouping",
     "Metric",
+    "Part",
     "Predicate",
     "Ref",
     "SkippedSteps",
+    "Steps",
 ]
 
 Ref = int | str | CheckpointRef
 """A checkpoint: a step (of the current run and its parents), -1 or "latest", "best", a tag, "run:step" or "run:best".
 """
+
+Steps = Ref | Sequence[Ref]
+"""Several checkpoints: a list of references, or as text "10, 20" or "last 10"; a lone one is a list of one."""
 
 Predicate = str | Callable[["Checkpoint"], Any]
 """A condition on a checkpoint: on a metric, as "loss > 4.5", or a function of a `dshistory.trends.bisect.Checkpoint`.
@@ -69,6 +75,7 @@ DIFF_METRICS: Final[tuple[str, ...]] = (
 """The metrics of a row of a diff, in the order of its columns."""
 
 GROUPINGS: Final = ("tensor", "layer", "kind")
+PARTS: Final = ("layer", "tensor", "group")
 EXPORT_FORMATS: Final = ("safetensors", "torch", "dcp", "huggingface", "deepspeed", "universal")
 
 Metric = Annotated[str, Choices(METRICS)]
@@ -76,6 +83,9 @@ Metric = Annotated[str, Choices(METRICS)]
 
 Grouping = Annotated[str, Choices(GROUPINGS)]
 """The rows of a diff: one for each tensor, layer or kind."""
+
+Part = Annotated[str, Choices(PARTS)]
+"""The rows of an attribution: one for each layer, tensor or group of the optimizer."""
 
 ExportFormat = Annotated[str, Choices(EXPORT_FORMATS)]
 """A format that `export` writes."""

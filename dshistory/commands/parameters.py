@@ -6,13 +6,14 @@ give it. Help texts are the lines of the docstring's `Args:` section.
 
 import inspect
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from catalog.errors import HistoryError
-from dshistory.options import Changes, Choices, Command, Predicate, Ref, SkippedSteps
+from dshistory.options import Changes, Choices, Command, Predicate, Ref, SkippedSteps, Steps
 from dshistory.patterns import Patterns
 from dshistory.registry import Verb
 
@@ -30,6 +31,10 @@ _TEXTUAL: Final = (
     Patterns,
     Patterns | None,
     Ref | None,
+    Steps,
+    Steps | None,
+    float | None,
+    Sequence[float] | None,
     Predicate,
     Changes,
     Command,
@@ -114,9 +119,18 @@ class Parameter:
             if not _WHOLE_NUMBER.fullmatch(text):
                 raise UsageError(f"{self.name} must be a whole number, not {text!r}")
             return int(text)
-        if self.annotation is float:
+        if self.annotation in (float, float | None):
             return _number(text, self.name)
-        if self.annotation in (Ref, Ref | None, Path | str | None, object) and _WHOLE_NUMBER.fullmatch(text):
+        if self.annotation == Sequence[float] | None:
+            return [_number(part, self.name) for part in text.split(",")]
+        if self.annotation in (
+            Ref,
+            Ref | None,
+            Steps,
+            Steps | None,
+            Path | str | None,
+            object,
+        ) and _WHOLE_NUMBER.fullmatch(text):
             return int(text)
         if self.choices and text not in self.choices:
             raise UsageError(f"{self.option} is one of {', '.join(self.choices)}, not {text!r}")

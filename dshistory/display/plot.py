@@ -30,7 +30,9 @@ __all__ = [
     "INK",
     "VERMILION",
     "anomaly_marks",
+    "attributions",
     "changed_tensors",
+    "curves",
     "figure_widget",
     "grid_axis",
     "heat_cells",
@@ -145,6 +147,31 @@ def changed_tensors(rows: "Table", *, metric: str, top: int) -> "go.Figure":
     return figure.update_layout(xaxis_title=title, height=max(200, 120 + 22 * len(first)), barmode="stack")
 
 
+def attributions(rows: "Table", *, top: int) -> "go.Figure":
+    """Plot the first `top` rows of an attribution: bars for the columns alone and without, a mark for the estimate."""
+    first = list(rows.top(top))
+    names = [_plain(row["name"]) for row in first]
+    figure = _figure()
+    for colour, column in ((BLUE, "alone"), (ORANGE, "without")):
+        figure.add_bar(
+            x=[row[column] if math.isfinite(row[column]) else None for row in first],
+            y=names,
+            orientation="h",
+            name=column,
+            marker={"color": colour},
+            hovertemplate="%{y}<br>" + column + " %{x:.4g}<extra></extra>",
+        )
+    marks = [row["estimate"] for row in first]
+    if any(mark is not None for mark in marks):
+        marker = {"color": VERMILION, "size": 9, "symbol": "x"}
+        figure.add_scatter(x=marks, y=names, mode="markers", name="first-order estimate", marker=marker)
+    figure.update_yaxes(autorange="reversed", categoryorder="array", categoryarray=names, automargin=True)
+    _explain_if(figure, not first, "the model has nothing to exchange")
+    return figure.update_layout(
+        xaxis_title="change of the loss", barmode="group", height=max(220, 130 + 36 * len(first)), showlegend=True
+    )
+
+
 def trajectories(rows: "Table", *, metric: str, top: int) -> "go.Figure":
     """Plot the values over the steps, with a line for each of the `top` tensors with the largest maximum; where several
     runs have the same step, a line for each tensor and run. A cosine is drawn as its distance from 1, on a logarithmic
@@ -177,6 +204,29 @@ def trajectories(rows: "Table", *, metric: str, top: int) -> "go.Figure":
     return figure.update_layout(
         xaxis_title="step", yaxis={"title": {"text": drawn_name(metric)}, "type": kind}, height=420
     )
+
+
+def curves(rows: "Table", *, x: str, empty: str) -> "go.Figure":
+    """Plot the column `value` over the column `x`, with a line for each name, and for each run where there are several;
+    `rows` has the columns name and perhaps run. `empty` stands in a figure without a value."""
+    lines: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        if row["value"] is not None:
+            lines.setdefault((row["name"], row.get("run", "")), []).append(row)
+    several = len({run for _, run in lines}) > 1
+    figure = _figure()
+    for colour, dash, ((name, run), points) in zip(cycle(_COLOURS), _dashes(), lines.items(), strict=False):
+        ordered = sorted(points, key=lambda row: row[x])
+        figure.add_scatter(
+            x=[row[x] for row in ordered],
+            y=[row["value"] for row in ordered],
+            mode="lines+markers",
+            name=_plain(f"{name}, {run}" if several else name),
+            line={"color": colour, "width": 1.5, "dash": dash},
+        )
+    _explain_if(figure, not lines, empty)
+    title = next(iter(lines))[0] if len({name for name, _ in lines}) == 1 else "value"
+    return figure.update_layout(xaxis_title=x, yaxis_title=_plain(title), height=380)
 
 
 def heat_map(values: Any, *, x: list[str], y: list[str], value: str) -> "go.Figure":

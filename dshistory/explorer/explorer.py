@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from dshistory.explorer.causes import Causes
 from dshistory.explorer.comparison import Comparison
 from dshistory.explorer.conversion import Conversion
+from dshistory.explorer.hindsight import Hindsight
 from dshistory.explorer.replays import Replays
 from dshistory.explorer.reports import Reports
 from dshistory.explorer.trends import Trends
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["Explorer"]
 
 
-class Explorer(Reports, Comparison, Trends, Causes, Replays, Conversion):
+class Explorer(Reports, Comparison, Trends, Causes, Hindsight, Replays, Conversion):
     """One history, opened for reading; holds no lock and no open file, also while a training writes the history.
 
     Every method reads what is committed at the moment of the call. Errors are those of `catalog.errors`."""

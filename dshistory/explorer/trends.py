@@ -1,6 +1,6 @@
 """The explorer's looks at all checkpoints of a run."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dshistory.explorer.opened import OpenedHistory
 from dshistory.options import Metric, Predicate, Ref
@@ -163,6 +163,7 @@ class Trends(OpenedHistory):
         good: Ref | None = None,
         bad: Ref | None = None,
         *,
+        model: Any = None,
         run: str | None = None,
         quiet: bool = False,
     ) -> "Bisection":
@@ -179,9 +180,13 @@ class Trends(OpenedHistory):
                 for a checkpoint with .step, .run, .metrics, .tensor(name, state=...) and .state_dict()
             good: a checkpoint at which it does not hold yet; default: the first
             bad: a later one at which it holds; default: the last
+            model: a torch module: the function then gets it with the weights and buffers of each checkpoint, in the
+                mode for evaluation; it is as it was afterwards
             run: this run and its parents; default: the current run
             quiet: no progress bar
         """
         from dshistory.trends import bisect
 
-        return bisect.bisect(self.history, predicate, good=good, bad=bad, run=self._named(run), quiet=quiet)
+        return bisect.bisect(
+            self.history, predicate, good=good, bad=bad, model=model, run=self._named(run), quiet=quiet
+        )

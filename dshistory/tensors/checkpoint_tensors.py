@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from capture.load.assignments import Assignment
+from capture.load.assignments import Assignment, assign
 from capture.load.objects import read_objects
 from capture.load.read_into import read_into
 from capture.state.dtypes import torch_dtype
@@ -80,16 +80,19 @@ class CheckpointTensors:
         """Return the tensors of `module.state_dict()`, parameters and buffers, each under its first name, sorted by
         name. Buffers that an average has too are those of the average.
         """
-        tensors = {**self.parameters(weights), **self.buffers}
-        if weights not in ("model", "master"):
-            average, prefix = self.of_kind(weights), self._prefix(weights)
-            tensors |= {name: average[prefix + name] for name in self.buffers if prefix + name in average}
-        return dict(sorted(tensors.items()))
+        return dict(sorted({**self.parameters(weights), **self.buffers, **self._buffers_of(weights)}.items()))
 
     def aliases(self) -> dict[str, str]:
         """Return {further name: first name} of tied tensors."""
         kinds = (self.of_kind("model"), self.buffers)
         return {alias: name for kind in kinds for name, tensor in kind.items() for alias in tensor.aliases}
+
+    def _buffers_of(self, weights: str) -> dict[str, StoredTensor]:
+        """Return the persistent buffers that an average has too, as it has them."""
+        if weights in ("model", "master"):
+            return {}
+        average, prefix = self.of_kind(weights), self._prefix(weights)
+        return {name: average[prefix + name] for name in self.buffers if prefix + name in average}
 
     def _prefix(self, kind: str) -> str:
         """Return what stands before the names of the model's weights in the tensors of a kind, as `module.` in a torch
@@ -140,6 +143,24 @@ class CheckpointTensors:
             flat[at : at + piece.numel()] = piece
             at += piece.numel()
         return made
+
+    def loaded(self, weights: str = "model") -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """Read the parameters, and all buffers, into host memory, each under all of its names; every byte is verified.
+
+        `weights` is as for `parameters`. The buffers are those of rank 0, and include those that are not persistent.
+        """
+        found: list[dict[str, torch.Tensor]] = []
+        assignments: list[Assignment] = []
+        aliases = {name: tensor.aliases for (kind, name), tensor in self.tensors.items() if kind in ("model", "buffer")}
+        for tensors in (self.parameters(weights), self.of_kind("buffer") | self._buffers_of(weights)):
+            made: dict[str, torch.Tensor] = {}
+            for name, stored in tensors.items():
+                tensor = torch.empty(stored.shape, dtype=torch_dtype(stored.dtype))
+                assignments += assign(stored.fragments, tensor, start=0, numel=stored.numel)
+                made |= dict.fromkeys((name, *aliases.get(name, ())), tensor)
+            found.append(made)
+        self.fill(assignments)
+        return found[0], found[1]
 
     def fill(self, assignments: Sequence[Assignment]) -> None:
         """Read the assigned parts of tensors into their destinations, each verified against its fragment's checksum."""

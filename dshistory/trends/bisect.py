@@ -99,18 +99,25 @@ def bisect(
     *,
     good: CheckpointRef | int | str | None,
     bad: CheckpointRef | int | str | None,
+    model: Any,
     run: str | None,
     quiet: bool,
 ) -> Bisection:
     """See `Explorer.bisect`."""
+    if model is not None and isinstance(predicate, str):
+        raise SetupError(
+            f"bisect: {predicate!r} is about a metric, which needs no model=: give a function of the model"
+        )
     run = run or history.current_run()
     path = committed_lineage(history.paths, run)
     if isinstance(predicate, str):
         values, holds = _of_metric(history, path, predicate)
         path = [ref for ref in path if ref in values]
         evaluate: Evaluate = values.__getitem__
+    elif model is None:
+        evaluate, holds = _answering(predicate, lambda ref: Checkpoint(history, ref)), bool
     else:
-        evaluate, holds = _evaluated(history, predicate), bool
+        evaluate, holds = _of_model(history, predicate, model), bool
     if len(path) < 2:
         raise NotFoundError(
             f"bisect: run {run} of {history.root} has {counted(len(path), 'checkpoint')} to ask; it takes two"
@@ -237,9 +244,20 @@ def _place(
     )
 
 
-def _evaluated(history: History, predicate: Callable[[Checkpoint], Any]) -> Evaluate:
-    """Return the predicate as a function of a ref; its errors, and an answer of None, become SetupErrors that name the
-    checkpoint."""
+def _of_model(history: History, predicate: Callable[[Any], Any], model: Any) -> Evaluate:
+    """Return the predicate on the model as a function of a ref, whose weights the model has meanwhile."""
+    from dshistory.tensors.borrowed_model import BorrowedModel
+
+    def evaluate(ref: CheckpointRef) -> Value:
+        with BorrowedModel(model, verb="bisect") as borrowed:
+            return _answering(predicate, lambda ref: borrowed.load_checkpoint(history, ref))(ref)
+
+    return evaluate
+
+
+def _answering(predicate: Callable[[Any], Any], subject: Callable[[CheckpointRef], Any]) -> Evaluate:
+    """Return the predicate on what `subject` gives for a ref as a function of the ref; its errors, and an answer of
+    None, become SetupErrors that name the checkpoint."""
     if not callable(predicate):
         raise SetupError(
             f"bisect: the predicate is a function of a checkpoint, or text as 'loss > 4.5', not {predicate!r}"
@@ -247,7 +265,7 @@ def _evaluated(history: History, predicate: Callable[[Checkpoint], Any]) -> Eval
 
     def evaluate(ref: CheckpointRef) -> bool:
         try:
-            answer = predicate(Checkpoint(history, ref))
+            answer = predicate(subject(ref))
             if answer is not None:
                 return bool(answer)
         except Exception as error:

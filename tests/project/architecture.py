@@ -24,6 +24,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "current",
         "explorer",
         "widgets",
+        "hindsight",
         "trends reports conversion causes replays",
         "comparison",
         "tensors",
@@ -39,7 +40,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "background_thread collectives defaults environment exit_handler lazy_doors user_warning",
     ),
     "catalog": (
-        "run_writer gc verify history references",
+        "run_writer gc verify history references later_metrics",
         "index",
         "statistics",
         "read",

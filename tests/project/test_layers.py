@@ -27,7 +27,6 @@ DOORS = {*LAYERS, "dshistory.__main__"}
 SMALL = {
     "dshistory.__main__": "Python asks for this file",
     "dshistory.conversion.exporting.torchfile": "one file for each format",
-    "dshistory.tensors.state_dict": "a type of its own; the explorer holds only verbs",
     "capture.state.providers.counters": "one file for each provider",
 }
 """Files of fewer than 40 lines with one user, and the reason why each stands alone."""

@@ -1,6 +1,6 @@
 """Writes checkpoints in the formats of other programs: one writer for each format, chosen by name."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
@@ -12,12 +12,13 @@ from catalog.errors import SetupError
 from catalog.history import History
 from catalog.records import CheckpointRef
 from dshistory.conversion.exporting.options import Options
+from dshistory.conversion.exporting.weights import T, Weights
 from dshistory.conversion.target import new_target
 from dshistory.display.progress import ByteProgress
 from dshistory.display.table import Table
 from dshistory.tensors.checkpoint_tensors import CheckpointTensors
 
-__all__ = ["FORMATS", "export", "options", "resume_folder"]
+__all__ = ["FORMATS", "WITH_OPTIMIZER", "export", "export_weights", "options", "resume_folder"]
 
 FORMATS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
@@ -32,6 +33,9 @@ FORMATS: Mapping[str, tuple[str, str]] = MappingProxyType(
 """Format -> module and function; `function(checkpoint, target, options)` writes it at `target`, which does not exist
 yet.
 """
+
+WITH_OPTIMIZER = ("deepspeed", "universal")
+"""The formats that hold an optimizer too."""
 
 _SCHEMA = pa.schema([("file", pa.string()), ("bytes", pa.int64())])
 
@@ -82,17 +86,42 @@ def export(
     quiet: bool,
 ) -> Table:
     """See `Explorer.export`."""
-    if format not in FORMATS:
-        raise SetupError(f"there is no format {format!r}; the formats are {', '.join(FORMATS)}")
-    module, function = FORMATS[format]
-    write = getattr(import_module(module), function)
+    write = _writer(format)
     with new_target(path, what="export", source=("history", history.root), overwrite=overwrite) as target:
         total = sum(extent.nbytes for extent in history.extents(ref))
         with ByteProgress(total, description=f"export to {format}", quiet=quiet) as bar:
             write(CheckpointTensors(history, ref, advance=bar.advance), target, options)
         files = _files(target)
+    return _table(path, files, note=f"checkpoint {ref} as {format} at {path}")
+
+
+def export_weights(
+    weights: Weights[T], path: Path, *, root: Path, format: str, options: Options, overwrite: bool
+) -> Table:
+    """Write weights that are in memory, as `export` writes those of a checkpoint of the history at `root`. SetupError
+    for a format that holds an optimizer too."""
+    write = _writer(format)
+    if format in WITH_OPTIMIZER:
+        raise SetupError(
+            f"the format {format!r} holds an optimizer too, which {weights.ref} does not have; the others are "
+            f"{', '.join(name for name in FORMATS if name not in WITH_OPTIMIZER)}"
+        )
+    with new_target(path, what="export", source=("history", root), overwrite=overwrite) as target:
+        write(weights, target, options)
+        files = _files(target)
+    return _table(path, files, note=f"{weights.ref} as {format} at {path}")
+
+
+def _writer(format: str) -> Callable[[Any, Path, Options], None]:
+    if format not in FORMATS:
+        raise SetupError(f"there is no format {format!r}; the formats are {', '.join(FORMATS)}")
+    module, function = FORMATS[format]
+    write: Callable[[Any, Path, Options], None] = getattr(import_module(module), function)
+    return write
+
+
+def _table(path: Path, files: Sequence[tuple[str, int]], *, note: str) -> Table:
     rows: list[dict[str, Any]] = [{"file": str(path / name), "bytes": nbytes} for name, nbytes in files]
-    note = f"checkpoint {ref} as {format} at {path}"
     return Table(pa.Table.from_pylist(rows, schema=_SCHEMA), formats={"bytes": "bytes"}, note=note)
 
 

@@ -1,7 +1,7 @@
 """Writes weights as a folder of torch.distributed.checkpoint, in one process, with one tensor in memory at a time."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
@@ -11,14 +11,13 @@ from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from capture.state.dtypes import torch_dtype
-from catalog.read.fragments import StoredTensor
 from dshistory.conversion.exporting.options import Options
-from dshistory.tensors.checkpoint_tensors import CheckpointTensors
+from dshistory.conversion.exporting.weights import T, Weights
 
 __all__ = ["write_dcp"]
 
 
-def write_dcp(checkpoint: CheckpointTensors, target: Path, options: Options) -> None:
+def write_dcp(checkpoint: Weights[T], target: Path, options: Options) -> None:
     """Write a folder that `dcp.load` loads into a state dict of the same names.
 
     A tied tensor is written under each of its names.
@@ -34,10 +33,10 @@ def write_dcp(checkpoint: CheckpointTensors, target: Path, options: Options) -> 
     save(shapes, storage_writer=writer, planner=_LazyPlanner(checkpoint, tensors), no_dist=True)
 
 
-class _LazyPlanner(DefaultSavePlanner):
+class _LazyPlanner(DefaultSavePlanner, Generic[T]):
     """Plans with tensors on the meta device, and reads each one when the writer asks for it."""
 
-    def __init__(self, checkpoint: CheckpointTensors, tensors: dict[str, StoredTensor]) -> None:
+    def __init__(self, checkpoint: Weights[T], tensors: dict[str, T]) -> None:
         super().__init__(flatten_state_dict=False)
         self._source = checkpoint
         self._tensors = tensors

@@ -7,7 +7,7 @@ from typing import Any, Final
 from catalog.errors import FormatError, NotFoundError, SetupError
 from dshistory.conversion.exporting.options import Options
 from dshistory.conversion.exporting.safetensors import write_sharded
-from dshistory.tensors.checkpoint_tensors import CheckpointTensors
+from dshistory.conversion.exporting.weights import T, Weights
 
 __all__ = ["write_huggingface"]
 
@@ -15,7 +15,7 @@ _SHARD_BYTES: Final = 5 << 30
 _TORCH_NAMES: Final = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
 
 
-def write_huggingface(checkpoint: CheckpointTensors, target: Path, options: Options) -> None:
+def write_huggingface(checkpoint: Weights[T], target: Path, options: Options) -> None:
     """Write config.json and model.safetensors, in shards with an index above `shard_bytes` (5 GiB).
 
     The configuration is as given, except for its dtype, which becomes that of the weights. transformers need not be

@@ -9,9 +9,8 @@ import torch
 
 from catalog.format.dtypes import DTYPES
 from catalog.format.header import Entry, encode_header, entries_json, header_bytes_needed
-from catalog.read.fragments import StoredTensor
 from dshistory.conversion.exporting.options import Options
-from dshistory.tensors.checkpoint_tensors import CheckpointTensors
+from dshistory.conversion.exporting.weights import T, Weights
 
 __all__ = ["write_safetensors", "write_sharded"]
 
@@ -19,7 +18,7 @@ _ALIGN: Final = 64
 _NAME: Final = "model.safetensors"
 
 
-def write_safetensors(checkpoint: CheckpointTensors, target: Path, options: Options) -> None:
+def write_safetensors(checkpoint: Weights[T], target: Path, options: Options) -> None:
     """Write one safetensors file; with `shard_bytes` a folder of files, and their index when there is more than one.
 
     Tied tensors have one entry; the metadata maps each further name to it, as `safetensors.torch.load_model` expects.
@@ -40,9 +39,9 @@ def write_safetensors(checkpoint: CheckpointTensors, target: Path, options: Opti
 
 
 def write_sharded(
-    checkpoint: CheckpointTensors,
+    checkpoint: Weights[T],
     folder: Path,
-    tensors: Mapping[str, StoredTensor],
+    tensors: Mapping[str, T],
     metadata: Mapping[str, str],
     *,
     shard_bytes: int,
@@ -62,7 +61,7 @@ def write_sharded(
     (folder / f"{_NAME}.index.json").write_text(json.dumps(index, indent=2) + "\n")
 
 
-def _shards(tensors: Mapping[str, StoredTensor], shard_bytes: int) -> list[list[str]]:
+def _shards(tensors: Mapping[str, T], shard_bytes: int) -> list[list[str]]:
     """Return the names of each shard, in order, cut before the tensor that would make it larger than `shard_bytes`."""
     shards: list[list[str]] = [[]]
     held = 0
@@ -75,9 +74,7 @@ def _shards(tensors: Mapping[str, StoredTensor], shard_bytes: int) -> list[list[
     return shards
 
 
-def _write_file(
-    checkpoint: CheckpointTensors, path: Path, tensors: Mapping[str, StoredTensor], metadata: Mapping[str, str]
-) -> None:
+def _write_file(checkpoint: Weights[T], path: Path, tensors: Mapping[str, T], metadata: Mapping[str, str]) -> None:
     # In order of falling item size, so that every tensor begins at a multiple of its own item size.
     ordered = sorted(tensors.items(), key=lambda item: (-DTYPES[item[1].dtype], item[0]))
     entries, at = [], 0

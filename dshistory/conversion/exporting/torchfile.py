@@ -5,12 +5,12 @@ from pathlib import Path
 import torch
 
 from dshistory.conversion.exporting.options import Options
-from dshistory.tensors.checkpoint_tensors import CheckpointTensors
+from dshistory.conversion.exporting.weights import T, Weights
 
 __all__ = ["write_torch"]
 
 
-def write_torch(checkpoint: CheckpointTensors, target: Path, options: Options) -> None:
+def write_torch(checkpoint: Weights[T], target: Path, options: Options) -> None:
     """Write one file with `{name: tensor}`; tied names share one tensor, as they did in the model.
 
     Holds all weights in memory.

@@ -201,6 +201,28 @@ def test_a_metric_that_is_not_there_or_not_a_number(h: Explorer, tmp_path: Path)
     assert Explorer.open(run.root).bisect(advice).first.step == 2
 
 
+def test_a_predicate_on_a_model_gets_it_with_the_weights_of_each_checkpoint(h: Explorer) -> None:
+    model = torch.nn.Module()
+    model.embedding = torch.nn.Parameter(torch.full((4,), 7.0))
+    model.norm = torch.nn.Parameter(torch.zeros(2))
+    asked = []
+
+    def has_nan(given: torch.nn.Module) -> torch.Tensor:
+        asked.append((given.training, given.norm.tolist()))
+        return given.embedding.isnan().any()
+
+    found = h.bisect(has_nan, model=model, quiet=True)
+    assert refs(found) == ("child:140", "child:150")
+    assert asked == [(False, [1.0, 1.0])] * len(found)
+    assert model.training
+    assert model.embedding.tolist() == [7.0] * 4
+    with pytest.raises(SetupError, match=r"failed at checkpoint parent:0: ValueError: no"):
+        h.bisect(lambda given: exec("raise ValueError('no')"), model=model)
+    assert model.embedding.tolist() == [7.0] * 4
+    with pytest.raises(SetupError, match="'loss > 5' is about a metric, which needs no model="):
+        h.bisect("loss > 5", model=model)
+
+
 def test_one_checkpoint_is_too_few(tmp_path: Path) -> None:
     run = Run(tmp_path / "history")
     run.checkpoint(5, whole({"w": torch.ones(1)}))
