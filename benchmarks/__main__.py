@@ -6,7 +6,20 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks import grid, imports, machine, queries, report, restore, save, scaling, statistics, tensors, training
+from benchmarks import (
+    diagnose,
+    grid,
+    imports,
+    machine,
+    queries,
+    report,
+    restore,
+    save,
+    scaling,
+    statistics,
+    tensors,
+    training,
+)
 
 FULL = {
     "save": {"state_bytes": 1_100_000_000, "times": 5, "window_s": 1.0},
@@ -22,6 +35,7 @@ FULL = {
     },
     "training": {"state_bytes": 1_000_000_000, "times": 3, "batch": 4},
     "imports": {"checkpoints": 20, "times": 15},
+    "diagnose": {"every": (1, 5, 10)},
 }
 SMOKE = {
     "save": {"state_bytes": 1, "times": 1, "window_s": 0.0},
@@ -33,6 +47,7 @@ SMOKE = {
     "queries": {"sizes": ((4, 12), (24, 12)), "times": 1, "pause_s": 0.0},
     "training": {"state_bytes": 1, "times": 1, "batch": 1},
     "imports": {"checkpoints": 2, "times": 1},
+    "diagnose": {"every": (10,), "causes": ("nothing", "learning rate")},
 }
 SUITES = {
     "save": save,
@@ -44,6 +59,7 @@ SUITES = {
     "queries": queries,
     "training": training,
     "imports": imports,
+    "diagnose": diagnose,
 }
 
 

@@ -9,6 +9,7 @@ from dshistory.registry import verb
 
 if TYPE_CHECKING:
     from dshistory.causes.audit import AuditTable
+    from dshistory.causes.diagnose import DiagnosisTable
 
 __all__ = ["Causes"]
 
@@ -39,3 +40,24 @@ class Causes(OpenedHistory):
         after = self.history.resolve(b)
         before = None if a is None else self.history.resolve(a)
         return audit.audit(self.history, before, after, names=names, quiet=quiet)
+
+    @verb("diagnose", "diagnose 83")
+    def diagnose(self, step: int | None = None, *, run: str | None = None, quiet: bool = False) -> "DiagnosisTable":
+        """Find what made a training do what it did: a few causes, the likeliest first, each with its evidence and the
+        call that shows it.
+
+        Looks at the metrics of every step, at the groups and the statistics of the checkpoints of a run and its
+        parents, and audits the most unusual ones. Each row has the cause, the step at which it set in at the latest,
+        the step `since` which it may have, what it hit, and the evidence. The causes: learning rate, learning rate of a
+        group, weight decay, betas, eps, momentum, optimizer state reset, foreign optimizer state, layer corrupted,
+        layers swapped, embedding row, dead units, frozen, updates vanish, norm grows, clipping off, bad batch, not
+        finite. No row: nothing was found; the note says what could not be checked.
+
+        Args:
+            step: what happened up to this step; default: the whole run
+            run: this run and its parents; default: the current run
+            quiet: no progress bar
+        """
+        from dshistory.causes import diagnose
+
+        return diagnose.diagnose(self.history, step, run=self._named(run), quiet=quiet)

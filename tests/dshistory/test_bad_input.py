@@ -108,6 +108,16 @@ VERB_CASES: Final[dict[str, tuple[Call, dict[str, str]]]] = {
             "two models": "!checkpoint run-b:10 has no optimizer",
         },
     ),
+    "diagnose": (
+        lambda h: h.diagnose(quiet=True),
+        {
+            **FIRST_STEP,
+            "one": "nothing found in 1 checkpoint, 0 of which were audited; not checked: 1 checkpoint without statistics",
+            "no statistics": "nothing found in 3 checkpoints, .*the optimizer, which was not captured",
+            "some statistics": "nothing found in 3 checkpoints, .*: 2 checkpoints without statistics",
+            "two models": "nothing found in 2 checkpoints",
+        },
+    ),
     "trajectory": (
         lambda h: h.trajectory(quiet=True),
         {
@@ -273,6 +283,7 @@ MISTAKES: Final[dict[str, tuple[Call, str]]] = {
     "distances names": (lambda h: h.distances("*.mlp.*"), r"no tensor fits '\*\.mlp\.\*' in the sketches of run run-a"),
     "distances run": (lambda h: h.distances(run="run-z"), "no run 'run-z'"),
     "anomalies": (lambda h: h.anomalies(run="run-z"), "no run 'run-z'"),
+    "diagnose": (lambda h: h.diagnose(run="run-z"), "no run 'run-z'"),
     "tensor name": (lambda h: h.tensor("haed.weight"), "no tensor fits 'haed.weight' .*nearest are head.weight"),
     "tensor step": (lambda h: h.tensor("head.weight", 11), "the nearest are 10 and 20"),
     "histogram state": (lambda h: h.histogram("head.weight", state="exp_av"), "no state 'exp_av' in .*nearest .*model"),

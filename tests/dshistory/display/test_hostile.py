@@ -55,6 +55,7 @@ TABLES: dict[str, Callable[[Explorer], Any]] = {
     "distances": lambda h: h.distances(names=["layers.0*", "plain"]),
     "path": lambda h: h.distances().path(),
     "anomalies": lambda h: h.anomalies(),
+    "diagnose": lambda h: h.diagnose(quiet=True),
     "sql": lambda h: h.sql("SELECT DISTINCT kind, name FROM tensors"),
     "verify": lambda h: h.verify(quiet=True),
     "restored": lambda h: h.restore(3),

@@ -1,0 +1,73 @@
+"""Trainings with one planted cause, and trainings without any: how often `diagnose` names the cause first, with its
+step and a tensor that was hit, and how often it is silent where there is nothing.
+
+Half of the numbers that trainings are drawn from were looked at while `diagnose` was written; the table is of the other
+half. *Loud* and *faint* are sizes of the cause. A step between two checkpoints counts as named where the diagnosis
+gives the two.
+"""
+
+import shutil
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import dshistory
+from benchmarks.measure import Rows, Series
+from benchmarks.planted import CAUSES, Case, Truth, train
+
+COLUMNS = {"all": "%", "every 1": "%", "every 5": "%", "every 10": "%", "loud": "%", "faint": "%", "trainings": "x"}
+FIRST_HELD_BACK = 5000
+"""Smaller numbers were looked at."""
+_SILENT = 3
+"""So many trainings without a cause for each one with a certain cause."""
+
+
+def run(
+    scratch: Path, *, every: Sequence[int], causes: Sequence[str] = tuple(CAUSES)
+) -> tuple[Rows, dict[str, object]]:
+    """Return the share of trainings that were diagnosed rightly, by cause."""
+    torch.set_num_threads(1)
+    rows: Rows = defaultdict(lambda: defaultdict(Series))
+    for number, case in enumerate(cases(every, causes)):
+        folder = scratch / str(number)
+        truth = train(folder, case)
+        history = dshistory.open(folder)
+        history.analyze(quiet=True)
+        right = is_right(case, truth, list(history.diagnose(quiet=True)))
+        of_cause = "silent" if case.cause == "nothing" else "any cause, right first"
+        for row in (case.cause, of_cause):
+            for column in ("all", f"every {case.every}", "loud" if case.loud else "faint"):
+                rows[row][column].add(float(right))
+            rows[row]["trainings"].add(1.0)
+        shutil.rmtree(folder)
+    return rows, {"every": list(every), "first number": FIRST_HELD_BACK}
+
+
+def cases(every: Sequence[int], causes: Sequence[str], *, first: int = FIRST_HELD_BACK) -> list[Case]:
+    """Return a loud and a faint case of each cause, and several of none, for each distance of checkpoints."""
+    wanted = [(far, loud, cause) for far in every for loud in (True, False) for cause in causes]
+    return [
+        Case(cause, loud, far, first + 10 * number + again)
+        for number, (far, loud, cause) in enumerate(wanted)
+        for again in range(_SILENT if cause == "nothing" else 1)
+    ]
+
+
+def is_right(case: Case, truth: Truth, found: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether the first row names the cause, an interval with its step, and first a tensor that it hit."""
+    if truth.step is None or not found:
+        return truth.step is None and not found
+    first = found[0]
+    if first["cause"] != case.cause:
+        return False
+    if first["since"] >= truth.step + truth.gradual + 1 or first["step"] < truth.step:
+        return False
+    if first["step"] > truth.step + truth.gradual + case.every - 1:
+        return False
+    # Between two checkpoints what is not finite spreads over everything.
+    if not truth.tensors or (case.cause == "not finite" and case.every > 1):
+        return True
+    return bool(first["tensors"]) and first["tensors"][0] in truth.tensors

@@ -1,0 +1,52 @@
+"""How surprising a value is beside its neighbours in time, by medians, which one outlier does not move.
+
+    surprise = |x - median of the values around| / (1.4826 * median of such distances)
+
+1.4826 turns a median of distances into the standard deviation of a normal distribution, so the unit is one of those. In
+a long series of normal noise none exceeds 5; the noise of gradients has heavier tails.
+"""
+
+from typing import Final
+
+import numpy as np
+
+from dshistory.metrics import Floats
+
+__all__ = ["CLEAR", "excess"]
+
+CLEAR: Final = 8.0
+"""From here on a surprise is reported: by Chebyshev's inequality at most one value in 64 of any distribution is as far
+out, and of a normal one none."""
+
+_AROUND: Final = 5
+_NEAR: Final = 15
+_AS_NORMAL: Final = 1.4826
+_LEAST: Final = 6
+"""Fewer values than this give no notion of what is usual."""
+
+
+def excess(values: Floats, *, least: float) -> Floats:
+    """Return how far each value (along the last axis) lies above (or below, negative) the median of up to five values
+    before and after it, in standard deviations; 0 where it is unknown. `least`: the smallest deviation that counts as
+    one, so that a series that hardly moves is not judged by its rounding."""
+    far = np.zeros_like(values)
+    if values.shape[-1] < _LEAST:
+        return far
+    for place in range(values.shape[-1]):
+        around = [at for at in range(place - _AROUND, place + _AROUND + 1) if at != place]
+        around = [at for at in around if 0 <= at < values.shape[-1]]
+        with np.errstate(invalid="ignore"):
+            far[..., place] = values[..., place] - _median(values[..., around])
+    distances, count = np.abs(far), values.shape[-1]
+    whole = _median(distances)
+    near = [_median(distances[..., max(0, at - _NEAR) : at + _NEAR + 1]) for at in range(count)]
+    spread = np.maximum(_AS_NORMAL * np.maximum(np.stack(near, axis=-1), whole[..., np.newaxis]), least)
+    return np.nan_to_num(far / spread, nan=0.0, posinf=np.inf, neginf=-np.inf)
+
+
+def _median(values: Floats) -> Floats:
+    known = np.isfinite(values)
+    ordered = np.sort(np.where(known, values, np.inf), axis=-1)
+    middle = np.maximum(known.sum(axis=-1, keepdims=True) - 1, 0) // 2
+    found: Floats = np.take_along_axis(ordered, middle, axis=-1)[..., 0]
+    return np.where(np.isinf(found), np.nan, found)

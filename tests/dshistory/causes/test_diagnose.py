@@ -1,0 +1,92 @@
+"""Planted causes are the first that `diagnose` names, with their step and tensors, and a healthy training has none."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from explorer_helpers import Run, whole
+
+import dshistory
+from benchmarks.diagnose import is_right
+from benchmarks.planted import CAUSES, Case, train
+from catalog.errors import NotFoundError
+from dshistory.causes.diagnose import _ranked
+from dshistory.causes.findings import Finding
+from dshistory.causes.robust import CLEAR, excess
+from dshistory.explorer import Explorer
+
+
+def diagnosed(folder, case):
+    truth = train(folder, case)
+    explorer = dshistory.open(folder)
+    explorer.analyze(quiet=True)
+    return truth, explorer
+
+
+SAMPLE = [
+    Case("nothing", True, 10, 1),
+    Case("learning rate", True, 10, 2),
+    Case("optimizer state reset", True, 10, 3),
+    Case("layer corrupted", True, 10, 4),
+    Case("frozen", True, 10, 5),
+    Case("weight decay", False, 10, 6),
+]
+EVERY = [Case(cause, loud, 5, 100 + at) for at, cause in enumerate(CAUSES) for loud in (True, False)]
+
+
+@pytest.mark.parametrize("case", SAMPLE, ids=lambda case: case.cause)
+def test_the_first_row_is_what_was_planted(tmp_path, case):
+    truth, explorer = diagnosed(tmp_path, case)
+    table = explorer.diagnose(quiet=True)
+    assert is_right(case, truth, list(table)), repr(table)
+    json.loads(table.to_json())
+    for row in table:
+        assert row["evidence"]
+        # Every call is one that a person can paste.
+        eval(row["call"], {"h": explorer})
+
+
+def test_a_step_hides_what_set_in_after_it(tmp_path):
+    truth, explorer = diagnosed(tmp_path, Case("learning rate", True, 10, 2))
+    assert explorer.diagnose(truth.step, quiet=True)[0]["cause"] == "learning rate"
+    assert "learning rate" not in explorer.diagnose(truth.step - 1, quiet=True)["cause"].to_pylist()
+
+
+def test_a_history_without_optimizer_or_statistics_says_what_was_not_checked(tmp_path):
+    run = Run(tmp_path)
+    for step in range(1, 10):
+        run.checkpoint(step, whole({"w": torch.full((4, 8), float(step))}))
+    run.close()
+    table = Explorer.open(tmp_path).diagnose(quiet=True)
+    assert len(table) == 0
+    assert table.note == (
+        "nothing found in 9 checkpoints, 0 of which were audited; not checked: 9 checkpoints without statistics "
+        "(`analyze` computes them), the loss, which was not recorded, the optimizer, which was not captured"
+    )
+    with pytest.raises(NotFoundError, match="no run 'run-z'"):
+        Explorer.open(tmp_path).diagnose(run="run-z", quiet=True)
+
+
+def test_one_outlier_does_not_hide_itself_and_noise_is_no_surprise():
+    noise = np.random.default_rng(0).normal(size=(20, 200))
+    assert np.abs(excess(noise, least=1e-9)).max() < CLEAR
+    noise[3, 77] += 20
+    assert np.unravel_index(excess(noise, least=1e-9).argmax(), noise.shape) == (3, 77)
+    assert not excess(np.full((2, 50), 3.0), least=1e-9).any()
+    assert not excess(np.array([1.0, 9.0]), least=1e-9).any(), "too few to know what is usual"
+
+
+def finding(cause, step, **more):
+    return Finding(cause, step - 1, step, ["w"], "why", "h.log()", **more)
+
+
+def test_a_cause_comes_before_what_it_brings_about():
+    found = [
+        finding("not finite", 31),
+        finding("learning rate", 30),
+        finding("bad batch", 31, certain=False, surprise=90.0),
+        finding("layer corrupted", 30, certain=False, surprise=9.0),
+    ]
+    assert [each.cause for each in _ranked(found)] == ["learning rate", "not finite", "layer corrupted", "bad batch"]
+    assert [each.cause for each in _ranked([found[0], found[2]])] == ["bad batch", "not finite"]
