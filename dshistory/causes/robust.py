@@ -12,7 +12,7 @@ import numpy as np
 
 from dshistory.metrics import Floats
 
-__all__ = ["CLEAR", "excess"]
+__all__ = ["CLEAR", "excess", "middle"]
 
 CLEAR: Final = 8.0
 """From here on a surprise is reported: by Chebyshev's inequality at most one value in 64 of any distribution is as far
@@ -36,17 +36,18 @@ def excess(values: Floats, *, least: float) -> Floats:
         around = [at for at in range(place - _AROUND, place + _AROUND + 1) if at != place]
         around = [at for at in around if 0 <= at < values.shape[-1]]
         with np.errstate(invalid="ignore"):
-            far[..., place] = values[..., place] - _median(values[..., around])
+            far[..., place] = values[..., place] - middle(values[..., around])
     distances, count = np.abs(far), values.shape[-1]
-    whole = _median(distances)
-    near = [_median(distances[..., max(0, at - _NEAR) : at + _NEAR + 1]) for at in range(count)]
+    whole = middle(distances)
+    near = [middle(distances[..., max(0, at - _NEAR) : at + _NEAR + 1]) for at in range(count)]
     spread = np.maximum(_AS_NORMAL * np.maximum(np.stack(near, axis=-1), whole[..., np.newaxis]), least)
     return np.nan_to_num(far / spread, nan=0.0, posinf=np.inf, neginf=-np.inf)
 
 
-def _median(values: Floats) -> Floats:
+def middle(values: Floats) -> Floats:
+    """Return the lower median of the known values along the last axis; NaN where none is known."""
     known = np.isfinite(values)
     ordered = np.sort(np.where(known, values, np.inf), axis=-1)
-    middle = np.maximum(known.sum(axis=-1, keepdims=True) - 1, 0) // 2
-    found: Floats = np.take_along_axis(ordered, middle, axis=-1)[..., 0]
+    place = np.maximum(known.sum(axis=-1, keepdims=True) - 1, 0) // 2
+    found: Floats = np.take_along_axis(ordered, place, axis=-1)[..., 0]
     return np.where(np.isinf(found), np.nan, found)

@@ -10,7 +10,7 @@ import numpy as np
 
 from dshistory.causes.findings import Finding, named
 from dshistory.causes.record import Record
-from dshistory.causes.robust import CLEAR, excess
+from dshistory.causes.robust import CLEAR, excess, middle
 from dshistory.metrics import Floats, rms, typical_size
 
 __all__ = [
@@ -101,7 +101,7 @@ def bad_batches(record: Record) -> Iterator[Finding]:
         usual = float(np.median(series.values[max(0, at - 5) : at])) if at else math.nan
         evidence = f"the loss of step {step} is {series.values[at]:.4g}, {usual:.4g} before"
         if seen > _SEEN:
-            ratio = math.sqrt(total[place] / np.nanmedian(total[max(1, place - 5) : place])) if place > 1 else math.nan
+            ratio = math.sqrt(total[place] / float(middle(total[max(1, place - 5) : place]))) if place > 1 else math.nan
             evidence += f", and its gradient is {ratio:.3g} times as long as before"
         call = (
             f"h.sql(\"SELECT step, value FROM metrics WHERE name = 'loss' AND step BETWEEN {step - 5} AND {step + 5} "
@@ -167,24 +167,24 @@ def jumps(record: Record) -> Iterator[Finding]:
     if len(record.analyzed) < 2:
         return
     # What all weights do at once is not local, and its noise is no noise of theirs.
-    common = _log(record.moved) - np.nanmedian(_log(record.moved), axis=0)
+    common = _log(record.moved) - middle(_log(record.moved).T)
     far = np.maximum(excess(_log(record.moved), least=0.05), excess(common, least=0.05))
     gradient = excess(_log(record.energy), least=0.05)
-    middle, reach = _log(record.moved), _MARGIN * record.reach
+    moved, reach = _log(record.moved), _MARGIN * record.reach
     for at in range(2, far.shape[1]):
         beyond = record.moved[:, at] > reach[:, at]
         seen = beyond | ((far[:, at] > CLEAR) & (far[:, at] > 2 * gradient[:, at]))
         rows = [
             row
             for row in np.flatnonzero(seen).tolist()
-            if beyond[row] or middle[row, at] - np.nanmedian(middle[row, max(1, at - 5) : at]) > _FARTHER
+            if beyond[row] or moved[row, at] - float(middle(moved[row, max(1, at - 5) : at])) > _FARTHER
         ]
         if not len(rows):
             continue
         rows = sorted(rows, key=lambda row: (not beyond[row], -far[row, at]))
         names = [record.weights[row] for row in rows]
         since, step = _gap(record, at)
-        ratio = math.exp(middle[rows[0], at] - np.nanmedian(middle[rows[0], max(1, at - 5) : at]))
+        ratio = math.exp(moved[rows[0], at] - float(middle(moved[rows[0], max(1, at - 5) : at])))
         group = _group_of(record, names)
         farther = [row for row, name in enumerate(record.weights) if name in group and far[row, at] > _SEEN]
         elsewhere = [row for row, name in enumerate(record.weights) if name not in group and far[row, at] > _SEEN]
@@ -241,10 +241,10 @@ def group_jumps(record: Record) -> Iterator[Finding]:
         others = [row for row in range(len(record.weights)) if row not in set(rows)]
         if len(others) < _MANY or moved.shape[1] < 8:
             continue
-        apart = np.nanmedian(moved[rows], axis=0) - np.nanmedian(moved[others], axis=0)
+        apart = middle(moved[rows].T) - middle(moved[others].T)
         far = excess(apart, least=_LEAST_LOG)
         at = int(np.argmax(far[3:])) + 3
-        ratio = math.exp(apart[at] - np.nanmedian(apart[max(1, at - 5) : at]))
+        ratio = math.exp(apart[at] - float(middle(apart[max(1, at - 5) : at])))
         if far[at] > _CLEAR_GROUP and ratio > _GROUP_FARTHER:
             since, step = _gap(record, at)
             evidence = (

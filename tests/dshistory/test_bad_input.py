@@ -112,7 +112,7 @@ VERB_CASES: Final[dict[str, tuple[Call, dict[str, str]]]] = {
         lambda h: h.diagnose(quiet=True),
         {
             **FIRST_STEP,
-            "one": "nothing found in 1 checkpoint, 0 of which were audited; not checked: 1 checkpoint without statistics",
+            "one": "nothing found in 1 checkpoint, 0 of which .*; not checked: 1 checkpoint without statistics",
             "no statistics": "nothing found in 3 checkpoints, .*the optimizer, which was not captured",
             "some statistics": "nothing found in 3 checkpoints, .*: 2 checkpoints without statistics",
             "two models": "nothing found in 2 checkpoints",
