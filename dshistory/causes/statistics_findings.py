@@ -262,8 +262,8 @@ _CLEAR_GROUP: Final = 5.0
 
 
 def growing_norms(record: Record) -> Iterator[Finding]:
-    """Yield weights whose growth quickens from one checkpoint to the next by three times more than it changed in the
-    eight before, and keeps that pace.
+    """Yield weights whose growth more than doubles from one checkpoint to the next, quickens by three times more than it
+    changed in the eight before, and keeps that pace.
 
     Growth is measured beside the learning rates that it had, so that a warm-up is none. A weight that is smaller than
     typical ones, as a bias that was born at zero, may grow."""
@@ -281,7 +281,8 @@ def growing_norms(record: Record) -> Iterator[Finding]:
             changes, after = np.abs(np.diff(rates[at - _PAST : at])), rates[at:]
             quickened = after[:2].max() - rates[at - 1]
             lasts = np.median(after[: 2 * _PAST]) > rates[at - 1] + quickened / 2 and after[:3].min() > 0
-            if not (quickened > 3 * max(float(changes.max()), _LEAST_GROWTH) and lasts):
+            doubles = np.median(after) > 2 * rates[at - 1]
+            if not (quickened > 3 * max(float(changes.max()), _LEAST_GROWTH) and lasts and doubles):
                 continue
             at += int(after[1] - after[0] > after[0] - rates[at - 1])
             gained = levels[-1] - levels[at]
