@@ -262,8 +262,8 @@ _CLEAR_GROUP: Final = 5.0
 
 
 def growing_norms(record: Record) -> Iterator[Finding]:
-    """Yield weights whose growth more than doubles from one checkpoint to the next, quickens by three times more than it
-    changed in the eight before, and keeps that pace.
+    """Yield weights whose growth more than doubles, quickens from one checkpoint to the next by three times more than
+    it changed in the eight before, and keeps that pace.
 
     Growth is measured beside the learning rates that it had, so that a warm-up is none. A weight that is smaller than
     typical ones, as a bias that was born at zero, may grow."""
