@@ -30,20 +30,32 @@ def run(
 ) -> tuple[Rows, dict[str, object]]:
     """Return the share of trainings that were diagnosed rightly, by cause."""
     torch.set_num_threads(1)
-    rows: Rows = defaultdict(lambda: defaultdict(Series))
+    results = []
     for number, case in enumerate(cases(every, causes)):
         folder = scratch / str(number)
         truth = train(folder, case)
-        history = dshistory.open(folder)
-        history.analyze(quiet=True)
-        right = is_right(case, truth, list(history.diagnose(quiet=True)))
-        of_cause = "silent" if case.cause == "nothing" else "any cause, right first"
-        for row in (case.cause, of_cause):
-            for column in ("all", f"every {case.every}", "loud" if case.loud else "faint"):
-                rows[row][column].add(float(right))
-            rows[row]["trainings"].add(1.0)
+        explorer = dshistory.open(folder)
+        explorer.analyze(quiet=True)
+        results.append((case, is_right(case, truth, list(explorer.diagnose(quiet=True)))))
         shutil.rmtree(folder)
-    return rows, {"every": list(every), "first number": FIRST_HELD_BACK}
+    return shares(results), {"every": list(every), "first number": FIRST_HELD_BACK}
+
+
+def shares(results: Sequence[tuple[Case, bool]]) -> Rows:
+    """Return the share of right diagnoses, by cause and by size and distance of checkpoints, and the two totals."""
+    found: dict[str, dict[str, list[bool]]] = defaultdict(lambda: defaultdict(list))
+    for case, right in results:
+        total = "all without a cause: silent" if case.cause == "nothing" else "all causes: right first"
+        for row in (total, *([] if case.cause == "nothing" else [case.cause])):
+            for column in ("all", f"every {case.every}", "loud" if case.loud else "faint"):
+                found[row][column].append(right)
+    return {
+        row: {
+            **{column: Series([sum(rights) / len(rights)]) for column, rights in columns.items()},
+            "trainings": Series([float(len(columns["all"]))]),
+        }
+        for row, columns in found.items()
+    }
 
 
 def cases(every: Sequence[int], causes: Sequence[str], *, first: int = FIRST_HELD_BACK) -> list[Case]:
