@@ -9,7 +9,7 @@ from explorer_helpers import Run, whole
 
 import dshistory
 from benchmarks.diagnose import is_right
-from benchmarks.planted import CAUSES, Case, train
+from benchmarks.planted import Case, train
 from catalog.errors import NotFoundError
 from dshistory.causes.diagnose import _ranked
 from dshistory.causes.findings import Finding
@@ -17,40 +17,28 @@ from dshistory.causes.robust import CLEAR, excess
 from dshistory.explorer import Explorer
 
 
-def diagnosed(folder, case):
-    truth = train(folder, case)
-    explorer = dshistory.open(folder)
-    explorer.analyze(quiet=True)
-    return truth, explorer
-
-
 SAMPLE = [
     Case("nothing", True, 10, 1),
     Case("learning rate", True, 10, 2),
-    Case("optimizer state reset", True, 10, 3),
     Case("layer corrupted", True, 10, 4),
-    Case("frozen", True, 10, 5),
-    Case("weight decay", False, 10, 6),
 ]
-EVERY = [Case(cause, loud, 5, 100 + at) for at, cause in enumerate(CAUSES) for loud in (True, False)]
+"""`python -m benchmarks diagnose` has every cause."""
 
 
 @pytest.mark.parametrize("case", SAMPLE, ids=lambda case: case.cause)
 def test_the_first_row_is_what_was_planted(tmp_path, case):
-    truth, explorer = diagnosed(tmp_path, case)
+    truth = train(tmp_path, case)
+    explorer = dshistory.open(tmp_path)
+    explorer.analyze(quiet=True)
     table = explorer.diagnose(quiet=True)
     assert is_right(case, truth, list(table)), repr(table)
     json.loads(table.to_json())
     for row in table:
-        assert row["evidence"]
         # Every call is one that a person can paste.
         eval(row["call"], {"h": explorer})
-
-
-def test_a_step_hides_what_set_in_after_it(tmp_path):
-    truth, explorer = diagnosed(tmp_path, Case("learning rate", True, 10, 2))
-    assert explorer.diagnose(truth.step, quiet=True)[0]["cause"] == "learning rate"
-    assert "learning rate" not in explorer.diagnose(truth.step - 1, quiet=True)["cause"].to_pylist()
+    if case.cause == "learning rate":
+        assert explorer.diagnose(truth.step, quiet=True)[0]["cause"] == "learning rate"
+        assert "learning rate" not in explorer.diagnose(truth.step - 1, quiet=True)["cause"].to_pylist()
 
 
 def test_a_history_without_optimizer_or_statistics_says_what_was_not_checked(tmp_path):
