@@ -16,7 +16,6 @@ from dshistory.causes.findings import Finding
 from dshistory.causes.robust import CLEAR, excess
 from dshistory.explorer import Explorer
 
-
 SAMPLE = [
     Case("nothing", True, 10, 1),
     Case("learning rate", True, 10, 2),
