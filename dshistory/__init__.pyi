@@ -14,7 +14,22 @@ from dshistory.comparison.diff import DiffTable
 from dshistory.display.report import Report
 from dshistory.display.table import Table
 from dshistory.explorer import Explorer
-from dshistory.options import Changes, Command, ExportFormat, Grouping, Metric, Predicate, Ref, SkippedSteps
+from dshistory.hindsight.attribution import AttributionTable
+from dshistory.hindsight.computed_state import ComputedState
+from dshistory.hindsight.evaluation import EvaluationTable
+from dshistory.hindsight.loss_line import LineTable
+from dshistory.options import (
+    Changes,
+    Command,
+    ExportFormat,
+    Grouping,
+    Metric,
+    Part,
+    Predicate,
+    Ref,
+    SkippedSteps,
+    Steps,
+)
 from dshistory.patterns import Patterns
 from dshistory.replays.crossover import CrossoverTable
 from dshistory.replays.result import ReplayTable
@@ -36,21 +51,27 @@ __all__ = [
     "Table",
     "analyze",
     "anomalies",
+    "attribute",
     "audit",
+    "average",
     "bisect",
     "compare",
     "convert",
     "crossover",
+    "delta",
     "diagnose",
     "diff",
     "distances",
     "doctor",
+    "evaluate",
     "explore",
     "export",
     "histogram",
     "import_checkpoint",
+    "interpolate",
     "layers",
     "log",
+    "losses_between",
     "reindex",
     "replay",
     "replay_check",
@@ -70,12 +91,33 @@ __version__: str
 
 def analyze(ref: Ref | None = None, *, quiet: bool = False) -> Table: ...
 def anomalies(*, run: str | None = None) -> AnomalyTable: ...
+def attribute(
+    a: Ref,
+    b: Ref,
+    loss_fn: Callable[[Any], Any],
+    *,
+    model: Any,
+    by: Part = "layer",
+    kinds: Patterns = "model",
+    quiet: bool = False,
+) -> AttributionTable: ...
 def audit(a: Ref | None = None, b: Ref = "latest", *, names: Patterns = "*", quiet: bool = False) -> AuditTable: ...
+def average(
+    steps: Steps,
+    *,
+    weights: Sequence[float] | None = None,
+    ema: float | None = None,
+    kinds: Patterns = "model",
+    names: Patterns = "*",
+    run: str | None = None,
+    quiet: bool = False,
+) -> ComputedState: ...
 def bisect(
     predicate: Predicate,
     good: Ref | None = None,
     bad: Ref | None = None,
     *,
+    model: Any = None,
     run: str | None = None,
     quiet: bool = False,
 ) -> Bisection: ...
@@ -102,6 +144,9 @@ def crossover(
     probes: int = 8,
     quiet: bool = False,
 ) -> CrossoverTable: ...
+def delta(
+    a: Ref, b: Ref = "latest", *, kinds: Patterns = "model", names: Patterns = "*", quiet: bool = False
+) -> ComputedState: ...
 def diagnose(step: int | None = None, *, run: str | None = None, quiet: bool = False) -> DiagnosisTable: ...
 def diff(
     a: Ref,
@@ -119,6 +164,18 @@ def diff(
 ) -> DiffTable: ...
 def distances(names: Patterns = "*", *, kinds: Patterns = "model", run: str | None = None) -> DistanceTable: ...
 def doctor(folder: str | None = None, *, size_mib: int = 256) -> Report: ...
+def evaluate(
+    fn: Callable[[Any], Any],
+    *,
+    model: Any,
+    steps: Steps | None = None,
+    name: str | None = "val_loss",
+    weights: str = "model",
+    workers: int = 1,
+    again: bool = False,
+    run: str | None = None,
+    quiet: bool = False,
+) -> EvaluationTable: ...
 def explore(names: Patterns = "*", *, kinds: Patterns = "model", run: str | None = None) -> Exploration: ...
 def export(
     step: Ref,
@@ -145,6 +202,9 @@ def import_checkpoint(
     format: str | None = None,
     quiet: bool = False,
 ) -> Table: ...
+def interpolate(
+    a: Ref, b: Ref, t: float = 0.5, *, kinds: Patterns = "model", names: Patterns = "*", quiet: bool = False
+) -> ComputedState: ...
 def layers(
     names: Patterns = "*",
     *,
@@ -156,6 +216,15 @@ def layers(
     quiet: bool = False,
 ) -> LayersTable: ...
 def log(*, run: str | None = None) -> LogTable: ...
+def losses_between(
+    a: Ref,
+    b: Ref,
+    loss_fn: Callable[[Any], Any],
+    *,
+    model: Any,
+    t: Sequence[float] = (0.0, 0.25, 0.5, 0.75, 1.0),
+    quiet: bool = False,
+) -> LineTable: ...
 def open(path: Path | str | None = None) -> Explorer: ...
 def reindex() -> int: ...
 def replay(
