@@ -17,6 +17,7 @@ from capture.defaults import DEFAULT_BUDGET_BYTES, history_path
 from capture.environment import environment
 from capture.loops.interface import Loop
 from capture.loops.select import loop_for
+from capture.replays.batches import UnusedPosition
 from capture.replays.course import ReplayCourse
 from capture.replays.request import asked_replay
 from capture.restore import all_providers, restore_live
@@ -146,7 +147,8 @@ def enable(
         parent, course = origin_of(subjects), None
         if replay is not None:
             parent = replay.ref
-            restore_live(History.open(root), parent, ranks=ranks, providers=every_provider, whole=True, verify=True)
+            takers = every_provider if replay.leaves_out else [*every_provider, UnusedPosition()]
+            restore_live(History.open(root), parent, ranks=ranks, providers=takers, whole=True, verify=True)
             course = ranks.agree(
                 "changing the training", lambda: ReplayCourse(replay, loop, dataloader, rank=ranks.rank)
             )

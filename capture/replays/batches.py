@@ -1,11 +1,13 @@
-"""Leaves out batches of a data loader by the steps for which the replayed run used them."""
+"""The batches of a replay: by the steps for which the replayed run used them, some are left out."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from capture.state.interface import Available, TensorItem
 from catalog.errors import SetupError
+from catalog.records import Placement
 
-__all__ = ["BatchesOfSteps", "leave_out"]
+__all__ = ["BatchesOfSteps", "UnusedPosition", "leave_out"]
 
 
 def leave_out(dataloader: Any, wanted: Callable[[], bool]) -> Callable[[], None]:
@@ -33,6 +35,24 @@ def leave_out(dataloader: Any, wanted: Callable[[], bool]) -> Callable[[], None]
         dataloader.__class__ = plain
 
     return undo
+
+
+class UnusedPosition:
+    """A State Provider that leaves the stored position of a data loader where it is, because a function gives the batch
+    of each step."""
+
+    def tensors(self) -> Sequence[TensorItem]:
+        return ()
+
+    def objects(self) -> Mapping[str, tuple[Any, Placement]]:
+        return {}
+
+    def prepare(self, available: Available) -> None:
+        """Take the position, so that nobody is warned that it is not put back."""
+        available.objects.get("dataloader")
+
+    def finish(self, available: Available) -> None:
+        """Do nothing: there is no loader."""
 
 
 class BatchesOfSteps:

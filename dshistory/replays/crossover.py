@@ -17,6 +17,7 @@ from typing import Any, Final, Literal
 import pyarrow as pa
 
 import capture
+from capture.replays.batches import UnusedPosition
 from catalog.errors import SetupError
 from catalog.history import History
 from catalog.records import CheckpointRef
@@ -148,7 +149,7 @@ def _restore(history: History, state: CheckpointRef, live: Live) -> None:
         optimizer=live.optimizer,
         scheduler=live.scheduler,
         scaler=live.scaler,
-        providers=live.providers,
+        providers=[*live.providers, UnusedPosition()],
     )
 
 

@@ -5,8 +5,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from catalog.errors import NotFoundError
 from catalog.history import History
 from catalog.records import RunFacts
+from dshistory.display.formats import counted
 from dshistory.display.table import Table
 from dshistory.replays.followed import losses_of
 
@@ -45,7 +47,7 @@ class RunsTable(Table):
 def runs(history: History) -> RunsTable:
     """See `Explorer.runs`."""
     every = {facts.run: facts for facts in history.runs()}
-    current = history.current_run() if every else None
+    current = _current(history)
     children: dict[str | None, list[RunFacts]] = {}
     for facts in every.values():
         children.setdefault(facts.parent_run if facts.parent_run in every else None, []).append(facts)
@@ -62,8 +64,15 @@ def runs(history: History) -> RunsTable:
     for root in [*children.get(None, []), *every.values()]:
         if not any(row["run"] == root.run for row in rows):
             add(root, "", "", frozenset({root.run}))
-    note = f"{len(rows)} runs; * is the current one, to which plain steps refer" if rows else "no run yet"
+    note = f"{counted(len(rows), 'run')}; * is the current one, to which plain steps refer" if rows else "no run yet"
     return RunsTable(pa.Table.from_pylist(rows, schema=_SCHEMA), note=note)
+
+
+def _current(history: History) -> str | None:
+    try:
+        return history.current_run()
+    except NotFoundError:
+        return None
 
 
 def _row(history: History, facts: RunFacts) -> dict[str, Any]:

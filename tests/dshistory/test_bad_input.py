@@ -89,6 +89,11 @@ VERB_CASES: Final[dict[str, tuple[Call, dict[str, str]]]] = {
     ),
     "show": (lambda h: h.show(), {**FIRST_STEP, "one": "checkpoint run-a:10", "two models": "checkpoint run-b:20"}),
     "tags": (lambda h: h.tags(), {"no run": "no tags", "empty": "no tags", "one": "no tags"}),
+    "runs": (lambda h: h.runs(), {"no run": "no run yet", "empty": "1 run; ", "two models": "2 runs; "}),
+    "reproducibility": (
+        lambda h: h.reproducibility(),
+        {**FIRST_STEP, "one": r"environment +not captured  the run is imported, or of an earlier release"},
+    ),
     "diff": (
         lambda h: h.diff(10, quiet=True),
         {
@@ -256,7 +261,21 @@ def test_no_verb_is_left_out() -> None:
 
 
 ELSEWHERE: Final = frozenset(
-    {"analyze", "attribute", "average", "delta", "evaluate", "explore", "interpolate", "losses_between", "watch"}
+    {
+        "analyze",
+        "attribute",
+        "average",
+        "compare",
+        "crossover",
+        "delta",
+        "evaluate",
+        "explore",
+        "interpolate",
+        "losses_between",
+        "replay",
+        "replay_check",
+        "watch",
+    }
 )
 """The tests of these verbs cover their odd situations."""
 

@@ -58,11 +58,14 @@ def test_the_tab_key_shows_verbs_and_classes_and_no_module_or_hook() -> None:
         "close",
         "failures",
         "history",
+        "is_open",
         "log",
         "modify",
+        "resumed_from",
         "run",
         "snapshot",
         "stats",
+        "step",
         "tag",
         "wait",
     }
@@ -152,7 +155,7 @@ def test_every_example_is_understood() -> None:
 
 
 def test_verbs_cannot_drift_from_the_functions() -> None:
-    python_only = {"engine", "model", "optimizer", "scheduler", "scaler", "dataloader", "providers"}
+    python_only = {"engine", "model", "optimizer", "scheduler", "scaler", "dataloader", "providers", "train_step"}
     for verb in (verb for verb in all_verbs() if verb.surfaces):
         named = list(inspect.signature(verb.function).parameters)[1 if verb.needs_history else 0 :]
         assert [p.name for p in parameters(verb)] == [name for name in named if name not in python_only], verb.name

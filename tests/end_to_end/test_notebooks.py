@@ -12,7 +12,7 @@ from project_helpers import run_python
 
 import dshistory
 
-FIGURES = {"loss_jumped": 4, "comparing_runs": 6, "sql_cookbook": 0, "quickstart": 3}
+FIGURES = {"loss_jumped": 5, "comparing_runs": 6, "sql_cookbook": 0, "quickstart": 3}
 """The number of figures that each notebook draws."""
 PLOTLY = "application/vnd.plotly.v1+json"
 
@@ -117,7 +117,19 @@ def test_the_training_was_saved_by_going_back(notebooks):
     assert float(last[2]) < 3 < 5 < float(last[1])
     first, second = jumped.history.history.runs()
     assert (second.parent_run, second.parent_step) == (first.run, 80)
-    assert len(jumped.figure("capture.enable")["data"]) == 4
+    assert second.facts["replay"]["change"] == {"lr": 0.001}
+    assert len(jumped.figure("h.replay(")["data"]) == 2
+    apart = jumped.figure("h.compare(")["data"][0]["y"]
+    assert len(apart) == 24 + 1
+    assert jumped.text("h.runs()").splitlines()[2].startswith("*")
+    assert "lr 0.001" in jumped.text("h.runs()")
+
+
+def test_the_notebook_names_the_cause_before_it_searches(notebooks):
+    jumped = notebooks["loss_jumped"]
+    first = jumped.text("h.diagnose(").splitlines()[2].split()
+    assert first[:3] == ["learning", "rate", "83"]
+    assert "state: from" in jumped.text("h.crossover(")
 
 
 def test_the_two_runs_compare_as_the_text_says(notebooks):

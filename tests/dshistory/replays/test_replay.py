@@ -124,6 +124,7 @@ def test_a_replay_never_becomes_the_current_run(recorded):
     assert h.history.run_facts(replayed.run).facts["replay"]["of"] == f"{run}:8"
 
 
+@pytest.mark.filterwarnings("error")
 def test_batches_may_be_a_function_of_the_step(recorded):
     h, _ = recorded
     assert h.replay(4, **Training().parts(dataloader=batch_of)).parted is None
