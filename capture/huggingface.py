@@ -21,6 +21,7 @@ from capture.defaults import history_path
 from capture.enable import enable
 from capture.loops.pytorch.loop import count_from
 from capture.loops.select import loop_for, trainer_target
+from capture.replays.request import asked_replay
 from capture.session.session import Session
 from capture.state.providers import RandomState, Stateful
 from capture.state.unwrap import unwrapped, unwrapped_optimizer
@@ -111,7 +112,14 @@ class HistoryCallback(TrainerCallback):  # type: ignore[misc]
         lr_scheduler: Any,
         **others: Any,
     ) -> None:
-        """Begin the session. Raises what `capture.enable` raises, before the first batch."""
+        """Begin the session. Raises what `capture.enable` raises, before the first batch; SetupError in a script that
+        `dshistory replay` has started, because the Trainer has chosen the batch it begins with already."""
+        replay = asked_replay()
+        if replay is not None:
+            raise SetupError(
+                f"a Trainer can't be replayed from {replay.ref}: write dshistory.resume_folder('{replay.ref}', path), "
+                "pass trainer.train(resume_from_checkpoint=path), and compare the two runs: dshistory.compare(a, b)"
+            )
         target, of_torch = trainer_target(model, optimizer=optimizer, scheduler=lr_scheduler)
         if of_torch:
             # A session that an exception has left open counts the steps of the same optimizer: it must end before the

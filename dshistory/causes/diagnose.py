@@ -3,7 +3,8 @@
     metrics of every step, groups, statistics  ->  findings, and the checkpoints that are most unusual
     -> audits of those, and of those that a finding names  ->  what the hit tensors themselves say  ->  the order
 
-The cost is bounded: whatever the length of the run, at most _AUDITS pairs of checkpoints are read.
+Whatever the length of the run, the tensors of at most 2 * _AUDITS pairs of checkpoints are read; of the others only
+metrics, statistics, and what the manifests say.
 """
 
 from collections.abc import Iterator, Sequence

@@ -13,9 +13,12 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
-import capture
+import capture.huggingface
 import dshistory
+from capture.replays.change import Change
+from capture.replays.request import VARIABLE, ReplayRequest
 from catalog.errors import FormatError, SetupError
+from catalog.records import CheckpointRef
 from dshistory.commands import cli
 
 pytestmark = pytest.mark.slow
@@ -64,6 +67,15 @@ def trainer(folder: Path, *callbacks: TrainerCallback, seed: int) -> Trainer:
     return Trainer(
         model=model(seed), args=arguments, train_dataset=data, eval_dataset=data[:2], callbacks=list(callbacks)
     )
+
+
+def test_a_trainer_is_not_replayed_by_its_script(tmp_path, monkeypatch) -> None:
+    ref = CheckpointRef("20260101-000000-abcdef", 2)
+    asked = ReplayRequest(id="x", history=tmp_path / "h", ref=ref, until=4, change=Change())
+    monkeypatch.setenv(VARIABLE, asked.to_environment())
+    callback = capture.huggingface.HistoryCallback(every=2, history=tmp_path / "h")
+    with pytest.raises(SetupError, match="20260101-000000-abcdef:2: write dshistory.resume_folder"):
+        trainer(tmp_path, callback, seed=0).train()
 
 
 @pytest.fixture(scope="module")
