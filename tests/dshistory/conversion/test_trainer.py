@@ -74,7 +74,7 @@ def test_a_trainer_is_not_replayed_by_its_script(tmp_path, monkeypatch) -> None:
     asked = ReplayRequest(id="x", history=tmp_path / "h", ref=ref, until=4, change=Change())
     monkeypatch.setenv(VARIABLE, asked.to_environment())
     callback = capture.huggingface.HistoryCallback(every=2, history=tmp_path / "h")
-    with pytest.raises(SetupError, match="20260101-000000-abcdef:2: write dshistory.resume_folder"):
+    with pytest.raises(SetupError, match=r"20260101-000000-abcdef:2: write dshistory.resume_folder"):
         trainer(tmp_path, callback, seed=0).train()
 
 
