@@ -50,6 +50,7 @@ def test_a_way_enters_no_file_twice(title, text):
     assert len(set(files)) == len(files)
 
 
-def test_the_page_has_the_three_ways_and_names_places_that_exist():
-    assert [title for title, _ in WAYS] == ["The life of a step", "The life of a question", "The life of a restore"]
+def test_the_page_has_the_four_ways_and_names_places_that_exist():
+    ways = ["a step", "a question", "a restore", "a replay"]
+    assert [title for title, _ in WAYS] == [f"The life of {one}" for one in ways]
     assert not [place for place in PLACES if not (ROOT / place).exists()]
