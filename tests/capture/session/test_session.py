@@ -545,7 +545,8 @@ def test_a_run_that_is_still_being_written_is_not_resumed(history):
         assert_same(reference(other, its_optimizer), reference(model, optimizer))
 
 
-FOR_USERS = {"run", "history", "stats", "failures", "snapshot", "log", "tag", "wait", "modify", "close"}
+FACTS = {"run", "history", "stats", "failures", "step", "resumed_from", "is_open"}
+FOR_USERS = FACTS | {"snapshot", "log", "tag", "wait", "modify", "close"}
 
 
 def test_a_session_has_public_names_for_users_only(history):

@@ -144,12 +144,13 @@ def test_a_file_system_without_o_direct_is_warned_about_once_and_works(history, 
     with pytest.warns(
         UserWarning, match=r"through the page cache, since .* without O_DIRECT: refused by a test"
     ) as said:
-        sessions = [capture.enable(model, optimizer=optimizer, every=1, history=history) for _ in range(2)]
+        capture.enable(model, optimizer=optimizer, every=1, history=history).close()
+        session = capture.enable(model, optimizer=optimizer, every=1, history=history)
     assert len(said) == 1
     one_step(model, optimizer)
-    sessions[-1].close()
-    assert committed_steps(history, sessions[-1].run) == [0, 1]
-    facts = History.open(history).run_facts(sessions[-1].run).facts
+    session.close()
+    assert committed_steps(history, session.run) == [0, 1]
+    facts = History.open(history).run_facts(session.run).facts
     assert any("page cache" in notice for notice in facts["writer_notices"])
 
 
