@@ -86,9 +86,9 @@ test-benchmarks: setup  ## run every benchmark at a tiny size
 	$(BIN)/python -m pytest -q -rs tests/end_to_end/test_benchmarks.py
 
 .PHONY: test-install
-test-install: setup  ## build the wheel, install it as a stranger would, try it there, and run a short demo
+test-install: setup  ## do what a stranger does: install the wheel, run the README, the notebooks and a short demo
 	$(BIN)/python -m pytest -q -rs -n logical --maxprocesses 2 --dist loadfile \
-	  tests/project/test_packaging.py tests/end_to_end/test_demo.py
+	  tests/project/test_packaging.py tests/project/test_readme.py tests/end_to_end/test_demo.py tests/end_to_end/test_notebooks.py
 
 # Each proof prints what it has tried and what it found, and takes minutes. `make test` runs a sample of each.
 PROOFS := prove-crashes prove-kills prove-bytes prove-faults fuzz test-sanitize soak

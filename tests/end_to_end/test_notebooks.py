@@ -12,6 +12,8 @@ from project_helpers import run_python
 
 import dshistory
 
+pytestmark = pytest.mark.exhaustive
+
 FIGURES = {"loss_jumped": 5, "comparing_runs": 6, "sql_cookbook": 0, "quickstart": 3}
 """The number of figures that each notebook draws."""
 PLOTLY = "application/vnd.plotly.v1+json"

@@ -8,7 +8,7 @@ import pytest
 from places import ROOT
 from project_helpers import run, run_python
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 
 README = (ROOT / "README.md").read_text()
 
