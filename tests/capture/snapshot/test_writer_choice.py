@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import warnings
 from pathlib import Path
 
 import pytest
@@ -145,8 +146,10 @@ def test_a_file_system_without_o_direct_is_warned_about_once_and_works(history, 
         UserWarning, match=r"through the page cache, since .* without O_DIRECT: refused by a test"
     ) as said:
         capture.enable(model, optimizer=optimizer, every=1, history=history).close()
-        session = capture.enable(model, optimizer=optimizer, every=1, history=history)
     assert len(said) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        session = capture.enable(model, optimizer=optimizer, every=1, history=history)
     one_step(model, optimizer)
     session.close()
     assert committed_steps(history, session.run) == [0, 1]
