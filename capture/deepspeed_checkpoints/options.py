@@ -1,4 +1,4 @@
-"""What a user asks of DeepSpeed's checkpoints, checked where it is given; imports no deepspeed."""
+"""The options of DeepSpeed's checkpoints, checked where a user gives them; imports no deepspeed."""
 
 from dataclasses import dataclass, fields
 

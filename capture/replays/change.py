@@ -15,7 +15,7 @@ __all__ = ["Change"]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What is changed at the beginning of a replay. What is None, or empty, stays as it was.
+    """The changes at the beginning of a replay. Whatever is None, or empty, stays as it was.
 
     lr: the learning rate of every update, whatever the scheduler says
     lr_scale: the learning rate of every update is the scheduled one, times this

@@ -1,4 +1,4 @@
-"""What somebody asks of the training that calls `capture.enable` next: to be the replay of a step.
+"""A request to the training that calls `capture.enable` next: to be the replay of a step.
 
 A function of this process asks with `asking`. The command line, which starts a user's own script, asks through the
 environment variable DSHISTORY_REPLAY, which a launcher hands on to every rank.

@@ -1,4 +1,4 @@
-"""What a user asks of a session, checked where it is given."""
+"""The options of a session, checked where a user gives them."""
 
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
