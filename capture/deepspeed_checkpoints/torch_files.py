@@ -28,7 +28,7 @@ MALFORMED: tuple[type[Exception], ...] = (
     MemoryError,
     struct.error,
 )
-"""What reading a file with an unpickler raises for bytes that are no pickle, beside an UnpicklingError."""
+"""The errors of reading a file with an unpickler for bytes that are no pickle, beside an UnpicklingError."""
 
 # numpy 2 moved these functions; files that numpy 1 wrote name them where they were.
 _PLACES = ("numpy._core", "numpy.core")
@@ -38,7 +38,7 @@ NUMPY: Sequence[tuple[Any, str]] = (
     (np.dtype, "numpy.dtype"),
     *((getattr(np.dtypes, name), f"numpy.dtypes.{name}") for name in np.dtypes.__all__),
 )
-"""What files of torch.save need to hold numpy's arrays and numbers, each with its name in such a file."""
+"""The functions and classes by which files of torch.save hold numpy's arrays and numbers, with their names there."""
 
 
 def load_torch_file(path: Path, *, map_location: Any, classes: Sequence[type], pickle: bool) -> Any:

@@ -9,7 +9,7 @@ from catalog.errors import SetupError
 __all__ = ["OnFull", "SessionOptions"]
 
 OnFull = Literal["wait", "skip"]
-"""What the training does at a step that is due while too many snapshots are being written."""
+"""The choices of a training at a step that is due while too many snapshots are being written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

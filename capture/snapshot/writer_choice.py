@@ -23,7 +23,7 @@ _warned: set[str] = set()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriterOptions:
-    """What a user asks of the writer. `backend` None: io_uring where the host allows it, else POSIX threads.
+    """The writer's options as a user gives them. `backend` None: io_uring where the host allows it, else POSIX threads.
     `budget_bytes`: the staging memory. SetupError, with the argument and its value, for one that it may not be.
     """
 

@@ -1,4 +1,4 @@
-"""What an audit says, as findings: whose books do not balance between two checkpoints, and what kind of cause that is.
+"""The findings of an audit: whose books do not balance between two checkpoints, and what kind of cause that is.
 
 Every sentence of `audit` is a kind. State that was reset is told from state that came from elsewhere by its size: after
 k updates from zero, a second moment is (1 - b2^k) times the squares of usual gradients.

@@ -52,7 +52,7 @@ _LAYOUT: Final = Layout(gives_way=("tensors", "call", "since"))
 _AUDITS: Final = 12
 _SHOWN: Final = 5
 _CONSEQUENCES: Final = ("not finite", "dead units", "bad batch", "clipping off", "norm grows")
-"""What other causes bring about: a certain cause of another kind that set in no later comes before them."""
+"""The causes that others bring about: a certain cause of another kind that set in no later comes before them."""
 
 _OF_WEIGHTS: Final = ("layer corrupted", "layers swapped", "dead units", "embedding row", "learning rate of a group")
 _SLOW: Final = ("norm grows", "dead units")

@@ -1,4 +1,4 @@
-"""What the metrics of every step and the groups of the checkpoints say: learning rates, decay, what is not finite.
+"""The findings in the metrics of every step and in the checkpoints' groups: learning rates, decay, what is not finite.
 
 A schedule moves smoothly, so a learning rate is out of line where it rises above all rates before it by more than five
 times the largest of the eight changes before; a warm-up is a rise too, of equal steps. A fall is a schedule's.

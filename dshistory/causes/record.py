@@ -1,4 +1,4 @@
-"""What is known of a run without reading a tensor: its metrics at every step, and statistics of its checkpoints.
+"""The record of a run, without reading a tensor: its metrics at every step, and statistics of its checkpoints.
 
 The gradients' energy needs no gradient: from v' = b2 v + (1 - b2) g^2 the sums of a second moment over a tensor give
 
@@ -62,7 +62,7 @@ class Record:
 
     @cached_property
     def stored(self) -> Stored:
-        """What the manifests say, for `keys` over `refs`."""
+        """The content of the manifests, for `keys` over `refs`."""
         with self.history.asking() as ask:
             return StatisticsMatrix(self.history, ask, self.refs, self.all_keys).stored()
 

@@ -1,4 +1,4 @@
-"""What an optimizer was told to do with each parameter: its rule and the hyperparameters of its group.
+"""The orders of an optimizer for each parameter: its rule and the hyperparameters of its group.
 
 A checkpoint has them in its objects `optimizer*`. A scheduler moves them after an update and some scripts right before
 it, so what an update used stands in the checkpoint before it or in the one after it.

@@ -1,4 +1,4 @@
-"""What the statistics of the checkpoints say, against the run's own past: bad batches, clipping, tensors that jump or
+"""The findings in the checkpoints' statistics, against the run's own past: bad batches, clipping, tensors that jump or
 stop or grow, values that are not finite. No tensor is read.
 """
 

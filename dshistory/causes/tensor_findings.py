@@ -1,4 +1,4 @@
-"""What a few tensors say when they are read: which rows changed, which were swapped, which units get no gradient, and
+"""The findings in a few tensors that are read: which rows changed, which were swapped, which units get no gradient, and
 what low precision swallows. Each question reads tensors of two checkpoints.
 """
 

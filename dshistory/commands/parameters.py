@@ -96,7 +96,7 @@ class Parameter:
 
     @property
     def placeholder(self) -> str | None:
-        """What stands for the option's value in help; None for its name."""
+        """The placeholder of the option's value in help; None for its name."""
         if self.named_values or self.annotation is Changes:
             return "NAME=VALUE"
         if self.annotation is SkippedSteps:

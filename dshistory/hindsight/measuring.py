@@ -1,4 +1,4 @@
-"""What a user's function of a model gives: one number, or several by name; or how it failed."""
+"""The results of a user's function of a model: one number, or several by name; or how it failed."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -13,7 +13,7 @@ from catalog.history import History
 from catalog.records import CheckpointRef
 from dshistory.display.progress import CountProgress
 from dshistory.replays.followed import Followed, losses_of
-from dshistory.replays.replay import request_for
+from dshistory.replays.replay import beside, request_for
 from dshistory.replays.result import ReplayTable, compared_with
 
 __all__ = ["launch"]
@@ -79,8 +79,7 @@ def _watch(process: "subprocess.Popen[bytes]", followed: Followed, request: Repl
             run = _run_of(followed.history, request)
             losses = {} if run is None else losses_of(followed.history, run)
             if losses and (last := max(losses)) > made:
-                was = f", was {before[last]:.4g}" if last in before else ""
-                bar.describe(f"loss {losses[last]:.4g}{was}")
+                bar.describe(beside(losses[last], before.get(last)))
                 bar.advance(last - made)
                 made = last
         process.wait()

@@ -19,7 +19,7 @@ from dshistory.display.progress import CountProgress
 from dshistory.replays.followed import Followed
 from dshistory.replays.result import ReplayTable, compared_with
 
-__all__ = ["Live", "number_of", "replay", "request_for"]
+__all__ = ["Live", "beside", "number_of", "replay", "request_for"]
 
 Batches = Any
 """An iterable with state_dict and load_state_dict, or a function of the step that returns its batch."""
@@ -142,12 +142,13 @@ def _train(
                     mean = sum(of_step) / len(of_step)
                     if "loss" not in recorded:
                         session.log(loss=mean)
-                    bar.describe(_beside(mean, losses.get(session.step)))
+                    bar.describe(beside(mean, losses.get(session.step)))
                 bar.advance(session.step - made)
                 made, of_step = session.step, []
 
 
-def _beside(loss: float, before: float | None) -> str:
+def beside(loss: float, before: float | None) -> str:
+    """Return what a bar says of a step: its loss, and that of the run that is replayed."""
     return f"loss {loss:.4g}" if before is None else f"loss {loss:.4g}, was {before:.4g}"
 
 

@@ -123,7 +123,8 @@ def _losses(history: History, run: str) -> dict[int, float]:
     seen = {run}
     own = losses_of(history, run)
     limit, parent = facts.parent_step, facts.parent_run
-    while parent is not None and parent not in seen and parent in {one.run for one in history.runs()}:
+    known = {one.run for one in history.runs()}
+    while parent in known - seen:
         seen.add(parent)
         losses = {step: loss for step, loss in losses_of(history, parent).items() if step <= (limit or 0)} | losses
         facts = history.run_facts(parent)
