@@ -25,6 +25,8 @@ __all__ = ["Committer"]
 FLUSH_INTERVAL_S = 60.0
 """Metrics between two commits are in the journal after so long; at a commit they are written with it."""
 REGISTER_PATIENCE_S = 0.1
+_REGISTER_SHARE = 0.02
+"""The index takes at most this share of a core. A checkpoint that waits for it loses nothing: queries see it."""
 
 _Metrics = tuple[int, Mapping[str, float | torch.Tensor], Sequence[Mark]]
 
@@ -50,6 +52,8 @@ class Committer:
         self._deduplicator = Deduplicator(lambda step: run.paths.marker(run.run, step).exists())
         self._closing = False
         self._flushed = time.monotonic()
+        self._unregistered = False
+        self._register_at = 0.0
         self._work = 0
         self._under_way: tuple[int, str] | None = None
         self._stall_notice = StallNotice(lambda: self._under_way)
@@ -154,7 +158,7 @@ class Committer:
         while True:
             with self._changed:
                 self._changed.wait_for(
-                    lambda: self._snapshots or self._closing or self._unflushed_failure, self._until_flush_s()
+                    lambda: self._snapshots or self._closing or self._unflushed_failure, self._until_due_s()
                 )
                 failure, self._unflushed_failure = self._unflushed_failure, False
                 snapshot = self._snapshots[0] if self._snapshots else None
@@ -166,14 +170,17 @@ class Committer:
                     self._changed.notify_all()
                 # It holds nothing of the training, but must not stay until the next one comes.
                 snapshot = None
-                if committed:
-                    # After the snapshot has left the queue: `wait` need not wait for the index, which loses nothing.
-                    self._register()
+                self._unregistered |= committed
+                # After the snapshot has left the queue: `wait` need not wait for the index, which loses nothing.
+                self._register_when_due()
             elif closing:
+                self._register_when_due(at_once=True)
                 self._begin("the last entry in the journal")
                 self._remove_uncommitted(self._uncommitted.closing)
                 self._flush(force=True)
                 return
+            else:
+                self._register_when_due()
             # The other ranks read in the journal that this one has failed a step.
             self._flush(force=failure)
             self._under_way = None
@@ -219,16 +226,28 @@ class Committer:
             # They stay for the garbage collection of the next run.
             self._run.journal.event("removal_failed", None, reason=str(error))
 
+    def _register_when_due(self, *, at_once: bool = False) -> None:
+        """Register what is committed, unless the index has had its share of the time already."""
+        if self._unregistered and (at_once or time.monotonic() >= self._register_at):
+            self._unregistered = False
+            self._register()
+
     def _register(self) -> None:
         # Imported here, in the background, because it imports DuckDB: `enable` does not wait for that.
         from catalog.index import index
 
         self._begin("the registration of checkpoints")
+        began = time.thread_time()
         try:
             index.register(self._run.paths, patience_s=REGISTER_PATIENCE_S)
         except Exception as error:  # noqa: BLE001 - whatever ails the index must not end the thread others wait for
             # The index is derived: the checkpoint is safe, and the next registration or `reindex` includes this one.
             self._run.journal.event("registration_failed", None, reason=str(error))
+        self._register_at = time.monotonic() + (time.thread_time() - began) / _REGISTER_SHARE
+
+    def _until_due_s(self) -> float:
+        until_flush = self._until_flush_s()
+        return min(until_flush, max(0.0, self._register_at - time.monotonic())) if self._unregistered else until_flush
 
     def _until_flush_s(self) -> float:
         return max(0.0, self._flushed + FLUSH_INTERVAL_S - time.monotonic())

@@ -114,6 +114,19 @@ std::optional<CopyFailure> copy_some(std::span<const CopiedRegion> regions) {
     return std::nullopt;
 }
 
+// Hash a full piece of a larger extent in the cache, and have the processor fetch as many bytes of `next` meanwhile.
+void hash_and_fetch(Digests &digests, std::size_t index, std::uint64_t position, std::uint64_t whole,
+                    const std::byte *piece, std::uint64_t next) {
+    constexpr std::uint64_t stride = 2048;
+    constexpr std::uint64_t line = 64;
+    for (std::uint64_t done = 0; done < cached_bytes; done += stride) {
+        digests.feed(index, position + done, whole, piece + done, stride);
+        for (std::uint64_t at = next + done; at < next + done + stride; at += line) {
+            __builtin_prefetch(reinterpret_cast<const void *>(at), 0, 0);
+        }
+    }
+}
+
 } // namespace
 
 bool is_mapped(const Region &region) {
@@ -136,28 +149,29 @@ std::optional<CopyFailure> copy_memory(std::span<const CopiedRegion> regions) {
     return std::nullopt;
 }
 
-const std::byte *cached_copy(const Region &region) {
+int feed_live(Digests &digests, std::size_t index, std::uint64_t position, std::uint64_t whole, const Region &region) {
     thread_local const HugePages cached = huge_pages(huge_page_bytes, "a buffer");
-    const CopiedRegion copied{cached.get(), region};
-    if (const auto failure = copy_memory(std::span(&copied, 1))) {
-        errno = failure->code;
-        return nullptr;
+    for (std::uint64_t done = 0; done < region.nbytes;) {
+        const std::uint64_t left = region.nbytes - done;
+        const CopiedRegion piece{cached.get(), {region.address + done, std::min(cached_bytes, left)}};
+        if (const auto failure = copy_memory(std::span(&piece, 1))) {
+            return failure->code;
+        }
+        if (piece.from.nbytes == cached_bytes && left > cached_bytes) {
+            hash_and_fetch(digests, index, position + done, whole, piece.into, piece.from.address + cached_bytes);
+        } else {
+            digests.feed(index, position + done, whole, piece.into, piece.from.nbytes);
+        }
+        done += piece.from.nbytes;
     }
-    return cached.get();
+    return 0;
 }
 
 std::vector<Digest> checksum_memory(std::span<const Region> regions) {
     Digests digests(regions.size());
     for (std::size_t i = 0; i < regions.size(); ++i) {
-        const auto [address, whole] = regions[i];
-        for (std::uint64_t at = 0; at < whole; at += cached_bytes) {
-            const Region piece{address + at, std::min(cached_bytes, whole - at)};
-            const std::byte *data = cached_copy(piece);
-            if (data == nullptr) {
-                throw IoError("reading region " + std::to_string(i) + ", whose memory is no longer mapped,", "", at,
-                              errno);
-            }
-            digests.feed(i, at, whole, data, piece.nbytes);
+        if (const int code = feed_live(digests, i, 0, regions[i].nbytes, regions[i])) {
+            throw IoError("reading region " + std::to_string(i) + ", whose memory is no longer mapped,", "", 0, code);
         }
     }
     return digests.values();

@@ -4,7 +4,8 @@
 // Looking first whether memory is mapped is no guard, since another thread may unmap it right afterwards. So the kernel
 // copies (process_vm_readv, process_vm_writev): it answers EFAULT for memory that is gone, or whose file has been cut.
 // The copy stays in the processor's cache, where it is hashed; the live bytes are read from memory once, as by a direct
-// read.
+// read. The kernel copies page by page, and waits for the memory at the beginning of each, so while a piece is hashed
+// the processor is asked to fetch the next one: a prefetch is a hint, and does nothing where memory is gone.
 #pragma once
 
 #include <cstddef>
@@ -43,9 +44,10 @@ bool is_mapped(const Region &region);
 // directly: a crash on freed memory is unlikely there, but possible.
 std::optional<CopyFailure> copy_memory(std::span<const CopiedRegion> regions);
 
-// Return a copy of a region of at most cached_bytes, which holds until this thread's next call; null and errno when it
-// can't be made.
-const std::byte *cached_copy(const Region &region);
+// Add a region, which is at `position` of extent `index` and may be unmapped at any time, to `digests`, as
+// Digests::feed does with a caller's own memory. Returns 0; or errno, when the region can't be read: the digests are
+// then undefined.
+int feed_live(Digests &digests, std::size_t index, std::uint64_t position, std::uint64_t whole, const Region &region);
 
 // Return the checksum of each region, in order. Throws IoError naming the first region that can't be read (EFAULT: it
 // is no longer mapped).

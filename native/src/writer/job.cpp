@@ -48,13 +48,10 @@ void WriteJob::hash_live() {
     const std::uint64_t source = block().source;
     each_piece(plan_->extents(), block(),
                [&](std::size_t extent, std::uint64_t position, std::uint64_t at, std::uint64_t nbytes) {
-                   for (std::uint64_t done = 0; done < nbytes; done += cached_bytes) {
-                       const Region piece{source + at + done, std::min(cached_bytes, nbytes - done)};
-                       const std::byte *data = cached_copy(piece);
-                       if (data == nullptr) {
-                           throw unreadable(extent, errno);
-                       }
-                       live_digests_.feed(extent, position + done, plan_->extents()[extent].nbytes, data, piece.nbytes);
+                   const Region live{source + at, nbytes};
+                   if (const int code =
+                           feed_live(live_digests_, extent, position, plan_->extents()[extent].nbytes, live)) {
+                       throw unreadable(extent, code);
                    }
                });
 }

@@ -1,15 +1,18 @@
 """The journal of a session has few files, and a checkpoint that is seen has its metrics."""
 
 import datetime
+import threading
 
 import torch
 from capture_helpers import make, one_step
 from late_marks import LateMarks
 
 import capture
+from capture.session import committer as committing
 from capture.session.committer import Committer
 from catalog.format.journal import segments
 from catalog.history import History
+from catalog.index import index
 from catalog.records import RunFacts
 from catalog.run_writer import RunWriter, create_history, create_run, new_run_id
 
@@ -32,6 +35,47 @@ def test_commits_leave_few_journal_files_while_the_run_goes_on_and_one_at_its_en
     assert len(list(segments(folder))) == 1
     rows = History.open(history).query("SELECT count(*) AS n FROM metrics WHERE name = 'loss'").to_pylist()
     assert rows == [{"n": 8}]
+
+
+def test_the_index_takes_its_share_of_the_time_and_has_everything_at_the_end(history, monkeypatch):
+    """Queries see what is not registered, so many checkpoints may wait for one registration."""
+    registered = []
+    real = index.register
+
+    def spy(paths, **patience):
+        registered.append(real(paths, **patience))
+        return registered[-1]
+
+    monkeypatch.setattr(index, "register", spy)
+    monkeypatch.setattr(committing, "_REGISTER_SHARE", 1e-9)
+    model, optimizer = make()
+    with capture.enable(model, optimizer=optimizer, every=1, history=history, stats_every=0) as session:
+        for step in range(1, 9):
+            one_step(model, optimizer)
+            session.wait()
+            assert len(History.open(history).checkpoints()) == step + 1
+    assert len(registered) == 2
+    assert sum(registered) == 9
+
+
+def test_a_checkpoint_is_registered_in_its_turn_although_no_other_one_follows(history, monkeypatch):
+    monkeypatch.setattr(committing, "_REGISTER_SHARE", 0.5)
+    two = threading.Barrier(2)
+    real = index.register
+
+    def spy(paths, **patience):
+        real(paths, **patience)
+        two.wait(60)
+
+    monkeypatch.setattr(index, "register", spy)
+    model, optimizer = make()
+    with capture.enable(model, optimizer=optimizer, every=1, history=history, stats_every=0) as session:
+        session.wait()
+        two.wait(60)
+        one_step(model, optimizer)
+        session.wait()
+        two.wait(60)
+        monkeypatch.setattr(index, "register", real)
 
 
 def test_a_failed_snapshot_is_in_the_journal_at_once(history):
