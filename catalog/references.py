@@ -15,28 +15,36 @@ from catalog.paths import HistoryPaths
 from catalog.read.runs import current_run, run_facts, run_named, run_names, steps
 from catalog.records import CheckpointRef
 
-__all__ = ["committed_lineage", "lineage", "resolve"]
+__all__ = ["committed_lineage", "generations", "lineage", "resolve"]
 
 
-def lineage(paths: HistoryPaths, run: str) -> list[CheckpointRef]:
-    """Return the committed checkpoints that a run can go back to, ascending by step: its own, those of its parent up to
-    the fork, and so on. NotFoundError when there is no such run."""
-    refs: dict[int, CheckpointRef] = {}
+def generations(paths: HistoryPaths, run: str) -> list[tuple[str, int | None]]:
+    """Return a run and its ancestors, the run first, each with the last step that belongs to the lineage: the earliest
+    fork on the way to it, None for the run itself. NotFoundError when there is no such run; an ancestor that is not in
+    the history any more ends the list."""
+    found: dict[str, int | None] = {}
     limit: int | None = None
     name: str | None = run
     # A damaged history may name a run as its own ancestor.
-    seen: set[str] = set()
-    while name is not None and name not in seen:
-        seen.add(name)
-        for step in steps(paths, name):
-            if limit is None or step <= limit:
-                refs.setdefault(step, CheckpointRef(name, step))
+    while name is not None and name not in found:
+        found[name] = limit
         facts = run_facts(paths, name)
         if facts.parent_step is not None:
             limit = facts.parent_step if limit is None else min(limit, facts.parent_step)
         name = facts.parent_run
         if name is not None and not paths.run_json(name).exists():
             name = None
+    return list(found.items())
+
+
+def lineage(paths: HistoryPaths, run: str) -> list[CheckpointRef]:
+    """Return the committed checkpoints that a run can go back to, ascending by step: its own, those of its parent up to
+    the fork, and so on. NotFoundError when there is no such run."""
+    refs: dict[int, CheckpointRef] = {}
+    for name, limit in generations(paths, run):
+        for step in steps(paths, name):
+            if limit is None or step <= limit:
+                refs.setdefault(step, CheckpointRef(name, step))
     return [refs[step] for step in sorted(refs)]
 
 

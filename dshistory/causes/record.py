@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from catalog.history import History
+from catalog.lineage_metrics import lineage_metrics
 from catalog.records import CheckpointRef
 from catalog.references import committed_lineage
 from dshistory.causes.rules import Rule, rules_of
@@ -27,10 +28,8 @@ from dshistory.trends.statistics_matrix import StatisticsMatrix, Stored, analyze
 __all__ = ["Record", "Series"]
 
 _PARTS: Final = ("squares", "sum", "numel", "nonfinite", "update_squares", "largest")
-_METRICS: Final = """
-SELECT run, step, name, value FROM metrics WHERE list_contains($runs, run) AND name NOT IN ('step_time_s', 'stall_s')
-ORDER BY step
-"""
+_OF_THE_MACHINE: Final = ("step_time_s", "stall_s")
+"""Metrics that tell of the machine, not of the training."""
 _RULES_READ: Final = 48
 """So many checkpoints, evenly spaced, are asked for the hyperparameters of their groups, and then those between two
 that differ."""
@@ -57,7 +56,11 @@ class Record:
             if self.analyzed:
                 matrix = StatisticsMatrix.all(history, ask, self.analyzed)
                 self.keys, (_, self._parts) = matrix.keys, matrix.statistics(_PARTS)
-        self.metrics: Mapping[str, Series] = _metrics(history, self.refs)
+        self.metrics: Mapping[str, Series] = {
+            name: Series(np.array(list(values)), np.array(list(values.values()), np.float64))
+            for name, values in lineage_metrics(history.paths, self.refs[-1].run).items()
+            if name not in _OF_THE_MACHINE
+        }
         self._rules: dict[int, Mapping[str, Rule]] = {}
 
     @cached_property
@@ -199,17 +202,3 @@ class Record:
     def norms(self) -> Floats:
         """The norm of each weight: (weights, analyzed)."""
         return np.sqrt(self.part("squares", self.weight_kind, self.weights))
-
-
-def _metrics(history: History, refs: Sequence[CheckpointRef]) -> dict[str, Series]:
-    """Return the metrics of every step of a lineage: of each parent up to the fork, of the last run to its end."""
-    runs = list(dict.fromkeys(ref.run for ref in refs))
-    ends = {run: max(ref.step for ref in refs if ref.run == run) for run in runs[:-1]}
-    found: dict[str, tuple[list[int], list[float]]] = {}
-    begins = dict(zip(runs[1:], ends.values(), strict=True))
-    for row in history.query(_METRICS, {"runs": runs}).to_pylist():
-        if begins.get(row["run"], -1) < row["step"] <= ends.get(row["run"], row["step"]):
-            steps, values = found.setdefault(row["name"], ([], []))
-            steps.append(row["step"])
-            values.append(row["value"])
-    return {name: Series(np.array(steps), np.array(values, np.float64)) for name, (steps, values) in found.items()}

@@ -5,6 +5,7 @@ from typing import Any
 
 from catalog.errors import NotFoundError, SetupError
 from catalog.history import History
+from catalog.lineage_metrics import lineage_metrics
 from catalog.records import CheckpointRef
 from catalog.references import lineage
 
@@ -17,24 +18,19 @@ class Followed:
     def __init__(self, history: History, ref: CheckpointRef) -> None:
         self.history = history
         self.ref = ref
-        chain = lineage(history.paths, _current(history, ref))
+        self.run = _current(history, ref)
+        """The run that is followed, with its parents."""
+        chain = lineage(history.paths, self.run)
         if ref not in chain:
+            self.run = ref.run
             chain = lineage(history.paths, ref.run)
         self.checkpoints = {one.step: one for one in chain if one.step > ref.step}
         """The checkpoints after `ref`, by step."""
-        self._runs = [ref.run, *dict.fromkeys(one.run for one in chain if one.step > ref.step and one.run != ref.run)]
-
-    @property
-    def run(self) -> str:
-        """The last of the runs that are followed."""
-        return self._runs[-1]
 
     def losses(self) -> Mapping[int, float]:
-        """Return the loss of every step after `ref` that has one. Of two runs with one step the later counts."""
-        losses: dict[int, float] = {}
-        for run in self._runs:
-            losses |= losses_of(self.history, run)
-        return {step: loss for step, loss in sorted(losses.items()) if step > self.ref.step}
+        """Return the loss of every step after `ref` that has one."""
+        losses = lineage_metrics(self.history.paths, self.run, ["loss"]).get("loss", {})
+        return {step: loss for step, loss in losses.items() if step > self.ref.step}
 
     def last_step(self) -> int:
         """Return the last step that was captured or has a loss. SetupError when nothing came after `ref`."""

@@ -8,13 +8,13 @@ import pyarrow as pa
 
 from catalog.errors import SetupError
 from catalog.history import History
+from catalog.lineage_metrics import lineage_metrics
 from catalog.records import CheckpointRef
 from catalog.references import lineage
 from dshistory.comparison.diff import diff
 from dshistory.display.progress import CountProgress
 from dshistory.display.table import Table
 from dshistory.patterns import Patterns
-from dshistory.replays.followed import losses_of
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -81,7 +81,7 @@ def compare(
     if len(runs) < 2 or len(set(runs)) < len(runs):
         raise SetupError(f"compare: {', '.join(runs) or 'nothing'}: give two or more runs, each once")
     chains = {run: {ref.step: ref for ref in lineage(history.paths, run)} for run in runs}
-    losses = {run: _losses(history, run) for run in runs}
+    losses = {run: lineage_metrics(history.paths, run, ["loss"]).get("loss", {}) for run in runs}
     first, others = runs[0], runs[1:]
     pairs = [
         (run, step, chains[first][step], ref)
@@ -114,23 +114,6 @@ def compare(
         for run, step in table.parted().items()
     )
     return table
-
-
-def _losses(history: History, run: str) -> dict[int, float]:
-    """Return the losses of a run, before its fork those of its parents."""
-    facts = history.run_facts(run)
-    losses: dict[int, float] = {}
-    seen = {run}
-    own = losses_of(history, run)
-    limit, parent = facts.parent_step, facts.parent_run
-    known = {one.run for one in history.runs()}
-    while parent in known - seen:
-        seen.add(parent)
-        losses = {step: loss for step, loss in losses_of(history, parent).items() if step <= (limit or 0)} | losses
-        facts = history.run_facts(parent)
-        limit = facts.parent_step if limit is None else min(limit, facts.parent_step or 0)
-        parent = facts.parent_run
-    return dict(sorted((losses | own).items()))
 
 
 def _by_layer(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from catalog.history import History
 from catalog.records import CheckpointRef
-from catalog.references import lineage
+from catalog.references import generations, lineage
 from dshistory.display.table import Table
 
 __all__ = ["Timeline", "anomalies_by_step", "metric_query", "read_timeline"]
@@ -46,16 +46,9 @@ def metric_query(history: History, run: str, name: str) -> tuple[str, Mapping[st
     """Return the SQL, and its parameters, for a metric at every step of a run and of its parents up to the forks."""
     parts: list[str] = []
     params = {"name": name}
-    # Of each parent only the steps up to the earliest fork on the way to it belong to the lineage.
-    limit: int | None = None
-    place: str | None = run
-    while place is not None and place not in params.values() and history.paths.run_json(place).exists():
-        params[f"run{len(parts)}"] = place
-        parts.append(f"run = $run{len(parts)}" + ("" if limit is None else f" AND step <= {limit}"))
-        facts = history.run_facts(place)
-        if facts.parent_step is not None:
-            limit = facts.parent_step if limit is None else min(limit, facts.parent_step)
-        place = facts.parent_run
+    for number, (one, limit) in enumerate(generations(history.paths, run)):
+        params[f"run{number}"] = one
+        parts.append(f"run = $run{number}" + ("" if limit is None else f" AND step <= {limit}"))
     where = parts[0] if len(parts) == 1 else " OR ".join(f"({part})" for part in parts)
     return f"SELECT run, step, value FROM metrics WHERE name = $name AND ({where}) ORDER BY step", params
 

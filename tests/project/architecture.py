@@ -40,7 +40,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "background_thread collectives defaults environment exit_handler lazy_doors user_warning",
     ),
     "catalog": (
-        "run_writer gc verify history references later_metrics",
+        "run_writer gc verify history lineage_metrics references later_metrics",
         "index",
         "statistics",
         "read",

@@ -5,8 +5,8 @@ its object `trainer` says where in the data the training was.
 """
 
 import json
-from collections.abc import Iterator, Mapping
-from itertools import count, groupby
+from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +15,7 @@ import torch
 from capture.load.objects import read_objects
 from catalog.errors import UnsupportedError
 from catalog.history import History
+from catalog.lineage_metrics import lineage_metrics
 from catalog.read.fragments import choose
 from catalog.records import CheckpointRef
 from dshistory.conversion.exporting.deepspeed import write_deepspeed
@@ -108,12 +109,12 @@ def _log(history: History, ref: CheckpointRef) -> Iterator[dict[str, float]]:
 
     Every entry of the Trainer has an epoch, so a step without one is not in its log.
     """
-    rows = history.query("SELECT run, step, name, value FROM metrics ORDER BY step, name").to_pylist()
-    limits = _limits(history, ref)
-    mine = (row for row in rows if row["step"] <= limits.get(row["run"], -1))
-    for step, of_step in groupby(mine, key=lambda row: int(row["step"])):
-        values = {row["name"]: row["value"] for row in of_step if row["name"] not in _OURS}
-        if "epoch" not in values:
+    by_step: dict[int, dict[str, float]] = {}
+    for name, of_name in lineage_metrics(history.paths, ref.run).items():
+        for step in of_name.keys() if name not in _OURS else ():
+            by_step.setdefault(step, {})[name] = of_name[step]
+    for step, values in sorted(by_step.items()):
+        if step > ref.step or "epoch" not in values:
             continue
         common = {"epoch": values.pop("epoch"), "step": step}
         if "trainer_loss" in values:
@@ -122,18 +123,6 @@ def _log(history: History, ref: CheckpointRef) -> Iterator[dict[str, float]]:
             entry = {name: value for name, value in values.items() if name.startswith("eval_") == evaluated}
             if entry:
                 yield {**entry, **common}
-
-
-def _limits(history: History, ref: CheckpointRef) -> Mapping[str, int]:
-    """Return the last step that counts of the run, and of each of its parents."""
-    found: dict[str, int] = {}
-    run: str | None = ref.run
-    limit = ref.step
-    while run is not None and run not in found and history.paths.run_json(run).exists():
-        found[run] = limit
-        facts = history.run_facts(run)
-        run, limit = facts.parent_run, min(limit, facts.parent_step if facts.parent_step is not None else limit)
-    return found
 
 
 def _number(value: Any) -> Any:

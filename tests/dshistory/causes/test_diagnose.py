@@ -13,6 +13,7 @@ from benchmarks.planted import Case, train
 from catalog.errors import NotFoundError
 from dshistory.causes.diagnose import _ranked
 from dshistory.causes.findings import Finding
+from dshistory.causes.record import Record
 from dshistory.causes.robust import CLEAR, excess
 from dshistory.explorer import Explorer
 
@@ -53,6 +54,25 @@ def test_a_history_without_optimizer_or_statistics_says_what_was_not_checked(tmp
     )
     with pytest.raises(NotFoundError, match="no run 'run-z'"):
         Explorer.open(tmp_path).diagnose(run="run-z", quiet=True)
+
+
+def test_the_steps_before_a_fork_are_on_record_also_where_the_child_has_captured_it_again(tmp_path):
+    root = tmp_path / "history"
+    training = Run(root, "training", facts={"number": 1})
+    training.checkpoint(0, whole({"w": torch.zeros(2)}))
+    for step in range(1, 16):
+        training.metrics(step, loss=float(step))
+    training.checkpoint(10, whole({"w": torch.ones(2)}))
+    training.close()
+    child = Run(root, "child", parent=("training", 10), facts={"number": 2})
+    child.checkpoint(10, whole({"w": torch.ones(2)}))
+    for step in range(11, 13):
+        child.metrics(step, loss=100.0 + step, stall_s=1.0)
+    child.close()
+    metrics = Record(Explorer.open(root).history, "child").metrics
+    assert list(metrics) == ["loss"]
+    assert metrics["loss"].steps.tolist() == list(range(1, 13))
+    assert metrics["loss"].values[9:].tolist() == [10.0, 111.0, 112.0]
 
 
 def test_one_outlier_does_not_hide_itself_and_noise_is_no_surprise():
