@@ -33,6 +33,7 @@ import numpy.typing as npt
 from catalog.errors import NotFoundError
 
 __all__ = [
+    "AS_NORMAL",
     "METRICS",
     "UPDATE_METRICS",
     "Floats",
@@ -57,6 +58,9 @@ __all__ = [
     "usual_movement",
     "zeros_share",
 ]
+
+AS_NORMAL: Final = 1.4826
+"""A median of distances from a median, times this, is the standard deviation of a normal distribution."""
 
 Floats = npt.NDArray[np.float64]
 Sums = Floats | float

@@ -2,15 +2,15 @@
 
     surprise = |x - median of the values around| / (1.4826 * median of such distances)
 
-1.4826 turns a median of distances into the standard deviation of a normal distribution, so the unit is one of those. In
-a long series of normal noise none exceeds 5; the noise of gradients has heavier tails.
+So the unit is the standard deviation of a normal distribution. In a long series of normal noise none exceeds 5; the
+noise of gradients has heavier tails.
 """
 
 from typing import Final
 
 import numpy as np
 
-from dshistory.metrics import Floats
+from dshistory.metrics import AS_NORMAL, Floats
 
 __all__ = ["CLEAR", "excess", "middle"]
 
@@ -20,7 +20,6 @@ out, and of a normal one none."""
 
 _AROUND: Final = 5
 _NEAR: Final = 15
-_AS_NORMAL: Final = 1.4826
 _LEAST: Final = 6
 """Fewer values than this give no notion of what is usual."""
 
@@ -40,7 +39,7 @@ def excess(values: Floats, *, least: float) -> Floats:
     distances, count = np.abs(far), values.shape[-1]
     whole = middle(distances)
     near = [middle(distances[..., max(0, at - _NEAR) : at + _NEAR + 1]) for at in range(count)]
-    spread = np.maximum(_AS_NORMAL * np.maximum(np.stack(near, axis=-1), whole[..., np.newaxis]), least)
+    spread = np.maximum(AS_NORMAL * np.maximum(np.stack(near, axis=-1), whole[..., np.newaxis]), least)
     return np.nan_to_num(far / spread, nan=0.0, posinf=np.inf, neginf=-np.inf)
 
 

@@ -119,6 +119,7 @@ class Replays(OpenedHistory):
             batches_per_step: how many batches of the loader make a step, to leave out the right ones
             quiet: no progress bar
         """
+        given = locals()
         from dshistory.replays import start
 
         return start.start(
@@ -129,16 +130,7 @@ class Replays(OpenedHistory):
             command=command,
             batches_per_step=batches_per_step,
             quiet=quiet,
-            live=start.Live(
-                train_step=train_step,
-                engine=engine,
-                model=model,
-                optimizer=optimizer,
-                scheduler=scheduler,
-                scaler=scaler,
-                dataloader=dataloader,
-                providers=providers,
-            ),
+            live=start.Live.among(given),
         )
 
     @verb("reproducibility", "reproducibility --run 20261121-101502-7f3a9c", name="reproducibility")
@@ -218,23 +210,14 @@ class Replays(OpenedHistory):
             seed: chooses the checkpoints; default: others each time
             quiet: no progress bar
         """
+        given = locals()
         from dshistory.replays import check
-        from dshistory.replays.replay import Live
+        from dshistory.replays.live import Live
 
-        live = Live(
-            train_step=train_step,
-            engine=engine,
-            model=model,
-            optimizer=optimizer,
-            scheduler=scheduler,
-            scaler=scaler,
-            dataloader=dataloader,
-            providers=providers,
-        )
         return check.replay_check(
             self.history,
             count,
-            live,
+            Live.among(given),
             run=self._named(run),
             seed=seed,
             batches_per_step=batches_per_step,
@@ -267,7 +250,7 @@ class Replays(OpenedHistory):
         behind each set over the same probes, whose mean loss tells what the set has done. `.verdict` is "data",
         "state", "state and data" (these batches in that state only) or "neither"; the effect size is the distance from
         the other sets in units of their spread, and 5 counts. Nothing is captured; the training is left at a. With
-        several ranks each judges by its own losses.
+        several ranks, each of which has its own batches, a loss is the mean of theirs.
 
         Args:
             a: the state right before the suspicious batches
@@ -279,18 +262,9 @@ class Replays(OpenedHistory):
             probes: how many batches follow each set
             quiet: no progress bar
         """
+        given = locals()
         from dshistory.replays import crossover
-        from dshistory.replays.replay import Live
+        from dshistory.replays.live import Live
 
-        live = Live(
-            train_step=train_step,
-            engine=engine,
-            model=model,
-            optimizer=optimizer,
-            scheduler=scheduler,
-            scaler=scaler,
-            dataloader=dataloader,
-            providers=providers,
-        )
-        states = (self.history.resolve(a), self.history.resolve(b))
+        states, live = (self.history.resolve(a), self.history.resolve(b)), Live.among(given)
         return crossover.crossover(self.history, states, live, batches=batches, sets=sets, probes=probes, quiet=quiet)

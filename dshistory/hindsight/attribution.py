@@ -25,7 +25,7 @@ from dshistory.comparison.grouping import layer_of
 from dshistory.display.formats import Format
 from dshistory.display.progress import CountProgress
 from dshistory.display.table import Table
-from dshistory.hindsight.measuring import number_of
+from dshistory.hindsight.measuring import measured_number
 from dshistory.options import PARTS
 from dshistory.patterns import Patterns, matching
 from dshistory.tensors.borrowed_model import BorrowedModel, Tensors
@@ -122,7 +122,7 @@ class _Exchange:
         """Return the loss of one checkpoint with some tensors of the other one."""
         self._load(side)
         self._borrowed.put({name: self._all[1 - side][name] for name in exchanged})
-        return number_of(self._loss_fn(self._borrowed.model), what=f"attribute at {self._refs[side]}")
+        return measured_number(self._loss_fn(self._borrowed.model), what=f"attribute at {self._refs[side]}")
 
     def gradient(self) -> tuple[float, dict[str, float]]:
         """Return the loss of the first checkpoint, and for each parameter its gradient there times its movement; for
@@ -135,7 +135,7 @@ class _Exchange:
         }
         with torch.enable_grad():
             loss = self._loss_fn(self._borrowed.model)
-        value = number_of(loss, what=f"attribute at {self._refs[0]}")
+        value = measured_number(loss, what=f"attribute at {self._refs[0]}")
         if not isinstance(loss, torch.Tensor) or not loss.requires_grad:
             return value, {}
         gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)

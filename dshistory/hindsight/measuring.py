@@ -8,8 +8,9 @@ from catalog.errors import SetupError
 from catalog.history import History
 from catalog.records import CheckpointRef
 from dshistory.tensors.borrowed_model import BorrowedModel
+from dshistory.user_functions import number_of
 
-__all__ = ["Failure", "Measured", "attempted", "measured", "number_of"]
+__all__ = ["Failure", "Measured", "attempted", "measured", "measured_number"]
 
 Measured = float | dict[str, float]
 """A number, or numbers by name."""
@@ -40,15 +41,10 @@ def measured(fn: Callable[[Any], Any], model: Any, *, what: str) -> Measured:
     if isinstance(value, Mapping):
         if not value:
             raise SetupError(f"{what}: the function returned an empty dict: it must return numbers by name")
-        return {str(name): number_of(one, what=f"{what}: {name!r}") for name, one in value.items()}
-    return number_of(value, what=what)
+        return {str(name): measured_number(one, what=f"{what}: {name!r}") for name, one in value.items()}
+    return measured_number(value, what=what)
 
 
-def number_of(value: Any, *, what: str) -> float:
-    """Return the number that a Python number, a tensor of one element or a NumPy scalar is. SetupError otherwise."""
-    try:
-        return float(value.detach() if hasattr(value, "detach") else value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise SetupError(
-            f"{what}: the function returned {value!r}: it must return a number, or a dict of them"
-        ) from error
+def measured_number(value: Any, *, what: str) -> float:
+    """Return the number that a user's function has returned. SetupError, which names `what`, when it is none."""
+    return number_of(value, what=f"{what}: the function", wanted="it must return a number, or a dict of them")

@@ -12,7 +12,8 @@ from catalog.history import History
 from catalog.records import CheckpointRef
 from catalog.references import committed_lineage
 from dshistory.display.table import Table
-from dshistory.replays.replay import Live, replay
+from dshistory.replays.live import Live
+from dshistory.replays.replay import replay
 
 __all__ = ["replay_check"]
 
@@ -40,7 +41,8 @@ def replay_check(
     spans = list(pairwise(refs))
     if not spans:
         raise NotFoundError(f"run {refs[-1].run} has one checkpoint only, and two are needed to compare a replay with")
-    chosen = sorted(random.Random(seed).sample(range(len(spans)), k=min(count, len(spans))))
+    drawn = sorted(random.Random(seed).sample(range(len(spans)), k=min(count, len(spans))))
+    chosen: list[int] = live.ranks().broadcast(drawn)
     rows = [_checked(history, *spans[place], live, batches_per_step=batches_per_step, quiet=quiet) for place in chosen]
     wrong = [row for row in rows if not row["identical"]]
     note = (

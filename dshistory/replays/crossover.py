@@ -23,8 +23,8 @@ from catalog.history import History
 from catalog.records import CheckpointRef
 from dshistory.display.progress import CountProgress
 from dshistory.display.table import Table
-from dshistory.replays.followed import losses_of
-from dshistory.replays.replay import Live, number_of
+from dshistory.replays.live import Live
+from dshistory.replays.ordinary import Ordinary, recorded_before
 
 __all__ = ["CrossoverTable", "Verdict", "crossover"]
 
@@ -44,9 +44,6 @@ _SCHEMA: Final = pa.schema(
 
 _LARGE: Final = 5.0
 """An effect of so many spreads of the other sets counts."""
-
-_LEAST_SPREAD: Final = 0.01
-"""Below this share of the loss a spread is not believed: a handful of sets can agree by chance."""
 
 
 class CrossoverTable(Table):
@@ -130,9 +127,8 @@ def _train_on(
     probes: Sequence[int],
 ) -> tuple[float, float]:
     """Return the highest loss on the chosen batches, and the mean loss on the probes after them."""
-    assert live.train_step is not None, "checked before"
     _restore(history, state, live)
-    losses = [number_of(live.train_step(batch_of(step))) for step in (*chosen, *probes)]
+    losses = live.mean_losses_on((batch_of(step) for step in (*chosen, *probes)), verb="crossover")
     if any(loss is None for loss in losses):
         raise SetupError("crossover: train_step returned None: let it return the loss")
     # A loss that is not finite is as far away as can be.
@@ -156,8 +152,7 @@ def _restore(history: History, state: CheckpointRef, live: Live) -> None:
 def _rows(
     state: CheckpointRef, design: _Design, measured: Mapping[tuple[int, ...], tuple[float, float]]
 ) -> list[dict[str, Any]]:
-    after = [measured[one][1] for one in design.others]
-    usual, spread = _usual(after)
+    ordinary = Ordinary.of([measured[one][1] for one in design.others])
     return [
         {
             "state": str(state),
@@ -165,32 +160,20 @@ def _rows(
             "suspicious": one == design.suspicious,
             "highest_loss": highest,
             "loss_after": loss,
-            "effect": _apart(loss, usual),
-            "effect_size": _apart(loss, usual) / spread,
+            "effect": ordinary.above(loss),
+            "effect_size": ordinary.times(loss),
         }
         for one, (highest, loss) in measured.items()
     ]
-
-
-def _apart(loss: float, usual: float) -> float:
-    return loss - usual if math.isfinite(usual) else 0.0
-
-
-def _usual(losses: Sequence[float]) -> tuple[float, float]:
-    """Return the median, and the spread as a normal distribution's standard deviation has it, from the median of the
-    distances."""
-    middle = statistics.median(losses)
-    if not math.isfinite(middle):
-        return middle, 1.0
-    spread = 1.4826 * statistics.median(abs(loss - middle) for loss in losses)
-    return middle, max(spread, _LEAST_SPREAD * abs(middle)) or 1.0
 
 
 def _verdict(
     history: History, states: Sequence[CheckpointRef], rows: Sequence[Mapping[str, Any]], design: _Design
 ) -> tuple[Verdict, str]:
     sizes = [row["effect_size"] for row in rows if row["suspicious"]]
-    risen = _risen(history, states[0], [row["loss_after"] for row in rows[: len(rows) // 2] if not row["suspicious"]])
+    before = recorded_before(history, states[0])
+    others = [row["loss_after"] for row in rows[: len(rows) // 2] if not row["suspicious"]]
+    risen = None if before is None else before.times(statistics.median(others))
     harmful = [size >= _LARGE for size in sizes]
     steps = ", ".join(map(str, design.suspicious))
     both = f"effect sizes {sizes[0]:.2g} from {states[0]} and {sizes[1]:.2g} from {states[1]}"
@@ -205,13 +188,3 @@ def _verdict(
             f"losses before; {both}"
         )
     return "neither", f"neither: the batches of {steps} do what others do; {both}"
-
-
-def _risen(history: History, state: CheckpointRef, after: Sequence[float]) -> float | None:
-    """Return how far other batches leave the loss above the losses up to the state, in units of their spread; None
-    where too few are recorded."""
-    recorded = [loss for step, loss in losses_of(history, state.run).items() if step <= state.step][-20:]
-    if len(recorded) < 5:
-        return None
-    usual, spread = _usual(recorded)
-    return (statistics.median(after) - usual) / spread

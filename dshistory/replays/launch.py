@@ -13,7 +13,7 @@ from catalog.history import History
 from catalog.records import CheckpointRef
 from dshistory.display.progress import CountProgress
 from dshistory.replays.followed import Followed, losses_of
-from dshistory.replays.replay import beside, request_for
+from dshistory.replays.replay import beside, has_position, request_for
 from dshistory.replays.result import ReplayTable, compared_with
 
 __all__ = ["launch"]
@@ -42,7 +42,7 @@ def launch(
         raise SetupError("replay: a change that is a function can't be handed to another program: pass train_step=")
     followed = Followed(history, ref)
     request = request_for(followed, until=until, change=change, batches_per_step=batches_per_step)
-    if not history.extents(ref, kinds=["object"], names=["dataloader"]):
+    if not has_position(history, ref):
         sys.stderr.write(
             f"replay: {ref} has no position of a data loader: unless the script itself finds the batches of step "
             f"{ref.step + 1}, they are others; capture with capture.enable(..., dataloader=loader)\n"

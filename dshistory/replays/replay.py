@@ -2,11 +2,8 @@
 
 import dataclasses
 import uuid
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
-
-import torch
 
 import capture
 from capture.replays.change import Change
@@ -17,12 +14,10 @@ from catalog.history import History
 from catalog.records import CheckpointRef
 from dshistory.display.progress import CountProgress
 from dshistory.replays.followed import Followed
+from dshistory.replays.live import Batches, Live
 from dshistory.replays.result import ReplayTable, compared_with
 
-__all__ = ["Live", "beside", "number_of", "replay", "request_for"]
-
-Batches = Any
-"""An iterable with state_dict and load_state_dict, or a function of the step that returns its batch."""
+__all__ = ["beside", "has_position", "replay", "request_for"]
 
 
 def request_for(
@@ -54,24 +49,6 @@ def request_for(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Live:
-    """A training in this process, in the meaning of `Explorer.replay`."""
-
-    train_step: Callable[[Any], Any] | None
-    engine: Any
-    model: Any
-    optimizer: Any
-    scheduler: Any
-    scaler: Any
-    dataloader: Batches
-    providers: Sequence[Any]
-
-    def given(self) -> list[Any]:
-        """Return every value."""
-        return [getattr(self, field.name) for field in dataclasses.fields(self)]
-
-
 def replay(
     history: History,
     ref: CheckpointRef,
@@ -98,7 +75,7 @@ def replay(
     request = dataclasses.replace(request, on_step=lambda _, metrics: recorded.update(metrics))
     with asking(request):
         session = capture.enable(
-            live.model if live.engine is None else live.engine,
+            live.target,
             every=_interval(followed),
             optimizer=live.optimizer,
             scheduler=live.scheduler,
@@ -108,17 +85,20 @@ def replay(
         )
     batches = _of_steps(dataloader, request) if by_step else _of_loader(dataloader)
     with session:
-        _train(session, request, followed, live.train_step, batches, recorded=recorded, quiet=quiet)
+        _train(session, request, followed, live, batches, recorded=recorded, quiet=quiet)
         # Another rank may still be writing its part of the last step, which is to be compared.
         session.wait()
-    return compared_with(followed, session.run, change=change)
+    # A loss is the mean over the ranks once all have closed their journals.
+    ranks = live.ranks()
+    ranks.gather(None)
+    return ranks.agree("comparing a replay", lambda: compared_with(followed, session.run, change=change))
 
 
 def _train(
     session: capture.Session,
     request: ReplayRequest,
     followed: Followed,
-    train_step: Callable[[Any], Any],
+    live: Live,
     batches: Iterator[Any],
     *,
     recorded: Collection[str],
@@ -132,7 +112,7 @@ def _train(
         of_step: list[float] = []
         while session.step < request.until:
             try:
-                loss = number_of(train_step(next(batches)))
+                loss = live.loss_on(next(batches), verb="replay")
             except ReplayEnded:
                 return
             if loss is not None:
@@ -152,12 +132,9 @@ def beside(loss: float, before: float | None) -> str:
     return f"loss {loss:.4g}" if before is None else f"loss {loss:.4g}, was {before:.4g}"
 
 
-def number_of(loss: Any) -> float | None:
-    """Return the loss that a train_step has returned as a number. SetupError for what is none."""
-    try:
-        return None if loss is None else float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
-    except (TypeError, ValueError) as error:
-        raise SetupError(f"replay: train_step returned {loss!r}: let it return the loss, or None") from error
+def has_position(history: History, ref: CheckpointRef) -> bool:
+    """Return whether the checkpoint has the position of a data loader, at which the batches go on."""
+    return bool(history.extents(ref, kinds=["object"], names=["dataloader"]))
 
 
 def _check_data(history: History, ref: CheckpointRef, dataloader: Batches, *, by_step: bool) -> None:
@@ -170,7 +147,7 @@ def _check_data(history: History, ref: CheckpointRef, dataloader: Batches, *, by
             f"replay: dataloader: a {type(dataloader).__qualname__} can't tell its position: give one that can, as "
             "torchdata's StatefulDataLoader, or a function that returns the batch of a step"
         )
-    if not history.extents(ref, kinds=["object"], names=["dataloader"]):
+    if not has_position(history, ref):
         raise MismatchError(
             f"replay: {ref} has no position of a data loader, so the batches would begin anew: capture with "
             "capture.enable(..., dataloader=loader), or give dataloader= a function that returns the batch of a step"

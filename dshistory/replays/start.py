@@ -9,7 +9,8 @@ from catalog.history import History
 from catalog.records import CheckpointRef
 from dshistory.options import Changes, Command, SkippedSteps
 from dshistory.replays.launch import launch
-from dshistory.replays.replay import Live, replay
+from dshistory.replays.live import Live
+from dshistory.replays.replay import replay
 from dshistory.replays.result import ReplayTable
 
 __all__ = ["Live", "change_of", "start"]

@@ -24,6 +24,7 @@ from dshistory.display.progress import CountProgress
 from dshistory.display.table import Table
 from dshistory.options import Predicate
 from dshistory.patterns import nearest
+from dshistory.user_functions import whether
 
 if TYPE_CHECKING:
     import torch
@@ -264,15 +265,7 @@ def _answering(predicate: Callable[[Any], Any], subject: Callable[[CheckpointRef
         )
 
     def evaluate(ref: CheckpointRef) -> bool:
-        try:
-            answer = predicate(subject(ref))
-            if answer is not None:
-                return bool(answer)
-        except Exception as error:
-            raise SetupError(
-                f"bisect: the predicate failed at checkpoint {ref}: {type(error).__name__}: {error}"
-            ) from error
-        raise SetupError(f"bisect: the predicate gave None at checkpoint {ref}: it must return whether it holds")
+        return whether(predicate, lambda: subject(ref), verb="bisect", at=f"checkpoint {ref}")
 
     return evaluate
 

@@ -29,7 +29,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "comparison",
         "tensors",
         "display",
-        "registry argument_checks options metrics patterns",
+        "registry argument_checks options metrics patterns user_functions",
     ),
     "capture": (
         "huggingface enable checkpoint_engine resume restore active_sessions",
