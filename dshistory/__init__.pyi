@@ -27,10 +27,13 @@ from dshistory.options import (
     Part,
     Predicate,
     Ref,
+    ReplayPredicate,
     SkippedSteps,
     Steps,
+    Undo,
 )
 from dshistory.patterns import Patterns
+from dshistory.replays.bisection import ReplayBisection
 from dshistory.replays.crossover import CrossoverTable
 from dshistory.replays.result import ReplayTable
 from dshistory.replays.runs import RunsTable
@@ -55,6 +58,7 @@ __all__ = [
     "audit",
     "average",
     "bisect",
+    "bisect_replay",
     "compare",
     "convert",
     "crossover",
@@ -121,6 +125,26 @@ def bisect(
     run: str | None = None,
     quiet: bool = False,
 ) -> Bisection: ...
+def bisect_replay(
+    good: Ref,
+    bad: int,
+    *,
+    predicate: ReplayPredicate = None,
+    undo: Undo = "skip",
+    linear: bool = False,
+    until: int | None = None,
+    command: Command = None,
+    train_step: Callable[[Any], Any] | None = None,
+    engine: Any = None,
+    model: Any = None,
+    optimizer: Any = None,
+    scheduler: Any = None,
+    scaler: Any = None,
+    dataloader: Any = None,
+    providers: Sequence[Any] = (),
+    batches_per_step: int = 1,
+    quiet: bool = False,
+) -> ReplayBisection: ...
 def compare(
     *runs: str, names: Patterns = "*", kinds: Patterns = "model", exact: bool = False, quiet: bool = False
 ) -> ComparedRuns: ...

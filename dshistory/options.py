@@ -8,6 +8,7 @@ from catalog.records import CheckpointRef
 from dshistory.metrics import METRICS
 
 if TYPE_CHECKING:
+    from dshistory.replays.result import ReplayTable
     from dshistory.trends.bisect import Checkpoint
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "EXPORT_FORMATS",
     "GROUPINGS",
     "PARTS",
+    "UNDO",
     "Changes",
     "Choices",
     "Command",
@@ -24,8 +26,10 @@ __all__ = [
     "Part",
     "Predicate",
     "Ref",
+    "ReplayPredicate",
     "SkippedSteps",
     "Steps",
+    "Undo",
 ]
 
 Ref = int | str | CheckpointRef
@@ -44,6 +48,9 @@ Changes = Mapping[str, Any] | Sequence[str] | Callable[[Any, Any], object] | Non
 """What a replay does otherwise: a dict as {"lr_scale": 0.5}, texts as "lr_scale=0.5", or a function of the module and
 the optimizer.
 """
+
+ReplayPredicate = Callable[["ReplayTable"], Any] | None
+"""A condition on the result of a replay, a `dshistory.replays.result.ReplayTable`."""
 
 SkippedSteps = int | str | Sequence[int | str] | None
 """Steps by number, or as text with ranges: "83-90"."""
@@ -76,6 +83,7 @@ DIFF_METRICS: Final[tuple[str, ...]] = (
 
 GROUPINGS: Final = ("tensor", "layer", "kind")
 PARTS: Final = ("layer", "tensor", "group")
+UNDO: Final = ("skip", "redo")
 EXPORT_FORMATS: Final = ("safetensors", "torch", "dcp", "huggingface", "deepspeed", "universal")
 
 Metric = Annotated[str, Choices(METRICS)]
@@ -86,6 +94,9 @@ Grouping = Annotated[str, Choices(GROUPINGS)]
 
 Part = Annotated[str, Choices(PARTS)]
 """The rows of an attribution: one for each layer, tensor or group of the optimizer."""
+
+Undo = Annotated[str, Choices(UNDO)]
+"""What a replay undoes to see whether a jump is gone: it leaves out batches, or begins again without a change."""
 
 ExportFormat = Annotated[str, Choices(EXPORT_FORMATS)]
 """A format that `export` writes."""

@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING, Any
 
 from dshistory.display.table import Table
 from dshistory.explorer.opened import OpenedHistory
-from dshistory.options import Changes, Command, Ref, SkippedSteps
+from dshistory.options import Changes, Command, Ref, ReplayPredicate, SkippedSteps, Undo
 from dshistory.patterns import Patterns
 from dshistory.registry import verb
 
 if TYPE_CHECKING:
+    from dshistory.replays.bisection import ReplayBisection
     from dshistory.replays.crossover import CrossoverTable
     from dshistory.replays.result import ReplayTable
     from dshistory.replays.runs import RunsTable
@@ -131,6 +132,75 @@ class Replays(OpenedHistory):
             batches_per_step=batches_per_step,
             quiet=quiet,
             live=start.Live.among(given),
+        )
+
+    @verb(
+        "bisect_replay 1200 1240 -- python train.py",
+        "bisect_replay 1200 1240 --undo redo --until 1250 -- torchrun --nproc-per-node 2 train.py",
+        surfaces=("command line",),
+    )
+    def bisect_replay(
+        self,
+        good: Ref,
+        bad: int,
+        *,
+        predicate: ReplayPredicate = None,
+        undo: Undo = "skip",
+        linear: bool = False,
+        until: int | None = None,
+        command: Command = None,
+        train_step: Callable[[Any], Any] | None = None,
+        engine: Any = None,
+        model: Any = None,
+        optimizer: Any = None,
+        scheduler: Any = None,
+        scaler: Any = None,
+        dataloader: Any = None,
+        providers: Sequence[Any] = (),
+        batches_per_step: int = 1,
+        quiet: bool = False,
+    ) -> "ReplayBisection":
+        """Find the step that brings a jump of the loss about, by replays: the first one without whose batch, and those
+        before it, the jump is gone, or after which training again does not undo it.
+
+        Each trial is a replay from `good` up to `until`, captured as a child run; a row says what was changed and
+        whether the jump was gone. About log2(bad - good) of them find the step, and one more tells whether its batch is
+        to blame alone. That supposes that the jump stays gone when more batches are left out: `linear` leaves out one
+        batch at a time instead, with a replay for each step, until the first without which the jump is gone. With
+        undo="redo" nothing is left out: the training begins again from one checkpoint or another, and `.steps` are
+        those between the last from which the jump is gone and the next. The first replay changes nothing; where the
+        jump does not come again, no batch is to blame, and the note says so. The training is left where the last
+        replay has ended. Raises SetupError as `replay` does, and, with the replay, for a predicate that fails.
+
+        Args:
+            good: a checkpoint before the jump, from which the replays begin
+            bad: a step at which the jump is there
+            predicate: a function of the result of a replay (`replay`) that returns whether the jump is gone; default:
+                whether no loss is beyond what was ordinary up to `good`, 8 times their spread
+            undo: "skip" leaves out batches, "redo" begins from later and later checkpoints
+            linear: try every step, or checkpoint, in turn
+            until: the last step of each replay; default: bad
+            command: as for `replay`, and so are train_step, engine, model, optimizer, scheduler, scaler, dataloader,
+                providers
+            batches_per_step: how many batches of the loader make a step
+            quiet: no progress bar
+        """
+        given = locals()
+        from dshistory.replays import bisection
+        from dshistory.replays.live import Live
+
+        return bisection.bisect_replay(
+            self.history,
+            self.history.resolve(good),
+            bad,
+            Live.among(given),
+            predicate=predicate,
+            undo=undo,
+            linear=linear,
+            until=until,
+            command=command,
+            batches_per_step=batches_per_step,
+            quiet=quiet,
         )
 
     @verb("reproducibility", "reproducibility --run 20261121-101502-7f3a9c", name="reproducibility")
