@@ -12,7 +12,7 @@ import pyarrow as pa
 from dshistory.display.formats import Format, text_of
 from dshistory.display.text import Page, is_numeric
 
-__all__ = ["document", "facts_html", "table_html", "title_html"]
+__all__ = ["document", "facts_html", "plain", "table_html", "title_html"]
 
 _STYLE = """<style>
 .dsh { --dsh-fg: var(--jp-content-font-color1, var(--vscode-editor-foreground, #1b1f24));
@@ -39,17 +39,23 @@ def document(*parts: str) -> str:
     return f'{_STYLE}<div class="dsh">{"".join(parts)}</div>'
 
 
+def plain(text: str) -> str:
+    """Return a text as HTML that shows it verbatim."""
+    return escape(text_of(text))
+
+
 def title_html(title: str) -> str:
     """Return a heading."""
-    return f"<h4>{escape(text_of(title))}</h4>"
+    return f"<h4>{plain(title)}</h4>"
 
 
-def table_html(data: pa.Table, formats: Mapping[str, Format], note: str) -> str:
-    """Return the table as HTML, with every value and name escaped; long tables are shortened as in text."""
-    under = f'<p class="dsh-note">{escape(text_of(note))}</p>' if note else ""
+def table_html(data: pa.Table, formats: Mapping[str, Format], note: str, *, whole: bool = False) -> str:
+    """Return the table as HTML, with every value and name escaped; long tables are shortened as in text, unless they
+    are to be shown `whole`."""
+    under = f'<p class="dsh-note">{plain(note)}</p>' if note else ""
     if not data.num_rows:
         return under or '<p class="dsh-note">(no rows)</p>'
-    page = Page(data, formats)
+    page = Page(data, formats, whole=whole)
     right = [is_numeric(field.type) for field in data.schema]
     rows = [_row("td", cells, right) for cells in page.first]
     if page.left_out:

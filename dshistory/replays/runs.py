@@ -10,7 +10,6 @@ from catalog.history import History
 from catalog.records import RunFacts
 from dshistory.display.formats import counted
 from dshistory.display.table import Table
-from dshistory.replays.followed import losses_of
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -33,6 +32,11 @@ _SCHEMA: Final = pa.schema(
     ]
 )
 
+_LOSSES: Final = """
+SELECT run, max(step) AS last, arg_max(value, step) AS loss, min(value) FILTER (NOT isnan(value)) AS lowest
+FROM metrics WHERE name = 'loss' GROUP BY run
+"""
+
 
 class RunsTable(Table):
     """A row for each run, a parent before its children. `tree` draws the forks; `loss` is that of the last step."""
@@ -48,13 +52,15 @@ def runs(history: History) -> RunsTable:
     """See `Explorer.runs`."""
     every = {facts.run: facts for facts in history.runs()}
     current = _current(history)
+    losses = {row["run"]: row for row in history.query(_LOSSES).to_pylist()}
     children: dict[str | None, list[RunFacts]] = {}
     for facts in every.values():
         children.setdefault(facts.parent_run if facts.parent_run in every else None, []).append(facts)
     rows: list[dict[str, Any]] = []
 
     def add(facts: RunFacts, indent: str, branch: str, seen: frozenset[str]) -> None:
-        rows.append({"tree": f"{indent}{branch}{'*' if facts.run == current else 'o'}", **_row(history, facts)})
+        tree = f"{indent}{branch}{'*' if facts.run == current else 'o'}"
+        rows.append({"tree": tree, **_row(history, facts, losses.get(facts.run, {}))})
         below = [child for child in children.get(facts.run, []) if child.run not in seen]
         inner = indent + {"": "", "├─": "│ ", "└─": "  "}[branch]
         for place, child in enumerate(below):
@@ -75,20 +81,19 @@ def _current(history: History) -> str | None:
         return None
 
 
-def _row(history: History, facts: RunFacts) -> dict[str, Any]:
-    steps, losses = history.steps(facts.run), losses_of(history, facts.run)
+def _row(history: History, facts: RunFacts, losses: Mapping[str, Any]) -> dict[str, Any]:
+    steps = history.steps(facts.run)
     replay = facts.facts.get("replay")
-    known = [loss for loss in losses.values() if loss == loss]
     return {
         "run": facts.run,
         "parent": None if facts.parent_run is None else f"{facts.parent_run}:{facts.parent_step}",
         "kind": "replay" if replay else "import" if facts.facts.get("imported") else "training",
         "changed": _changed(replay) if isinstance(replay, dict) else None,
         "first": min(steps, default=None),
-        "last": max([*steps, *losses], default=None),
+        "last": max([*steps, *([losses["last"]] if losses else [])], default=None),
         "checkpoints": len(steps),
-        "loss": losses[max(losses)] if losses else None,
-        "lowest_loss": min(known, default=None),
+        "loss": losses.get("loss"),
+        "lowest_loss": losses.get("lowest"),
         "state": "being written" if history.held(facts.run) else "ended",
     }
 

@@ -6,15 +6,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from catalog.errors import SetupError
+from catalog.errors import NotFoundError, SetupError
 from catalog.history import History
 from catalog.lineage_metrics import lineage_metrics
 from catalog.records import CheckpointRef
 from catalog.references import lineage
 from dshistory.comparison.diff import diff
 from dshistory.display.progress import CountProgress
+from dshistory.display.scale import Picture, Scale
 from dshistory.display.table import Table
-from dshistory.patterns import Patterns
+from dshistory.patterns import Patterns, natural_order, nearest
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -49,8 +50,8 @@ class ComparedRuns(Table):
     """The runs, the first one is that from which the others are measured."""
     layers: Table
     """The distance of every layer: run, layer, step, distance."""
-    losses: Mapping[str, Mapping[int, float]]
-    """The losses of every run by step, those of its parents included."""
+    metrics: Mapping[str, Mapping[str, Mapping[int, float]]]
+    """The metrics of every run by name and step, those of its parents included."""
 
     def parted(self) -> dict[str, int | None]:
         """Return, for each run, the first step at which a loss or a weight differs from the first run's."""
@@ -60,17 +61,54 @@ class ComparedRuns(Table):
                 apart[row["run"]] = row["step"]
         return apart
 
+    def parted_layers(self) -> Table:
+        """Return where each layer parts: a row for each run and layer, with the first step at which it is apart from
+        the first run's, null where it never is, and its last known distance; those that part first come first."""
+        rows: dict[tuple[str, str], dict[str, Any]] = {}
+        for row in sorted(self.layers, key=lambda row: row["step"]):
+            found = rows.setdefault((row["run"], row["layer"]), {**row, "step": None, "distance": None})
+            if row["distance"] is not None:
+                found["distance"] = row["distance"]
+            if row["distance"] and found["step"] is None:
+                found["step"] = row["step"]
+        ordered = sorted(rows.values(), key=lambda row: (row["step"] is None, row["step"], natural_order(row["layer"])))
+        return Table(pa.Table.from_pylist(ordered, schema=_LAYERS))
+
+    def figures(self) -> list[str]:
+        """Return what `plot` can draw: the metrics that a run has, "loss" first, "distance" and "layers"."""
+        names = {name for metrics in self.metrics.values() for name in metrics} - {"loss"}
+        return ["loss", *sorted(names), "distance", "layers"]
+
+    def picture(self) -> Picture:
+        """Return what the figure of the layers shows: the distance of each, the layer that parts first on top."""
+        steps = sorted(set(self.layers["step"].to_pylist()))
+        known = {(row["run"], row["layer"], row["step"]): row["distance"] for row in self.layers}
+        lines = [(row["run"], row["layer"]) for row in self.parted_layers()]
+        values = [[known.get((*line, step)) for step in steps] for line in lines]
+        return Picture(
+            steps=steps,
+            since=[None] * len(steps),
+            lines=[layer if len(self.runs) == 2 else f"{run}: {layer}" for run, layer in lines],
+            values=values,
+            name="distance",
+            scale=Scale(values),
+        )
+
     def plot(self, figure: str = "loss") -> "go.Figure":
-        """Draw the loss of every run, or with "distance" how far each is from the first. Needs the [notebook] extra."""
+        """Draw a metric of every run, with "distance" how far each is from the first, or with "layers" the same for
+        every layer. Needs the [notebook] extra. NotFoundError, with the nearest, for a metric that no run has."""
         from dshistory.display import plot
 
-        if figure not in ("loss", "distance"):
-            raise SetupError(f"plot: {figure!r}: give 'loss' or 'distance'")
-        if figure == "loss":
-            lines = {run: (list(losses), list(losses.values())) for run, losses in self.losses.items()}
-        else:
+        if figure not in self.figures():
+            raise NotFoundError(f"plot: no figure {figure!r}; {nearest(figure, self.figures())}")
+        if figure == "layers":
+            return plot.layers_by_step(self.picture())
+        if figure == "distance":
             rows = {run: [r for r in self if r["run"] == run and r["distance"] is not None] for run in self.runs[1:]}
             lines = {run: ([r["step"] for r in of], [r["distance"] for r in of]) for run, of in rows.items()}
+        else:
+            by_run = {run: metrics.get(figure, {}) for run, metrics in self.metrics.items()}
+            lines = {run: (list(values), list(values.values())) for run, values in by_run.items() if values}
         return plot.runs_by_step(lines, value=figure)
 
 
@@ -81,7 +119,8 @@ def compare(
     if len(runs) < 2 or len(set(runs)) < len(runs):
         raise SetupError(f"compare: {', '.join(runs) or 'nothing'}: give two or more runs, each once")
     chains = {run: {ref.step: ref for ref in lineage(history.paths, run)} for run in runs}
-    losses = {run: lineage_metrics(history.paths, run, ["loss"]).get("loss", {}) for run in runs}
+    metrics = {run: lineage_metrics(history.paths, run) for run in runs}
+    losses = {run: of_run.get("loss", {}) for run, of_run in metrics.items()}
     first, others = runs[0], runs[1:]
     pairs = [
         (run, step, chains[first][step], ref)
@@ -105,7 +144,7 @@ def compare(
         for layer, figures in by_layer.items()
     ]
     table = ComparedRuns(pa.Table.from_pylist(sorted(rows, key=lambda row: row["step"]), schema=_SCHEMA))
-    table.runs, table.losses = runs, losses
+    table.runs, table.metrics = runs, metrics
     table.layers = Table(pa.Table.from_pylist(layers, schema=_LAYERS))
     table.note = "; ".join(
         f"{run} is equal to {first} in all that both have"

@@ -16,6 +16,7 @@ from dshistory.patterns import Patterns
 from dshistory.trends.trajectory import METRICS
 from dshistory.widgets import panels
 from dshistory.widgets.page_parts import ResizeNotifier, SortableRows
+from dshistory.widgets.runs_controls import RunsControls
 from dshistory.widgets.view_state import COLOURS
 
 __all__ = ["PAGE_ROWS", "Controls", "pattern_text", "patterns_in"]
@@ -62,6 +63,7 @@ class Controls:
         self.previous = w.Button(description="‹", tooltip="previous rows")
         self.next = w.Button(description="›", tooltip="next rows")
         self.pages = w.HBox([self.previous, self.next])
+        self.runs = RunsControls()
         self.status = w.HTML()
         self.progress = w.FloatProgress(value=0.0, min=0.0, max=1.0)
         self.root = self._layout()
@@ -150,6 +152,7 @@ class Controls:
             self.pages,
             self.status,
             self.progress,
+            *self.runs.pieces(),
         ):
             piece.close()
         self.root.close()
@@ -157,7 +160,7 @@ class Controls:
     def _interactive(self) -> tuple[Any, ...]:
         return (
             *(self.range, self.timeline, self.metric, self.kind, self.colour, self.filter, self.step_a, self.step_b),
-            *(self.diff_button, self.previous, self.next),
+            *(self.diff_button, self.previous, self.next, self.runs.picture),
         )
 
     def _layout(self) -> Any:
@@ -202,6 +205,7 @@ class Controls:
                 w.HBox([self.step_a, self.step_b, self.diff_button], layout=w.Layout(flex_flow="row wrap")),
                 self.diff,
                 self.pages,
+                self.runs.root,
             ]
         )
         root.add_class("dsh-explorer")

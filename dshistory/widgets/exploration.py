@@ -43,7 +43,8 @@ class Exploration:
 
     Setting a property is a gesture, as if it were made in the browser: it returns at once, `wait` waits until it is
     shown, and `status` tells what failed. `code` is the line of Python that reproduces the last gesture on a history
-    named h, and `table` is the result of that line, None until it is there. `figure` is the plotly FigureWidget.
+    named h, and `table` is the result of that line, or what its figure is drawn from, None until it is there. `figure`
+    is the plotly FigureWidget.
     """
 
     def __init__(
@@ -171,9 +172,28 @@ class Exploration:
             descending = not self._view.descends(order)
         self._wish(("rows",), "diff", order=(column, descending), page=0)
 
+    def compare(self, *runs: str) -> None:
+        """Compare runs with the first of them, as clicks on their rows do one after the other; with fewer than two
+        nothing is compared. The beginning of a name is enough.
+
+        Raises NotFoundError, with those that exist, for a run that does not."""
+        history = self._view.explorer.history
+        self._choose_runs(tuple(dict.fromkeys(history.run_named(run) for run in runs)))
+
+    @property
+    def picture(self) -> str:
+        """What the picture of the compared runs shows: a metric, or how far apart they are, as their "distance", or
+        that of the "layers"."""
+        return self._view.state.picture
+
+    @picture.setter
+    def picture(self, figure: str) -> None:
+        self.wait()
+        _choose(self._controls.runs.picture, figure)
+
     def refresh(self) -> None:
-        """Query the history again: new checkpoints, metrics and statistics appear."""
-        self._worker.later(self._tasks(("timeline", "layers", "anomalies", "detail")))
+        """Query the history again: new checkpoints, metrics, statistics and runs appear."""
+        self._worker.later(self._tasks(("timeline", "layers", "anomalies", "detail", "runs")))
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until all gestures are shown; False when the time is over first.
@@ -215,12 +235,14 @@ class Exploration:
             (c.timeline, self._on_timeline),
             (c.range, self._on_range),
             (c.code, self._on_code),
+            (c.runs.picture, self._on_picture),
         ):
             piece.observe(_weakly(react), "value")
         c.diff_button.on_click(_weakly(self._on_diff))
         c.previous.on_click(_weakly(self._on_previous))
         c.next.on_click(_weakly(self._on_next))
         c.diff.on_sort(_weakly(self._on_sort))
+        c.runs.runs.on_row(_weakly(self._on_run))
         # The line takes the click on a mark that lies on it.
         clicked = {"heat": self._on_cell, "anomalies": self._on_anomaly, "metric": self._on_anomaly}
         for name, open_at in clicked.items():
@@ -241,8 +263,23 @@ class Exploration:
             "detail": view.show_detail,
             "diff": view.show_diff,
             "rows": view.show_rows,
+            "runs": view.runs.show_runs,
+            "comparison": view.runs.show_comparison,
+            "picture": view.runs.show_picture,
         }
         return {part: shows[part] for part in parts}
+
+    def _choose_runs(self, runs: tuple[str, ...]) -> None:
+        self._wish(("runs", "comparison"), "comparison" if len(runs) > 1 else "runs", runs=runs)
+
+    def _on_run(self, row: int) -> None:
+        listed = [] if self._view.runs.table is None else self._view.runs.table["run"].to_pylist()
+        if 0 <= row < len(listed):
+            run, chosen = listed[row], self._view.state.runs
+            self._choose_runs(tuple(one for one in chosen if one != run) if run in chosen else (*chosen, run))
+
+    def _on_picture(self, change: Any) -> None:
+        self._wish(("picture",), "comparison", picture=change["new"])
 
     def _on_metric(self, change: Any) -> None:
         self._wish(("layers", "detail"), "layers", metric=change["new"])

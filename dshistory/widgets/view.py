@@ -18,6 +18,7 @@ from dshistory.trends.layers_table import LayersTable
 from dshistory.widgets import drawing
 from dshistory.widgets.controls import PAGE_ROWS, Controls, pattern_text
 from dshistory.widgets.gesture import Gesture
+from dshistory.widgets.runs_view import RunsView
 from dshistory.widgets.timeline_data import Timeline, anomalies_by_step, metric_query, read_timeline
 from dshistory.widgets.view_state import OWN_PAST, Part, ViewState
 
@@ -49,6 +50,7 @@ class View:
         self._magnitudes_of: tuple[str, Patterns] | None = None
         self._notes: dict[str, str] = {}
         self._errors: dict[str, str] = {}
+        self.runs = RunsView(self, controls.runs)
 
     @property
     def steps(self) -> Sequence[int]:
@@ -61,10 +63,10 @@ class View:
         self._read_timeline(state)
         assert self.timeline.run is not None
         query, params = metric_query(self.explorer.history, self.timeline.run, state.timeline)
-        self.curve = self._call(state, "timeline", Gesture("sql", (query,), dict(params)))
+        self.curve = self.call(state, "timeline", Gesture("sql", (query,), dict(params)))
         self.timeline_metric = state.timeline
         drawing.draw_timeline(self.controls.figure, self.curve, self.steps, name=state.timeline)
-        self._set_message("timeline", "")
+        self.set_message("timeline", "")
 
     def show_layers(self) -> None:
         """Show the heat map."""
@@ -87,21 +89,21 @@ class View:
         if self._drawn.get("layers") != call.code:
             drawing.announce(self.controls.figure, {"heat": title})
         try:
-            self.heat = self._call(state, "layers", call)
+            self.heat = self.call(state, "layers", call)
         except Exception:
             drawing.draw_heat(self.controls.figure, None, title=title)
             raise
         drawing.draw_heat(self.controls.figure, self.heat, title=title)
         shown = [s for s in self.steps if (state.first or s) <= s <= (s if state.last is None else state.last)]
         drawing.draw_range(self.controls.figure, shown)
-        self._set_message("layers", self.heat.note)
+        self.set_message("layers", self.heat.note)
 
     def show_anomalies(self) -> None:
         """Mark the anomalies on the timeline."""
         if self._has_checkpoints(self.state):
             found = Gesture("anomalies", (), {"run": self._run}).run(self.explorer)
             drawing.draw_anomalies(self.controls.figure, anomalies_by_step(found))
-        self._set_message("anomalies", "")
+        self.set_message("anomalies", "")
 
     def show_detail(self) -> None:
         """Show one tensor over the steps: its trajectory and the magnitudes of its elements."""
@@ -121,7 +123,7 @@ class View:
         finally:
             drawing.draw_histogram(figure, elements, title=title)
         self._magnitudes_of = (name, kinds)
-        self._set_message("detail", "")
+        self.set_message("detail", "")
 
     def show_diff(self) -> None:
         """Show the diff of two checkpoints as a table."""
@@ -134,12 +136,12 @@ class View:
         self.controls.show_picked(a, b)
         self.controls.show_diff(None, 0, f"{self._diff_call.code} …", None)
         try:
-            self._diff = self._call(state, "diff", self._diff_call)
+            self._diff = self.call(state, "diff", self._diff_call)
         except Exception:
             self.show_rows()
             raise
         self.show_rows()
-        self._set_message("diff", "")
+        self.set_message("diff", "")
 
     def show_rows(self) -> None:
         """Show the chosen page of the diff in the chosen order; no query."""
@@ -153,7 +155,7 @@ class View:
             call = call.then("sort", *((column,) if descending is None else state.order))
         rows = call.finish(self._diff)
         if state.gesture == "diff":
-            self._set_code(call.code, rows)
+            self.set_code(call.code, rows)
         order = None if state.order is None else (state.order[0], self.descends(state.order))
         self.controls.show_diff(rows, min(state.page, self.last_page), call.code, order)
 
@@ -207,17 +209,18 @@ class View:
             if self._magnitudes_of != (name, kinds):
                 titles["histogram"] = f"magnitudes of the elements of {name}"
             drawing.announce(figure, titles, step=state.picked[1])
-        table = self._call(state, "detail", call)
+        table = self.call(state, "detail", call)
         kind: str = table[0]["kind"]
         logarithmic = self.heat is not None and self.heat.picture().scale.logarithmic
         title = f"{what} of {name} ({kind})"
         drawing.draw_detail(figure, table, title=title, metric=state.metric, logarithmic=logarithmic)
         return kind
 
-    def _call(self, state: ViewState, part: Part, call: Gesture) -> Any:
+    def call(self, state: ViewState, part: Part, call: Gesture) -> Any:
+        """Run the call and return its result; of the last gesture, if that was about `part`, its line is shown."""
         # Refreshing shows every part again: only that of the last gesture may set the code and the table.
         if state.gesture == part:
-            self._set_code(call.code, None)
+            self.set_code(call.code, None)
         self._drawn.pop(part, None)
         table = call.run(self.explorer)
         self._drawn[part] = call.code
@@ -225,11 +228,12 @@ class View:
             self.table = table
         return table
 
-    def _set_code(self, code: str, table: Table | None) -> None:
+    def set_code(self, code: str, table: Table | None) -> None:
+        """Show the line of the last gesture; `table` is its result."""
         self.code, self.table = code, table
         self.controls.code.value = code
 
-    def _set_message(self, topic: str, text: str) -> None:
+    def set_message(self, topic: str, text: str) -> None:
         """Note that a part is shown, with what is to be said about it."""
         self._errors.pop(topic, None)
         self._notes.pop(topic, None)

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ABSOLUTE", "COLOURS", "OWN_PAST", "Part", "ViewState"]
 
-Part = Literal["timeline", "layers", "anomalies", "detail", "diff", "rows"]
-"""A part of the view that is drawn by itself; `rows` are those shown of the diff."""
+Part = Literal["timeline", "layers", "anomalies", "detail", "diff", "rows", "runs", "comparison", "picture"]
+"""A part of the view that is drawn by itself; `rows` are those shown of the diff, `picture` that of the comparison."""
 
 ABSOLUTE: Final = "absolute"
 OWN_PAST: Final = "against its own past"
@@ -39,5 +39,9 @@ class ViewState:
     diff's own order."""
     page: int = 0
     """The page of the diff's rows, from 0."""
+    runs: tuple[str, ...] = ()
+    """The runs that are chosen, in the order of the choice."""
+    picture: str = "loss"
+    """What the picture of the chosen runs shows, as `ComparedRuns.plot` names it."""
     gesture: Part = "layers"
     """The part that the last gesture was about: the line of code and the table are that part's."""

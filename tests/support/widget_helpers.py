@@ -43,6 +43,20 @@ def layered_history(root: Path, *, silent: Sequence[int] = (SILENT,), names: Seq
     return explorer
 
 
+def second_run(explorer: Explorer) -> None:
+    """Add the run `again` to a `layered_history`: a replay of step 30 that was changed and goes another way."""
+    facts = {"number": 2, "replay": {"id": "x", "of": "run-a:30", "until": 50, "change": {"lr_scale": 0.5}}}
+    run = Run(explorer.root, "again", parent=("run-a", 30), facts=facts)
+    for step in (30, 40, 50):
+        weights = explorer.restore(step)["model"]
+        for name in weights if step > 30 else ():
+            if name == "h.0.mlp.weight" or step == 50:
+                weights[name] = weights[name] + 0.1
+        run.checkpoint(step, whole(weights), **({} if step == 30 else {"loss": 3.0 - step / 40, "lr": 5e-4}))
+    run.close()
+    explorer.analyze(quiet=True)
+
+
 def trace(exploration: Any, name: str) -> Any:
     return next(trace for trace in exploration.figure.data if trace.name == name)
 

@@ -28,12 +28,12 @@ def forked(tmp_path_factory):
     training = Run(root, "training", facts={"number": 1})
     training.checkpoint(0, pieces(), loss=3.0)
     training.checkpoint(10, pieces(0.1, 0.1), loss=2.0)
-    training.checkpoint(20, pieces(0.2, 0.2), loss=2.5)
+    training.checkpoint(20, pieces(0.2, 0.2), loss=2.5, lr=0.5)
     training.close()
     replay = {"id": "x", "of": "training:10", "until": 20, "change": {"lr_scale": 0.5}}
     child = Run(root, "child", parent=("training", 10), facts={"number": 2, "replay": replay})
     child.checkpoint(10, pieces(0.1, 0.1))
-    child.checkpoint(20, pieces(0.2, 1.2), loss=1.5)
+    child.checkpoint(20, pieces(0.2, 1.2), loss=1.5, lr=0.25)
     h = dshistory.Explorer.open(root)
     assert h.compare("training", "child", quiet=True)["distance"].to_pylist() == [0.0, 0.0, None]
     h.analyze(quiet=True)
@@ -84,8 +84,19 @@ def test_compared_runs_draw_themselves(forked):
     table = forked.compare("training", "child", quiet=True)
     assert [list(trace.y) for trace in table.plot().data] == [[3.0, 2.0, 2.5], [3.0, 2.0, 1.5]]
     assert [list(trace.x) for trace in table.plot("distance").data] == [[0, 10, 20]]
-    with pytest.raises(SetupError, match="'weights': give 'loss' or 'distance'"):
-        table.plot("weights")
+    assert table.figures() == ["loss", "lr", "distance", "layers"]
+    assert [list(trace.y) for trace in table.plot("lr").data] == [[0.5], [0.25]]
+    layers = table.plot("layers").data[0]
+    assert list(layers.y) == ["layers.1", "layers.0"], "that which parts comes first"
+    assert [list(line) for line in layers.customdata] == [pytest.approx([0, 1 / 1.2]), [0, 0]]
+    with pytest.raises(NotFoundError, match="no figure 'distence'; the nearest is distance"):
+        table.plot("distence")
+
+
+def test_each_layer_parts_at_its_step(forked):
+    rows = list(forked.compare("training", "child", quiet=True).parted_layers())
+    assert [(row["layer"], row["step"]) for row in rows] == [("layers.1", 20), ("layers.0", None)]
+    assert [row["distance"] for row in rows] == pytest.approx([1 / 1.2, 0.0])
 
 
 @pytest.mark.parametrize("runs", [[], ["training"], ["training", "training"]])
