@@ -6,8 +6,6 @@ The picture is an SVG in a text of HTML: a second figure of plotly would cost me
 from collections.abc import Sequence
 from typing import Any
 
-import ipywidgets as w
-
 from dshistory.display import html
 from dshistory.display.svg import svg
 from dshistory.display.table import Table
@@ -18,13 +16,14 @@ __all__ = ["RunsControls"]
 
 
 class RunsControls:
-    """The list, the choice of a picture and the picture; `root` holds them, and is shown where there are two runs."""
+    """The list, the choice of a picture and the picture; `root` holds them, and is shown where there are two runs.
 
-    def __init__(self) -> None:
-        self.runs = ChoosableRows()
-        self.picture = w.Dropdown(options=["loss"], value="loss", description="picture")
-        self.comparison = w.HTML()
-        self.root = w.VBox([self.runs, self.picture, self.comparison])
+    The widgets are given: a dropdown, one for HTML, and a box for all of them.
+    """
+
+    def __init__(self, *, picture: Any, comparison: Any, root: Any) -> None:
+        self.runs, self.picture, self.comparison, self.root = ChoosableRows(), picture, comparison, root
+        root.children = [self.runs, picture, comparison]
         for name, piece in {"runs": self.runs, "picture": self.picture, "comparison": self.comparison}.items():
             piece.add_class(f"dsh-{name}")
         self.picture.layout.width = "230px"
