@@ -3,6 +3,7 @@
 import sys
 from typing import TYPE_CHECKING, Any, Literal
 
+from capture.argument_names import knows_its_arguments
 from capture.defaults import DEFAULT_BUDGET_BYTES
 from catalog.errors import SetupError
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["checkpoint_engine"]
 
 
+@knows_its_arguments
 def checkpoint_engine(
     engine: Any,
     *,

@@ -12,6 +12,7 @@ import torch
 
 import native
 from capture.active_sessions import origin_of, register_session, sessions_of
+from capture.argument_names import knows_its_arguments
 from capture.collectives import Ranks
 from capture.defaults import DEFAULT_BUDGET_BYTES, history_path
 from capture.environment import environment
@@ -42,6 +43,7 @@ __all__ = ["enable"]
 _log = logging.getLogger(__name__)
 
 
+@knows_its_arguments
 def enable(
     target: Any,
     *,

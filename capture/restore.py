@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from capture.active_sessions import note_origin, sessions_of
+from capture.argument_names import knows_its_arguments
 from capture.collectives import Ranks
 from capture.defaults import history_path
 from capture.load.assignments import Assignment, match
@@ -35,6 +36,7 @@ from catalog.records import CheckpointRef, Extent
 __all__ = ["all_providers", "restore", "restore_live"]
 
 
+@knows_its_arguments
 def restore(
     ref: int | str | CheckpointRef = "latest",
     *,

@@ -37,7 +37,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "snapshot loops",
         "devices",
         "state",
-        "background_thread collectives defaults environment exit_handler lazy_doors user_warning",
+        "argument_names background_thread collectives defaults environment exit_handler lazy_doors user_warning",
     ),
     "catalog": (
         "run_writer gc verify history lineage_metrics references later_metrics",

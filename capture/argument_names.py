@@ -1,0 +1,29 @@
+"""The names of arguments: a door of `capture` refuses one that it does not have, with the nearest of those it has."""
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+from catalog.errors import SetupError
+
+__all__ = ["knows_its_arguments"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def knows_its_arguments(function: F) -> F:
+    """Return the function, which now raises SetupError, before it begins, for a name that none of its arguments has."""
+    names = list(inspect.signature(function).parameters)
+
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        unknown = next((name for name in kwargs if name not in names), None)
+        if unknown is not None:
+            close = difflib.get_close_matches(unknown, names, n=1, cutoff=0.6)
+            hint = f"did you mean {close[0]!r}?" if close else f"the arguments are {', '.join(names)}"
+            raise SetupError(f"{function.__name__}: no argument {unknown!r}; {hint}")
+        return function(*args, **kwargs)
+
+    return cast(F, called)
