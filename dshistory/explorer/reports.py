@@ -6,6 +6,7 @@ from dshistory.display.report import Report
 from dshistory.display.table import Table, with_unique_names
 from dshistory.explorer.opened import OpenedHistory
 from dshistory.options import Ref
+from dshistory.patterns import Patterns
 from dshistory.registry import verb
 from dshistory.reports import show
 
@@ -18,8 +19,8 @@ __all__ = ["Reports"]
 class Reports(OpenedHistory):
     """The verbs of the room `reports`."""
 
-    @verb("log", "log --run 20261121-101502-7f3a9c")
-    def log(self, *, run: str | None = None) -> "LogTable":
+    @verb("log", "log --run 20261121-101502-7f3a9c --metrics 'eval_*'")
+    def log(self, *, run: str | None = None, metrics: Patterns | None = None) -> "LogTable":
         """List the checkpoints, oldest first: step, metrics, bytes, state, health and tags.
 
         Health comes from the statistics: ok, or how many elements are not finite, and in how many tensors. Infinities
@@ -28,10 +29,11 @@ class Reports(OpenedHistory):
 
         Args:
             run: only this run; default: all runs
+            metrics: patterns of the training's own metrics that get a column, as 'eval_*'; default: the first eight
         """
         from dshistory.reports import log
 
-        return log.log(self.history, run=self._named(run))
+        return log.log(self.history, run=self._named(run), metrics=metrics)
 
     @verb("show", "show 1200", "show best")
     def show(self, ref: Ref = "latest") -> Report:

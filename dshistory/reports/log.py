@@ -12,6 +12,7 @@ from catalog.history import History
 from dshistory.display.formats import Format, counted
 from dshistory.display.table import Table
 from dshistory.display.text import Layout
+from dshistory.patterns import Patterns, matching
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -86,33 +87,39 @@ class LogTable(Table):
         return plot.loss_timeline(self.losses, self)
 
 
-def log(history: History, *, run: str | None) -> LogTable:
+def log(history: History, *, run: str | None, metrics: Patterns | None) -> LogTable:
     """See `Explorer.log`."""
     if run is not None:
         history.run_facts(run)
     gone = [lost for lost in history.gone() if run is None or lost.run == run]
     found = _with_gone(history.query(_LOG, {"run": run}), gone)
-    rows, left_out = _with_own_metrics(found)
+    rows, left_out = _with_own_metrics(found, metrics, where=f"the log of {history.root}")
     table = LogTable(rows, formats=_FORMATS, note=_note(history, rows, left_out, gone), layout=_LAYOUT)
     table.history, table.run = history, run
     return table
 
 
-def _with_own_metrics(found: pa.Table) -> tuple[pa.Table, list[str]]:
-    """Replace the lists of user-defined metrics by columns; return the names without a column too."""
+def _with_own_metrics(found: pa.Table, metrics: Patterns | None, *, where: str) -> tuple[pa.Table, list[str]]:
+    """Replace the lists of user-defined metrics by columns: those that match, or the first few. Where nobody has
+    chosen, return the names without a column too."""
     at = found.column_names.index("own")
     lists = found["own"].combine_chunks()
     pairs, rows = pc.list_flatten(lists), pc.list_parent_indices(lists).to_numpy()
     names, values = pairs.field("name"), pairs.field("value").to_numpy(zero_copy_only=False)
     table = found.remove_column(at)
     known = sorted(names.unique().to_pylist(), key=lambda name: (name in table.column_names, name))
-    shown = [name for name in known[:_OWN_METRICS_SHOWN] if name not in table.column_names]
+    if metrics is None:
+        shown = [name for name in known[:_OWN_METRICS_SHOWN] if name not in table.column_names]
+    else:
+        own = [name for name in known if name not in table.column_names]
+        chosen = matching({*own, *table.column_names}, metrics, what="metric", where=where)
+        shown = [name for name in own if name in chosen]
     for place, name in enumerate(shown):
         of_name = pc.equal(names, name).to_numpy(zero_copy_only=False)
         column, unknown = np.zeros(len(found)), np.ones(len(found), bool)
         column[rows[of_name]], unknown[rows[of_name]] = values[of_name], False
         table = table.add_column(at + place, name, pa.array(column, mask=unknown))
-    return table, [name for name in known if name not in shown]
+    return table, [] if metrics is not None else [name for name in known if name not in shown]
 
 
 def _with_gone(found: pa.Table, gone: "Sequence[Gone]") -> pa.Table:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from explorer_helpers import Run, whole
 
+from catalog.errors import NotFoundError
 from catalog.history import History
 from dshistory.explorer import Explorer
 
@@ -40,6 +41,20 @@ def test_metrics_without_a_column_are_named(run: Run) -> None:
     assert table.columns == (*COLUMNS, *(f"metric_{i}" for i in range(8)), *END)
     assert table["bytes"].to_pylist() == [16]
     assert "further metrics are in the SQL table metrics: metric_8, bytes" in table.note
+
+
+def test_chosen_metrics_have_a_column(run: Run) -> None:
+    trainers = {"epoch": 1.0, "trainer_loss": 2.0, "eval_loss": 3.0, "eval_runtime": 4.0, "train_runtime": 5.0}
+    run.checkpoint(0, whole({"w": torch.ones(4)}), **trainers, **{f"eval_metric_{i}": float(i) for i in range(9)})
+    explorer = Explorer.open(run.root)
+    assert "trainer_loss" not in explorer.log().columns
+    table = explorer.log(metrics=["eval_l*", "trainer_loss"])
+    assert table.columns == (*COLUMNS, "eval_loss", "trainer_loss", *END)
+    assert (table[0]["eval_loss"], table[0]["trainer_loss"]) == (3.0, 2.0)
+    assert "further metrics" not in table.note
+    assert len(explorer.log(metrics="eval_*").columns) == len(COLUMNS) + 11 + len(END)
+    with pytest.raises(NotFoundError, match=r"no metric fits 'eval_los' .*; the nearest .*eval_loss"):
+        explorer.log(metrics="eval_los")
 
 
 def test_health_counts_values_that_are_not_finite(run: Run) -> None:
