@@ -34,7 +34,7 @@ class LayersTable(Table):
 
     metric: str
     since: Mapping[int, int]
-    """Of a metric about updates: step -> the step of the checkpoint before, from which its values count."""
+    """For a metric about updates: step -> the step of the checkpoint before, from which its values count."""
     relative = False
     """Whether the values are relative to those before; see `against_past`."""
 

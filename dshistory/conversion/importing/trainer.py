@@ -34,7 +34,7 @@ _WEIGHTS: Final = {
 }
 """The readers of weights, and the names in the folder that need no reader besides them."""
 _ALSO: Final = {"loss": ("loss", "trainer_loss"), "learning_rate": ("lr", "learning_rate")}
-"""Of the Trainer's log, the names under which a history has it; a capture has a `loss` of its own beside it."""
+"""The names under which a history has values of the Trainer's log; a capture has a `loss` of its own beside it."""
 _RULES: Final = (
     ({"decoupled_weight_decay": True}, "torch.optim.adamw.AdamW"),
     ({"decoupled_weight_decay": False}, "torch.optim.adam.Adam"),

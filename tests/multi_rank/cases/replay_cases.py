@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from frameworks_helpers import batch, enabled, tiny, train, with_optimizer
+from frameworks_helpers import batch, enabled, rank, tiny, train, with_optimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from dshistory import Explorer
@@ -83,4 +83,17 @@ def case_ranks_replay_the_same_steps_at_random(folder: Path) -> None:
     table = history(folder).replay_check(1, **Live(4).parts())
     assert table["identical"].to_pylist() == [True]
     mine, other = every_rank_says(list(table))
+    assert mine == other
+
+
+def case_a_bisection_goes_by_one_answer(folder: Path) -> None:
+    asked: list[float] = []
+
+    def gone(replayed: Any) -> bool:
+        asked.append(replayed[-1]["loss"])
+        return rank() == 0
+
+    table = history(folder).bisect_replay(3, 6, predicate=gone, **Live(5).parts())
+    assert table["gone"].to_pylist() == [True], "rank 0 says so after the first replay, and rank 1 makes no other one"
+    mine, other = every_rank_says((asked, table.note, list(table)))
     assert mine == other
