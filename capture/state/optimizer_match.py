@@ -1,16 +1,27 @@
-"""The check that two optimizer classes follow the same update rule, so that state of one has a meaning for the other.
+"""The update rule of an optimizer: how a checkpoint names it, and the check that two classes follow the same one, so
+that state of one has a meaning for the other.
 
 torch and DeepSpeed have several implementations of one rule (AdamW, DeepSpeedCPUAdam, FusedAdam, ...), and a checkpoint
-of one may be restored into another. A checkpoint keeps only the class name of the rule, so the check compares names.
+of one may be restored into another. So the check compares the names of classes, and no more.
 """
 
 import re
+from typing import Any
 
 from catalog.errors import MismatchError
 
-__all__ = ["require_same_rule"]
+__all__ = ["require_same_rule", "rule_facts"]
 
 _IMPLEMENTATIONS = re.compile(r"DeepSpeed|CPU|Fused|Torch")
+
+
+def rule_facts(optimizer: Any) -> dict[str, Any]:
+    """Return what a checkpoint says of an optimizer's rule: `class`, the qualified name of its class, and for
+    DeepSpeed's Adam `adam_w_mode`, whether its decay acts on the weights: no param group tells."""
+    facts: dict[str, Any] = {"class": f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"}
+    if hasattr(optimizer, "adam_w_mode"):
+        facts["adam_w_mode"] = bool(optimizer.adam_w_mode)
+    return facts
 
 
 def require_same_rule(saved: str, here: str) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
-import torch
 
 from capture.state.dtypes import torch_dtype
 from catalog.errors import NotFoundError, SetupError
@@ -21,7 +20,7 @@ from catalog.history import History
 from catalog.read.fragments import StoredTensor
 from catalog.records import CheckpointRef
 from catalog.references import committed_lineage
-from dshistory.causes.books import CHUNK_NUMEL, AdamBooks, MomentumBooks, Movement, unit_roundoff
+from dshistory.causes.books import CHUNK_NUMEL, AdamBooks, MomentumBooks, Movement, Rounding
 from dshistory.causes.rules import Rule, rules_of, step_counts
 from dshistory.display.formats import Format, counted
 from dshistory.display.progress import ByteProgress
@@ -197,14 +196,11 @@ def _row_by(
     # SGD counts nothing: a parameter that did not move had no gradient, or had no update at all.
     if not inputs or (rule.family == "sgd" and (updates != 1 or not moved)):
         return row
-    dtypes = [torch_dtype(tensor.dtype) for tensor in inputs]
-    if torch.float16 in dtypes:  # whose smallest values, and not only its rounding, would have to be reckoned with
-        return row
-    roundoff = unit_roundoff(dtypes)
+    rounding = Rounding.of([torch_dtype(tensor.dtype) for tensor in inputs])
     books = (
-        AdamBooks(rule, updates, second.counts.get(name, 0), roundoff)
+        AdamBooks(rule, updates, second.counts.get(name, 0), rounding)
         if rule.family == "adam"
-        else MomentumBooks(rule, roundoff)
+        else MomentumBooks(rule, rounding)
     )
     for stored in side_by_side(root, inputs, advance, most_numel=CHUNK_NUMEL):
         chunk = [values.double() for values in stored]

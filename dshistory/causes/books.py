@@ -11,18 +11,20 @@ acted are the least squares solution of the last line. With the momentum of SGD,
 momentum times the buffer. Over several updates no gradient can be recovered, but v' >= b2^k v always holds.
 
 What the arithmetic may be off by follows from the formats alone: each operation rounds by at most the unit roundoff of
-the coarsest dtype that takes part. All bounds are worst cases, so what exceeds them was not the optimizer.
+the coarsest dtype that takes part, or by half the distance of its smallest numbers, which in float16 are as large as
+gradients (`Rounding`). All bounds are worst cases, so what exceeds them was not the optimizer.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 import torch
 
 from dshistory.causes.rules import Rule
 
-__all__ = ["CHUNK_NUMEL", "AdamBooks", "MomentumBooks", "Movement", "unit_roundoff"]
+__all__ = ["CHUNK_NUMEL", "AdamBooks", "MomentumBooks", "Movement", "Rounding"]
 
 CHUNK_NUMEL = 1 << 15
 """Few enough that all arrays of a chunk stay in a core's cache, and that torch stays in the calling thread."""
@@ -31,7 +33,8 @@ _PARALLEL = 1e-9
 """The square of the sine of the angle at which step and weights count as parallel: decay can't be told from them."""
 
 _SMALLEST = 1e-30
-"""Values below this are where single precision itself ends: nothing is said about them."""
+"""Values below this are where single precision itself ends, and what a kernel does with them is its own affair: nothing
+is said about them."""
 
 _OF_SUMS = 1e-7
 """The share of a movement that a difference of sums in float64 can't tell from nothing."""
@@ -42,16 +45,33 @@ _MOMENT_ROUNDINGS = 4
 """Operations on the way to a weight, to its step, and to a moment, in the implementations of torch and DeepSpeed."""
 
 
-def unit_roundoff(dtypes: Sequence[torch.dtype]) -> float:
-    """Return the largest relative error of one rounding in the coarsest of these dtypes."""
-    return max(torch.finfo(dtype).eps / 2 for dtype in dtypes)
+@dataclass(frozen=True, slots=True)
+class Rounding:
+    """What one rounding may be off by: at most the share `unit` of a value, or `least` where the value is smaller than
+    `normal`, the smallest that has the full precision."""
+
+    unit: float
+    least: float
+    normal: float
+
+    @classmethod
+    def of(cls, dtypes: Sequence[torch.dtype]) -> Self:
+        """Return the rounding of the coarsest of these dtypes."""
+        formats = [torch.finfo(dtype) for dtype in dtypes]
+        return cls(
+            unit=max(one.eps for one in formats) / 2,
+            least=max(_SMALLEST, *(one.smallest_normal * one.eps / 2 for one in formats)),
+            normal=max(one.smallest_normal for one in formats),
+        )
 
 
 @dataclass(slots=True)
 class Movement:
-    """Least squares of a movement w' - w against the step u and the weights w themselves, as sums."""
+    """Least squares of a movement w' - w against the step u and the weights w themselves, as sums. `step_drift`: the
+    share of the step that it may be off by beside the rounding of its operations."""
 
-    roundoff: float
+    rounding: Rounding
+    step_drift: float = 0.0
     numel: int = 0
     uncertain: float = 0.0
     uu: float = 0.0
@@ -62,11 +82,11 @@ class Movement:
     dd: float = 0.0
     sizes: float = 0.0
 
-    def add(self, before: torch.Tensor, after: torch.Tensor, step: torch.Tensor, state: torch.Tensor) -> None:
-        """Add flat float64 chunks of equal length; `state` is what the step was made of."""
+    def add(self, before: torch.Tensor, after: torch.Tensor, step: torch.Tensor, unsure: torch.Tensor) -> None:
+        """Add flat float64 chunks of equal length; `unsure` says of which elements the step is not known."""
         moved = after - before
         self.numel += moved.numel()
-        self.uncertain += float(step[state.abs() < _SMALLEST].square().sum())
+        self.uncertain += float(step[unsure].square().sum())
         self.uu += float(step.dot(step))
         self.uw += float(step.dot(before))
         self.ww += float(before.dot(before))
@@ -78,8 +98,10 @@ class Movement:
     def error(self, lr: float) -> float:
         """Return the norm of what the arithmetic of an update with this learning rate may be off by, at most."""
         of_weights, of_step = self.sizes**0.5, abs(lr) * self.uu**0.5
-        rounded = self.roundoff * (_WEIGHT_ROUNDINGS * of_weights + _STEP_ROUNDINGS * of_step)
-        unknown = abs(lr) * self.uncertain**0.5 + _SMALLEST * self.numel**0.5
+        rounded = self.rounding.unit * (_WEIGHT_ROUNDINGS * of_weights + _STEP_ROUNDINGS * of_step)
+        rounded += self.step_drift * of_step
+        operations = _WEIGHT_ROUNDINGS + _STEP_ROUNDINGS * abs(lr)
+        unknown = abs(lr) * self.uncertain**0.5 + self.rounding.least * operations * self.numel**0.5
         return float(rounded + unknown + _OF_SUMS * self.norm)
 
     @property
@@ -131,7 +153,7 @@ class AdamBooks:
     rule: Rule
     updates: int
     count: int
-    roundoff: float
+    rounding: Rounding
     movement: Movement = field(init=False)
     gradient_squares: float = 0.0
     second: float = 0.0
@@ -140,30 +162,44 @@ class AdamBooks:
     disagree: int = 0
 
     def __post_init__(self) -> None:
-        self.movement = Movement(self.roundoff)
+        self.movement = Movement(self.rounding, self._drift_of_powers())
+
+    def _drift_of_powers(self) -> float:
+        """Return the share of the step by which running products of betas in float32 may move it: each factor of b^t
+        rounds, and 1 - b^t is as far off as b^t itself."""
+        if not self.rule.in_float32 or not self.rule.bias_correction:
+            return 0.0
+        powers = [beta**self.count for beta in self.rule.betas]
+        first, second = (self.count * power / (1 - power) if power < 1 else math.inf for power in powers)
+        return Rounding.of([torch.float32]).unit * (first + second / 2)
+
+    def _correction(self, beta: float) -> float:
+        return 1 - beta**self.count if self.rule.bias_correction else 1.0
 
     def add(self, chunks: Sequence[torch.Tensor]) -> None:
         """Add flat float64 chunks of equal length: the weights before and after, both moments before and after, and
         amsgrad's largest second moment after."""
         weights, first, second, largest = chunks[:2], chunks[2:4], chunks[4:6], chunks[6:]
         b1, b2 = self.rule.betas
-        slack = 2 * _MOMENT_ROUNDINGS * self.updates * self.roundoff
-        self.fell_too_fast += int((second[1] < second[0] * (b2**self.updates * (1 - slack)) - _SMALLEST).sum())
+        unit, off = self.rounding.unit, _MOMENT_ROUNDINGS * self.rounding.least
+        slack = 2 * _MOMENT_ROUNDINGS * self.updates * unit
+        lowest = second[0] * (b2**self.updates * (1 - slack)) - off * self.updates
+        self.fell_too_fast += int((second[1] < lowest).sum())
         if self.updates != 1:
             return
         gradient = (first[1] - b1 * first[0]).div_(1 - b1)
-        error = (first[1].abs() + first[0].abs()).mul_(_MOMENT_ROUNDINGS * self.roundoff / (1 - b1))
+        error = (first[1].abs() + first[0].abs()).mul_(_MOMENT_ROUNDINGS * unit).add_(off).div_(1 - b1)
         squares = gradient.square()
         self.gradient_squares += float(squares.sum())
         expected = b2 * second[0] + (1 - b2) * squares
         allowed = (gradient.abs() * 2 + error).mul_(error).mul_(1 - b2)
-        allowed += (second[0] + second[1]).mul_(_MOMENT_ROUNDINGS * self.roundoff) + _SMALLEST
+        allowed += (second[0] + second[1]).mul_(_MOMENT_ROUNDINGS * unit) + off
         self.disagree += int(((second[1] - expected).abs() > allowed).sum())
         self.second += float(second[1].sum())
         self.second_expected += float(expected.sum())
-        root = ((largest[0] if largest else second[1]) / (1 - b2**self.count)).sqrt_().add_(self.rule.eps)
-        step = (first[1] / (1 - b1**self.count)).div_(root)
-        self.movement.add(weights[0], weights[1], step, first[1])
+        root = ((largest[0] if largest else second[1]) / self._correction(b2)).sqrt_().add_(self.rule.eps)
+        step = (first[1] / self._correction(b1)).div_(root)
+        self.movement.add(weights[0], weights[1], step, (first[1].abs() < _SMALLEST) | (root < self.rounding.normal))
 
 
 @dataclass(slots=True)
@@ -171,12 +207,12 @@ class MomentumBooks:
     """The sums of one parameter under SGD with momentum over one update."""
 
     rule: Rule
-    roundoff: float
+    rounding: Rounding
     movement: Movement = field(init=False)
     gradient_squares: float = 0.0
 
     def __post_init__(self) -> None:
-        self.movement = Movement(self.roundoff)
+        self.movement = Movement(self.rounding)
 
     def add(self, chunks: Sequence[torch.Tensor]) -> None:
         """Add flat float64 chunks of equal length: weights and momentum buffer, each before and after."""
@@ -185,4 +221,4 @@ class MomentumBooks:
         gradient = (buffer[1] - momentum * buffer[0]).div_(1 - self.rule.dampening)
         self.gradient_squares += float(gradient.dot(gradient))
         step = gradient + momentum * buffer[1] if self.rule.nesterov else buffer[1]
-        self.movement.add(weights[0], weights[1], step, buffer[1])
+        self.movement.add(weights[0], weights[1], step, buffer[1].abs() < _SMALLEST)

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+import torch
+
 from dshistory.tensors.checkpoint_tensors import CheckpointTensors
 
 __all__ = ["Rule", "rules_of", "step_counts"]
@@ -18,9 +20,10 @@ _FAMILIES: Final[dict[str, Family]] = {
     "torch.optim.adam.Adam": "adam",
     "torch.optim.adamw.AdamW": "adam",
     "torch.optim.sgd.SGD": "sgd",
+    "deepspeed.ops.adam.cpu_adam.DeepSpeedCPUAdam": "adam",
+    "deepspeed.ops.adam.fused_adam.FusedAdam": "adam",
 }
-"""By the whole name of the class. Subclasses may do anything, and DeepSpeed's Adam computes with beta2 in float32, so
-they are not in it."""
+"""By the whole name of the class. Subclasses may do anything, so they are not in it."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,10 @@ class Rule:
     dampening: float = 0.0
     nesterov: bool = False
     amsgrad: bool = False
+    bias_correction: bool = True
+    in_float32: bool = False
+    """The betas are those of float32, and their powers may be running products: so do DeepSpeed's kernels
+    (csrc/includes/cpu_adam.h, csrc/adam/multi_tensor_adam.cu)."""
 
     @property
     def decay(self) -> float:
@@ -49,7 +56,7 @@ class Rule:
 def rules_of(checkpoint: CheckpointTensors) -> dict[str, Rule]:
     """Return the rule of every parameter that an optimizer of the checkpoint holds, by logical name."""
     return {
-        name: _rule(saved["class"], group)
+        name: _rule(saved, group)
         for saved in _optimizers(checkpoint)
         for group in saved["groups"]
         for name in group["params"]
@@ -77,22 +84,28 @@ def _optimizers(checkpoint: CheckpointTensors) -> Iterator[Mapping[str, Any]]:
             yield saved
 
 
-def _rule(optimizer: str, group: Mapping[str, Any]) -> Rule:
-    name = optimizer.rpartition(".")[2]
-    family = _FAMILIES.get(optimizer)
+def _rule(saved: Mapping[str, Any], group: Mapping[str, Any]) -> Rule:
+    name = saved["class"].rpartition(".")[2]
+    family = _FAMILIES.get(saved["class"])
     if family is None:
         return Rule(name)
-    betas = group.get("betas", (0.0, 0.0))
+    betas = [float(beta) for beta in group.get("betas", (0.0, 0.0))]
+    is_deepspeed = saved["class"].startswith("deepspeed.")
+    if is_deepspeed:
+        betas = torch.tensor(betas, dtype=torch.float32).tolist()
+    decoupled = saved.get("adam_w_mode", True) if is_deepspeed else name == "AdamW"
     return Rule(
         optimizer=name,
         family=family,
         lr=float(group["lr"]),
-        betas=(float(betas[0]), float(betas[1])),
+        betas=(betas[0], betas[1]),
         eps=float(group.get("eps", 0.0)),
         weight_decay=float(group.get("weight_decay", 0.0)),
-        decoupled=bool(group.get("decoupled_weight_decay", name == "AdamW")),
+        decoupled=bool(group.get("decoupled_weight_decay", decoupled)),
         momentum=float(group.get("momentum", 0.0)),
         dampening=float(group.get("dampening", 0.0)),
         nesterov=bool(group.get("nesterov", False)),
         amsgrad=bool(group.get("amsgrad", False)),
+        bias_correction=bool(group.get("bias_correction", True)),
+        in_float32=is_deepspeed,
     )

@@ -24,10 +24,11 @@ class Causes(OpenedHistory):
         """Check the optimizer's books from one checkpoint to another: whether the movement of every weight follows from
         the optimizer's own state.
 
-        Over one update of torch's Adam, AdamW or SGD with momentum this recovers the gradient that was consumed, and by
-        least squares the learning rate and the decay that really acted. What exceeds the rounding of the formats is a
-        cause: another learning rate or decay, weights or state that were edited, swapped, reset or are not finite. Over
-        several updates only counts and second moments can be checked. `dshistory.causes.books` has the formulas.
+        Over one update of torch's or DeepSpeed's Adam or AdamW, or of SGD with momentum, this recovers the gradient
+        that was consumed, and by least squares the learning rate and the decay that really acted. What exceeds the
+        rounding of the formats is a cause: another learning rate or decay, weights or state that were edited, swapped,
+        reset or are not finite. Over several updates only counts and second moments can be checked.
+        `dshistory.causes.books` has the formulas.
 
         Args:
             a: the checkpoint before; default: the one right before b in its run

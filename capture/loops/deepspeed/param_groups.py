@@ -1,7 +1,7 @@
 """The param groups of a DeepSpeed optimizer as data, the object `optimizer` of a checkpoint.
 
 The object has these fields:
-  - `class`: the qualified name of the optimizer's class;
+  - `class`: the qualified name of the optimizer's class, and with DeepSpeed's Adam `adam_w_mode`;
   - `groups`: for each param group its hyperparameters, and in `params` the logical names of its parameters;
   - `kinds`: the keys of the optimizer state that is stored as tensors;
   - `state`: for each key whose value a whole group shares, such as `step`, one value per group; None where a group has
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from capture.loops.deepspeed.flat_tensors import Flat
+from capture.state.optimizer_match import rule_facts
 from catalog.errors import MismatchError
 
 __all__ = [
@@ -35,7 +36,8 @@ _STRUCTURE = ("params", "moe", "name")
 
 def class_name(optimizer: Any) -> str:
     """Return the qualified name of an optimizer's class."""
-    return f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+    name: str = rule_facts(optimizer)["class"]
+    return name
 
 
 def read_groups(inner: Any, group_names: Sequence[Sequence[str]], flats: Sequence[Flat]) -> dict[str, Any]:
@@ -50,7 +52,7 @@ def read_groups(inner: Any, group_names: Sequence[Sequence[str]], flats: Sequenc
     keys = sorted({key for values in shared for key in values})
     kinds = {key for flat in flats for key, value in inner.state.get(flat.tensor, {}).items() if is_flat(value, flat)}
     return {
-        "class": class_name(inner),
+        **rule_facts(inner),
         "groups": groups,
         "kinds": sorted(kinds),
         "state": {key: [values.get(key) for values in shared] for key in keys},

@@ -15,7 +15,7 @@ from capture.state.dtensor import local_of_dtensors, local_part
 from capture.state.dtypes import torch_dtype
 from capture.state.interface import Available, ReadAt, TensorItem
 from capture.state.module_tree import ModuleTree, tensor_marks
-from capture.state.optimizer_match import require_same_rule
+from capture.state.optimizer_match import require_same_rule, rule_facts
 from capture.state.optimizer_state import state_tensors
 from capture.state.own_kinds import OWN_KINDS
 from catalog.errors import MismatchError, UnsupportedError
@@ -99,7 +99,7 @@ class TorchOptimizer:
             for group in self._optimizer.param_groups
         ]
         content = {
-            "class": self._class(),
+            **rule_facts(self._optimizer),
             "groups": groups,
             "kinds": sorted(kinds),
             "other_kinds": sorted(other_kinds - kinds),
@@ -114,7 +114,7 @@ class TorchOptimizer:
         saved = available.objects.get(self._name)
         if saved is None:
             return
-        require_same_rule(saved["class"], self._class())
+        require_same_rule(saved["class"], rule_facts(self._optimizer)["class"])
         self._match_groups(saved["groups"])
         kinds = [*saved["kinds"], *saved.get("other_kinds", ())]
         restored: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
@@ -151,9 +151,6 @@ class TorchOptimizer:
             del self._optimizer.state[key]
         self._optimizer.state.update(saved.get("globals", {}))
         self._restored, self._shared = None, frozenset()
-
-    def _class(self) -> str:
-        return f"{type(self._optimizer).__module__}.{type(self._optimizer).__qualname__}"
 
     def _globals(self) -> dict[Any, Any]:
         return {key: value for key, value in self._optimizer.state.items() if not isinstance(key, torch.Tensor)}

@@ -215,6 +215,57 @@ def test_no_precision_gives_false_alarms(history, dtype):
     assert [causes(explorer, step) for step in range(2, STEPS + 1)] == [{}] * (STEPS - 1)
 
 
+@pytest.mark.parametrize(
+    ("plant", "names", "words"),
+    [
+        ("rate", {"2.bias", "3.weight", "3.bias", "5.bias"}, "learning rate of the update"),
+        ("moment", {"5.weight"}, "second moment"),
+        ("edit", {"2.weight"}, "changed beside the update"),
+    ],
+)
+def test_float16_itself_is_judged(history, plant, names, words):
+    def edit(model, optimizer, session):
+        with session.modify(), torch.no_grad():
+            model[2].weight[3, 3] += 1
+
+    plants = {"rate": _rate, "moment": _halve_second, "edit": edit}
+    model = net(torch.float16)
+    optimizer = two_groups(model, eps=1e-4)
+    optimizer.param_groups[1]["lr"] = 1e-2
+    explorer, _ = train(history, model, optimizer, plant=plants[plant], scheduled=False)
+    assert [causes(explorer, step) for step in range(2, PLANTED)] == [{}] * (PLANTED - 2)
+    found = causes(explorer, PLANTED)
+    assert found
+    assert found.keys() <= names, "what float16 rounds away hides the others"
+    assert all(words in cause for cause in found.values())
+
+
+def test_a_scaled_loss_is_unscaled_before_the_books_see_it_and_a_skipped_step_is_no_cause(history):
+    model = net()
+    optimizer, scaler = two_groups(model), torch.amp.GradScaler("cpu", init_scale=2.0**28, growth_interval=2)
+    norms, steps = {}, 0
+    with capture.enable(model, optimizer=optimizer, every=1, history=history, stats_every=0):
+        for _ in range(24):
+            with torch.autocast("cpu", torch.float16):
+                loss = (model(torch.randint(0, 50, (16, 4))) - 1).square().mean()
+            optimizer.zero_grad()
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            finite = all(bool(parameter.grad.isfinite().all()) for parameter in model.parameters())
+            steps += finite
+            norms[steps] = float(model[5].weight.grad.norm()) if finite else norms.get(steps)
+            scaler.step(optimizer)
+            scaler.update()
+    explorer = dshistory.open(history)
+    assert 4 < steps < 24
+    assert explorer.history.resolve("latest").step == steps, "a skipped update is no step of a plain loop"
+    for step in range(2, steps + 1):
+        table = explorer.audit(step - 1, step, quiet=True)
+        assert named(table) == {}
+        norm = next(row["gradient_norm"] for row in table if row["name"] == "5.weight")
+        assert norm == pytest.approx(norms[step], rel=1e-4)
+
+
 def test_a_parameter_that_sgd_leaves_alone_is_no_cause(history):
     def freeze(model, optimizer, session):
         model[2].requires_grad_(False)

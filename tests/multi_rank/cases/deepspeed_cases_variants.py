@@ -1,6 +1,8 @@
 """Cases for less common engines: fp16 with skipped updates, ZeRO-Offload, accumulation that the caller controls."""
 
 import os
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ from deepspeed_eager import assert_same, put_back, take
 from deepspeed_helpers import batches, make_engine, train
 from ranks import covers
 
+import capture
+import dshistory
 from capture.loops.deepspeed.loop import DeepSpeedLoop
 
 FP16 = {"enabled": True, "initial_scale_power": 16, "loss_scale_window": 3, "hysteresis": 1}
@@ -74,6 +78,115 @@ def case_offload_of_the_optimizer(folder: Path) -> None:
             assert train(fresh, 20) == losses, settings
             assert_same(take(providers(fresh)), at_25)
         fresh.destroy()
+
+
+def once(inner: Any, plant: Callable[[Any], None]) -> None:
+    """Run `plant` right before the next update of the optimizer that DeepSpeed wraps."""
+
+    def before(*_: Any) -> None:
+        hook.remove()
+        plant(inner)
+
+    hook = inner.register_step_pre_hook(before)
+
+
+def audited(
+    folder: Path, *, plant: Callable[[Any], None] | None = None, steps: int = 6, **settings: Any
+) -> list[dict[str, str]]:
+    """Train some steps, with `plant` before the last but two; return {name: cause} of each update but the first. A step whose
+    update was skipped has none."""
+    engine = make_engine(**settings)
+    with capture.enable(engine, every=1, history=folder, stats_every=0) as session:
+        for step in range(1, steps + 1):
+            if plant is not None and step == steps - 2:
+                # A hook of the optimizer runs between the barrier and the update.
+                once(engine.optimizer.optimizer, plant)
+            train(engine, 1)
+    assert session.stats.failed == 0
+    engine.destroy()
+    torch.distributed.barrier()
+    explorer = dshistory.open(folder)
+    captured = explorer.sql("SELECT step FROM checkpoints WHERE step > 0 ORDER BY step")["step"].to_pylist()
+    tables = [explorer.audit(before, after, quiet=True) for before, after in pairwise(captured)]
+    checked = [row["learning_rate"] for row in tables[-1] if row["updates"]]
+    assert checked
+    assert None not in checked, "not one of them is left out"
+    return [{row["name"]: row["cause"] for row in table.unbalanced} for table in tables]
+
+
+def rate_times_four(inner: Any) -> None:
+    # ZeRO 1 and 2 call the optimizer once for each group, with that group alone.
+    group, kept = inner.param_groups[0], inner.param_groups[0]["lr"]
+    group["lr"] = 4 * kept
+
+    def after(*_: Any) -> None:
+        group["lr"] = kept
+        handle.remove()
+
+    handle = inner.register_step_post_hook(after)
+
+
+def swapped_moments(inner: Any) -> None:
+    for state in inner.state.values():
+        first, second = state["exp_avg"], state["exp_avg_sq"]
+        kept = first.clone()
+        first.copy_(second)
+        second.copy_(kept.abs())
+
+
+def edited_weight(inner: Any) -> None:
+    inner.param_groups[0]["params"][0].data[:3] += 0.5
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "torch's": {"stage": 2},
+    "offloaded-1": {"stage": 1, "zero": OFFLOAD, "optimizer": CPU_ADAM},
+    "offloaded-2": {"stage": 2, "zero": OFFLOAD, "optimizer": CPU_ADAM, "accumulation": 2},
+    "offloaded-3": {"stage": 3, "zero": OFFLOAD, "optimizer": CPU_ADAM},
+    "L2": {
+        "stage": 2,
+        "zero": OFFLOAD,
+        "optimizer": {"type": "Adam", "params": {**CPU_ADAM["params"], "adam_w_mode": False}},
+    },
+    "short memory": {"stage": 2, "zero": OFFLOAD, "optimizer": {**CPU_ADAM, "params": {"betas": [0.8, 0.99]}}},
+}
+
+
+@covers("the audit of DeepSpeed CPU Adam: ZeRO 1, 2, 3, decoupled decay and L2")
+def case_books_of_an_offloaded_optimizer_balance(folder: Path) -> None:
+    for name, settings in SETTINGS.items():
+        assert audited(folder / name, **settings) == [{}] * 5, name
+
+
+@covers("the audit of DeepSpeed CPU Adam: a learning rate, moments and weights that were changed are named")
+def case_books_of_an_offloaded_optimizer_name_what_was_done(folder: Path) -> None:
+    for stage in (1, 2):
+        settings = SETTINGS[f"offloaded-{stage}"]
+        found = audited(folder / f"rate-{stage}", plant=rate_times_four, **settings)
+        assert [len(causes) > 0 for causes in found] == [False, False, True, False, False]
+        assert all("learning rate of the update x4" in cause for cause in found[2].values()), found
+        found = audited(folder / f"moments-{stage}", plant=swapped_moments, **settings)
+        assert [len(causes) > 0 for causes in found] == [False, False, True, False, False]
+        assert all("second moment" in cause for cause in found[2].values()), found
+        found = audited(folder / f"edit-{stage}", plant=edited_weight, **settings)
+        assert [len(causes) for causes in found] == [0, 0, 2, 0, 0], "the first of the partition of each rank"
+        assert all("changed beside the update" in cause for cause in found[2].values()), found
+
+
+@covers("the audit under fp16 with a dynamic loss scale and skipped updates: ZeRO 0, 1, 2, 3, CPU Adam")
+def case_books_under_fp16_balance(folder: Path) -> None:
+    allow_fp16()
+    scaled = {"dtype": "fp16", "fp16": FP16}
+    for stage in (0, 1, 2, 3):
+        balanced = audited(folder / f"{stage}", stage=stage, steps=12, **scaled)
+        assert not any(balanced), stage
+        if stage == 2:
+            assert 1 < len(balanced) < 11, "the first was skipped, and later ones were not"
+        assert len(balanced) > 1
+    offloaded = {**scaled, **SETTINGS["offloaded-2"]}
+    assert not any(audited(folder / "offloaded", steps=12, **offloaded))
+    found = audited(folder / "rate", plant=rate_times_four, steps=12, **offloaded)
+    assert sum(len(causes) > 0 for causes in found) == 1
 
 
 @covers("offloaded and plain Adam read each other's checkpoints")
