@@ -19,6 +19,7 @@ from catalog.disk.durable import final_name
 from catalog.disk.locks import free_lock, try_lock
 from catalog.disk.regular_file import check_folders
 from catalog.errors import HistoryError
+from catalog.format.audit_file import audited_step
 from catalog.format.journal import NO_RANK, Journal, is_segment
 from catalog.format.statistics_file import parse_name
 from catalog.paths import HistoryPaths, is_part_name, parse_step_dir
@@ -62,6 +63,7 @@ def _collect_run(paths: HistoryPaths, run: str, collected: Collected) -> None:
         for path, is_known in (
             (paths.journal_dir(run), is_segment),
             (paths.statistics_dir(run), lambda name: parse_name(name) is not None),
+            (paths.audits_dir(run), lambda name: audited_step(name) is not None),
         ):
             if path.name in present:
                 with _folder(path.name, own) as folder:

@@ -123,6 +123,9 @@ class HistoryPaths:
     def statistics_dir(self, run: str) -> Path:
         return self.run_dir(run) / "statistics"
 
+    def audits_dir(self, run: str) -> Path:
+        return self.run_dir(run) / "audits"
+
     def locks_dir(self, run: str) -> Path:
         return self.run_dir(run) / "locks"
 

@@ -1,9 +1,9 @@
 """Verification: reads every byte of a history and reports whatever contradicts its checksums or its format.
 
-Every byte is covered by a checksum. JSON files, journal segments and statistics carry their own, a marker has the
-checksum of each manifest, a manifest that of each extent, and each byte of a data file belongs to one extent. The index
-and the lock files are not checked: the index is derived, and it is rebuilt when it is damaged. But files that it has
-registered and that are gone are problems.
+Every byte is covered by a checksum. JSON files, journal segments, statistics and audits carry their own, a marker has
+the checksum of each manifest, a manifest that of each extent, and each byte of a data file belongs to one extent. The
+index and the lock files are not checked: the index is derived, and it is rebuilt when it is damaged. But files that it
+has registered and that are gone are problems.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from catalog.disk.regular_file import check_folders, is_real_folder
 from catalog.errors import HistoryError
+from catalog.format.audit_file import audited_step, read_audit
 from catalog.format.journal import Segment, current_segments, read_segment, segments
 from catalog.format.json_facts import read_history_json
 from catalog.format.manifest import Manifest
@@ -116,6 +117,9 @@ class _Verification:
         for path in _entries(self.paths.statistics_dir(run)):
             if parse_name(path.name) is not None:
                 self.attempt(path, "content", partial(read_statistics, path, run=run))
+        for path in _entries(self.paths.audits_dir(run)):
+            if audited_step(path.name) is not None:
+                self.attempt(path, "content", partial(read_audit, path, run=run))
         for ref in refs:
             self.checkpoint(ref)
 

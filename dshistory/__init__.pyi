@@ -9,6 +9,7 @@ import torch
 import capture as capture
 from catalog.errors import HistoryError
 from dshistory.causes.audit import AuditTable
+from dshistory.causes.audits import AuditsTable
 from dshistory.causes.diagnose import DiagnosisTable
 from dshistory.comparison.diff import DiffTable
 from dshistory.display.report import Report
@@ -56,6 +57,7 @@ __all__ = [
     "anomalies",
     "attribute",
     "audit",
+    "audit_all",
     "average",
     "bisect",
     "bisect_replay",
@@ -106,6 +108,7 @@ def attribute(
     quiet: bool = False,
 ) -> AttributionTable: ...
 def audit(a: Ref | None = None, b: Ref = "latest", *, names: Patterns = "*", quiet: bool = False) -> AuditTable: ...
+def audit_all(*, run: str | None = None, quiet: bool = False) -> AuditsTable: ...
 def average(
     steps: Steps,
     *,

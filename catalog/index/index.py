@@ -1,8 +1,9 @@
 """Queries over a history and registration in its index.
 
-The index is derived from run facts, markers, manifests, statistics and journals; nothing depends on it. A query sees
-the index and the unindexed rest, whatever the folders have beyond it. When a foreign client holds the index file, or a
-crash has torn it, the query takes everything from the folders; a torn index is built anew by the next registration.
+The index is derived from run facts, markers, manifests, statistics, audits and journals; nothing depends on it. A query
+sees the index and the unindexed rest, whatever the folders have beyond it. When a foreign client holds the index file,
+or a crash has torn it, the query takes everything from the folders; a torn index is built anew by the next
+registration.
 """
 
 import contextlib
@@ -87,8 +88,8 @@ def query(paths: HistoryPaths, sql: str, params: Sequence[object] | Mapping[str,
 
 
 def register(paths: HistoryPaths, *, patience_s: float = REGISTER_PATIENCE_S) -> int:
-    """Ingest every committed checkpoint, statistics file and journal segment that the index does not have; return the
-    number of checkpoints ingested.
+    """Ingest every committed checkpoint, statistics file, audit and journal segment that the index does not have;
+    return the number of checkpoints ingested.
 
     This is the only way into the index, for a training, an import and the analysis alike. Many files take several
     transactions. When the index stays busy for longer than the patience, the rest is left to the next call. A damaged

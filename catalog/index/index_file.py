@@ -16,7 +16,7 @@ __all__ = ["ingested_in", "insert", "is_current", "migrate"]
 
 
 def ingested_in(connection: Connection) -> Ingested:
-    """Return the steps, statistics and journal segments that the attached index has."""
+    """Return the steps, statistics, journal segments and audits that the attached index has."""
 
     def by_run(table: str, column: str) -> dict[str, frozenset[Any]]:
         rows = connection.execute(f"SELECT run, list({column}) FROM idx.{table} GROUP BY run").fetchall()
@@ -26,6 +26,7 @@ def ingested_in(connection: Connection) -> Ingested:
         steps=by_run("checkpoints", "step"),
         analyses=by_run("analyses", "step"),
         segments=by_run("segments", "segment"),
+        audits=by_run("audits", "step"),
         runs=frozenset(run for (run,) in connection.execute("SELECT run FROM idx.runs").fetchall()),
     )
 

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from catalog.errors import FormatError
+from catalog.format.audit_file import read_audit
 from catalog.format.journal import parse_segment, read_segment_rows
 from catalog.format.manifest import NOT_STATE
 from catalog.index.schema import TABLES
@@ -30,7 +31,16 @@ from catalog.read.tensors import logical_tensors
 from catalog.records import RunFacts
 from catalog.statistics.updates import with_updates, without_updates
 
-__all__ = ["RowCache", "Rows", "checkpoint_rows", "run_rows", "segment_names", "segment_rows", "statistics_rows"]
+__all__ = [
+    "RowCache",
+    "Rows",
+    "audit_rows",
+    "checkpoint_rows",
+    "run_rows",
+    "segment_names",
+    "segment_rows",
+    "statistics_rows",
+]
 
 CACHE_BYTES = 512 << 20
 
@@ -120,6 +130,15 @@ def run_rows(facts: RunFacts) -> Rows:
         "facts": json.dumps(facts.facts, sort_keys=True),
     }
     return {"runs": _table("runs", [row])}
+
+
+def audit_rows(path: Path, *, run: str, step: int) -> Rows:
+    """Return the rows of an audit file. FormatError when it can't be trusted."""
+    constant = {"run": run, "step": step}
+    return {
+        "audit": _with_constants("audit", constant, read_audit(path, run=run)),
+        "audits": _table("audits", [constant]),
+    }
 
 
 def segment_rows(path: Path, *, run: str, spans: Sequence[tuple[int, int]]) -> Rows:

@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 import pyarrow as pa
 
+from catalog.format.audit_file import SCHEMA as AUDIT
 from catalog.format.extents import SCHEMA as MANIFEST
 
 __all__ = ["MIGRATIONS", "TABLES", "VERSION", "VIEWS", "changed_statement", "create_statement", "view_statements"]
@@ -90,6 +91,8 @@ TABLES: Mapping[str, pa.Schema] = MappingProxyType(
             [*_KEY, ("name", pa.string()), ("kind", pa.string()), ("sketch", pa.list_(pa.float32()))]
         ),
         "analyses": pa.schema(_KEY),
+        "audit": pa.schema([*_KEY, *((name, AUDIT.field(name).type) for name in AUDIT.names)]),
+        "audits": pa.schema(_KEY),
     }
 )
 """Each table with the columns that unindexed rows have."""
@@ -122,16 +125,18 @@ def create_statement(table: str) -> str:
 
 
 _STATISTICS_TABLES = ("statistics", "sketches", "analyses")
+_AUDIT_TABLES = ("audit", "audits")
 
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
         "CREATE TABLE idx.meta (version BIGINT NOT NULL, uuid VARCHAR NOT NULL)",
-        *(create_statement(table) for table in TABLES if table not in _STATISTICS_TABLES),
+        *(create_statement(table) for table in TABLES if table not in _STATISTICS_TABLES + _AUDIT_TABLES),
     ),
     tuple(create_statement(table) for table in _STATISTICS_TABLES),
     # Adds the updates since the analyzed checkpoint before; the next registration fills them from the statistics files.
     (*(f"DROP TABLE idx.{table}" for table in _STATISTICS_TABLES),)
     + tuple(create_statement(table) for table in _STATISTICS_TABLES),
+    tuple(create_statement(table) for table in _AUDIT_TABLES),
 )
 """Entry n holds the statements that migrate an index from version n to n + 1.
 
@@ -163,6 +168,7 @@ VIEWS: Mapping[str, tuple[tuple[str, ...], str]] = MappingProxyType(
             """,
         ),
         "sketches": (("sketches",), "SELECT * FROM all_sketches"),
+        "audit": (("audit",), "SELECT * FROM all_audit"),
         "metrics": (
             ("journal",),
             """

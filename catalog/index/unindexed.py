@@ -26,9 +26,19 @@ import pyarrow as pa
 
 from catalog.disk.regular_file import is_real_folder
 from catalog.errors import FormatError, MismatchError
+from catalog.format.audit_file import audited_step
 from catalog.format.journal import Segment, current_segments, parse_segment
 from catalog.format.statistics_file import StatisticsFile, parse_name, read_merged
-from catalog.index.ingest import RowCache, Rows, checkpoint_rows, run_rows, segment_names, segment_rows, statistics_rows
+from catalog.index.ingest import (
+    RowCache,
+    Rows,
+    audit_rows,
+    checkpoint_rows,
+    run_rows,
+    segment_names,
+    segment_rows,
+    statistics_rows,
+)
 from catalog.index.schema import TABLES
 from catalog.paths import HistoryPaths
 from catalog.read.runs import run_facts, run_is_held, run_names, step_dirs
@@ -41,11 +51,13 @@ _MAX_LISTINGS = 20
 
 @dataclass(frozen=True, slots=True)
 class Ingested:
-    """The contents of the index: the steps, the steps with statistics, and the journal segments of each run."""
+    """The contents of the index: the steps, the steps with statistics, the journal segments and the audited steps of
+    each run."""
 
     steps: Mapping[str, frozenset[int]] = field(default_factory=dict)
     analyses: Mapping[str, frozenset[int]] = field(default_factory=dict)
     segments: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    audits: Mapping[str, frozenset[int]] = field(default_factory=dict)
     runs: frozenset[str] = frozenset()
 
 
@@ -138,7 +150,7 @@ def find_unindexed(
             found.removed_runs.append(run)
     for run in runs:
         search = _RunSearch(paths, run, ingested, cache, found, max_unparsed, max_bytes)
-        if not (search.facts() and search.steps() and search.statistics() and search.journal()):
+        if not (search.facts() and search.steps() and search.statistics() and search.audits() and search.journal()):
             found.complete = False
             break
     return found
@@ -163,6 +175,7 @@ class _RunSearch:
         self.ingested_steps = ingested.steps.get(run, frozenset())
         self.analyzed_steps = ingested.analyses.get(run, frozenset())
         self.ingested_segments = ingested.segments.get(run, frozenset())
+        self.ingested_audits = ingested.audits.get(run, frozenset())
         self.cache = cache
         self.found = found
         self.max_unparsed = max_unparsed
@@ -267,6 +280,16 @@ class _RunSearch:
         except (FormatError, MismatchError):
             # The file was readable when it was registered. Damage since then must not hide the step that follows.
             return None
+
+    def audits(self) -> bool:
+        """Add the audits. They go on saying what an update did when its checkpoints are gone."""
+        folder = self.paths.audits_dir(self.run)
+        named = {step: name for name in _names(folder) if (step := audited_step(name)) is not None}
+        for step in sorted(named.keys() - self.ingested_audits):
+            path = folder / named[step]
+            if self._parse(path, None, partial(audit_rows, path, run=self.run, step=step)) is None:
+                return False
+        return True
 
     def journal(self) -> bool:
         """Add the rows of the journal's segments.

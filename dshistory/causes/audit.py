@@ -38,6 +38,8 @@ _SCHEMA: Final = pa.schema(
         ("cause", pa.string()),
         ("updates", pa.int64()),
         ("gradient_norm", pa.float64()),
+        ("gradient_noise", pa.float64()),
+        ("signal_to_noise", pa.float64()),
         ("learning_rate", pa.float64()),
         ("group_learning_rate", pa.float64()),
         ("decay", pa.float64()),
@@ -48,7 +50,18 @@ _SCHEMA: Final = pa.schema(
     ]
 )
 _FORMATS: Final[dict[str, Format]] = {"unexplained": "share"}
-_LAYOUT: Final = Layout(gives_way=("over_bound", "second_moment", "group_decay", "decay", "unexplained", "updates"))
+_LAYOUT: Final = Layout(
+    gives_way=(
+        "over_bound",
+        "signal_to_noise",
+        "gradient_noise",
+        "second_moment",
+        "group_decay",
+        "decay",
+        "unexplained",
+        "updates",
+    )
+)
 
 Finding = tuple[float, str]
 """By how much a figure exceeds what rounding can do, and the sentence about it."""
@@ -239,6 +252,8 @@ def _figures(rule: Rule, books: AdamBooks | MomentumBooks) -> dict[str, Any]:
         "unexplained": movement.unexplained(rule.lr, rule.decay) / movement.norm if movement.norm else 0.0,
     }
     if isinstance(books, AdamBooks):
+        row["gradient_noise"] = math.sqrt(books.noise_squares) if books.count > 1 else None
+        row["signal_to_noise"] = books.signal / books.spread if books.spread else None
         row["second_moment"] = books.second / books.second_expected if books.second_expected else None
         findings += _second_moment(books)
     return row | _cause(findings)

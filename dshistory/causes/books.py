@@ -6,9 +6,12 @@ One Adam update from (w, m, v) to (w', m', v'), with the gradient g that it cons
     v' = b2 v + (1 - b2) g^2                which the second moment must therefore agree with
     w' = w - lr u - lr decay w              with u = (m' / (1 - b1^t)) / (sqrt(v' / (1 - b2^t)) + eps)
 
-(Kingma and Ba, arXiv:1412.6980; Loshchilov and Hutter, arXiv:1711.05101). The learning rate and the decay that really
-acted are the least squares solution of the last line. With the momentum of SGD, u is the buffer, or with Nesterov g +
-momentum times the buffer. Over several updates no gradient can be recovered, but v' >= b2^k v always holds.
+(Kingma and Ba, arXiv:1412.6980; Loshchilov and Hutter, arXiv:1711.05101). The first moment, corrected for its start at
+zero, is the mean of recent gradients, the second one their mean square: so |g - mean| is the noise of a gradient, and
+sum(mean^2) / sum(mean square - mean^2) the signal to noise of the gradients (Balles and Hennig, arXiv:1705.07774). The
+learning rate and the decay that really acted are the least squares solution of the last line. With the momentum of SGD,
+u is the buffer, or with Nesterov g + momentum times the buffer. Over several updates no gradient can be recovered, but
+v' >= b2^k v always holds.
 
 What the arithmetic may be off by follows from the formats alone: each operation rounds by at most the unit roundoff of
 the coarsest dtype that takes part, or by half the distance of its smallest numbers, which in float16 are as large as
@@ -156,6 +159,9 @@ class AdamBooks:
     rounding: Rounding
     movement: Movement = field(init=False)
     gradient_squares: float = 0.0
+    noise_squares: float = 0.0
+    signal: float = 0.0
+    spread: float = 0.0
     second: float = 0.0
     second_expected: float = 0.0
     fell_too_fast: int = 0
@@ -173,8 +179,8 @@ class AdamBooks:
         first, second = (self.count * power / (1 - power) if power < 1 else math.inf for power in powers)
         return Rounding.of([torch.float32]).unit * (first + second / 2)
 
-    def _correction(self, beta: float) -> float:
-        return 1 - beta**self.count if self.rule.bias_correction else 1.0
+    def _correction(self, beta: float, count: int | None = None) -> float:
+        return 1 - beta ** (self.count if count is None else count) if self.rule.bias_correction else 1.0
 
     def add(self, chunks: Sequence[torch.Tensor]) -> None:
         """Add flat float64 chunks of equal length: the weights before and after, both moments before and after, and
@@ -197,6 +203,11 @@ class AdamBooks:
         self.disagree += int(((second[1] - expected).abs() > allowed).sum())
         self.second += float(second[1].sum())
         self.second_expected += float(expected.sum())
+        usual = first[0] / self._correction(b1, self.count - 1) if self.count > 1 else torch.zeros_like(gradient)
+        self.noise_squares += float((gradient - usual).square_().sum())
+        mean_squares = (first[1] / self._correction(b1)).square_()
+        self.signal += float(mean_squares.sum())
+        self.spread += float((second[1] / self._correction(b2) - mean_squares).clamp_(min=0).sum())
         root = ((largest[0] if largest else second[1]) / self._correction(b2)).sqrt_().add_(self.rule.eps)
         step = (first[1] / self._correction(b1)).div_(root)
         self.movement.add(weights[0], weights[1], step, (first[1].abs() < _SMALLEST) | (root < self.rounding.normal))

@@ -9,6 +9,7 @@ from dshistory.registry import verb
 
 if TYPE_CHECKING:
     from dshistory.causes.audit import AuditTable
+    from dshistory.causes.audits import AuditsTable
     from dshistory.causes.diagnose import DiagnosisTable
 
 __all__ = ["Causes"]
@@ -41,6 +42,24 @@ class Causes(OpenedHistory):
         after = self.history.resolve(b)
         before = None if a is None else self.history.resolve(a)
         return audit.audit(self.history, before, after, names=names, quiet=quiet)
+
+    @verb("audit_all")
+    def audit_all(self, *, run: str | None = None, quiet: bool = False) -> "AuditsTable":
+        """Audit every checkpoint of a run and its parents against the one before it, and keep what was found beside the
+        run, as the SQL table `audit`: per run, step and parameter the gradient's norm and noise, Adam's signal to
+        noise, the learning rate and decay that acted, and what does not balance.
+
+        A row for each checkpoint, with its worst parameter and the norm of the whole gradient. What is there already is
+        not computed again, so a call that was interrupted goes on where it stopped. Reads the tensors of every
+        checkpoint twice.
+
+        Args:
+            run: this run and its parents; default: the current run
+            quiet: no progress bar
+        """
+        from dshistory.causes import audits
+
+        return audits.audit_all(self.history, run=self._named(run), quiet=quiet)
 
     @verb("diagnose", "diagnose 83")
     def diagnose(self, step: int | None = None, *, run: str | None = None, quiet: bool = False) -> "DiagnosisTable":

@@ -11,7 +11,7 @@ from explorer_helpers import Run, history_of, shares, whole
 from catalog.history import History
 from catalog.index import index, ingest
 from catalog.index.database import database
-from catalog.index.schema import TABLES
+from catalog.index.schema import TABLES, VERSION
 from catalog.records import CheckpointRef
 from catalog.statistics.compute import analyze_part, missing_parts
 
@@ -171,11 +171,13 @@ def test_an_index_of_the_version_before_is_brought_up_to_date_by_the_next_regist
         connection.execute("UPDATE idx.meta SET version = 2")
         for column in ("since", "norm_before", "update_norm", "cosine"):
             connection.execute(f"ALTER TABLE idx.statistics DROP COLUMN {column}")
+        for table in ("audit", "audits"):
+            connection.execute(f"DROP TABLE idx.{table}")
     assert [history.query(sql) for sql in EVERYTHING] == expected, "a reader does without it"
     index.register(history.paths, patience_s=10)
     assert [history.query(sql) for sql in EVERYTHING] == expected
     with database(history.paths).reading(patience_s=10) as connection:
-        assert connection.execute("SELECT version FROM idx.meta").fetchall() == [(3,)]
+        assert connection.execute("SELECT version FROM idx.meta").fetchall() == [(VERSION,)]
         assert connection.execute("SELECT count(*) FROM idx.statistics").fetchall() == [(3 * len(SHAPES),)]
 
 

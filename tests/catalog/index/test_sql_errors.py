@@ -49,6 +49,7 @@ def test_a_failed_query_gives_a_one_line_error(
 def test_show_tables_lists_what_can_be_asked(history: History) -> None:
     names = history.query("show tables;")["name"].to_pylist()
     assert names == [
+        "audit",
         "checkpoints",
         "events",
         "fragments",

@@ -300,6 +300,61 @@ def test_a_parameter_without_a_gradient_is_left_alone_but_not_if_it_moved(histor
     assert rows["0.weight"]["updates"] == 0
 
 
+def test_audits_of_a_whole_run_are_kept_as_a_table_and_go_on_where_they_stopped(history):
+    model = net()
+    explorer, gradients = train(history, model, two_groups(model), plant=_edit)
+    assert explorer.sql("SELECT * FROM audit").to_arrow().num_rows == 0
+    table = explorer.audit_all(quiet=True)
+    assert [row["step"] for row in table] == list(range(1, STEPS + 1))
+    assert [row["unbalanced"] for row in table] == [0] * (PLANTED - 1) + [1] + [0] * (STEPS - PLANTED)
+    assert table[PLANTED - 1]["worst"] == "2.weight"
+    total = math.hypot(*gradients[2].values())
+    assert table[1]["gradient_norm"] == pytest.approx(total, rel=1e-4)
+    rows = list(explorer.sql("SELECT * FROM audit WHERE step > 1 ORDER BY step, name"))
+    assert {row["since"] for row in rows} == set(range(1, STEPS))
+    for row in rows:
+        assert row["gradient_norm"] == pytest.approx(gradients[row["step"]][row["name"]], rel=1e-4)
+    alone = {row["name"]: dict(row) for row in explorer.audit(2, 3, quiet=True)}
+    stored = [row for row in rows if row["step"] == 3]
+    assert all(alone[row["name"]].items() <= row.items() for row in stored)
+
+    folder = next(history.glob("runs/*/audits"))
+    (folder / f"{3:012d}.parquet").unlink()
+    explorer.reindex()
+    assert explorer.sql("SELECT count(DISTINCT step) AS n FROM audit")[0]["n"] == STEPS - 1
+    assert explorer.audit_all(quiet=True).note.endswith("1 audited now")
+    assert explorer.audit_all(quiet=True).note.endswith("0 audited now")
+    first = folder / f"{1:012d}.parquet"
+    damaged = bytearray(first.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    first.write_bytes(damaged)
+    assert [problem["file"].endswith("audits/000000000001.parquet") for problem in explorer.verify()] == [True]
+
+
+def test_noise_and_signal_are_those_of_the_gradients(history):
+    class Fixed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.still, self.noisy = torch.nn.Parameter(torch.ones(4)), torch.nn.Parameter(torch.ones(4))
+
+        def forward(self, sign):
+            return (self.still * 0.5).sum() + (self.noisy * sign).sum()
+
+    model = Fixed()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0, betas=(0.9, 0.9))
+    with capture.enable(model, optimizer=optimizer, every=1, history=history, stats_every=0):
+        for step in range(6):
+            optimizer.zero_grad()
+            model((-1.0) ** step).backward()
+            optimizer.step()
+    rows = {row["name"]: row for row in dshistory.open(history).audit(quiet=True)}
+    assert rows["still"]["gradient_norm"] == pytest.approx(1.0, rel=1e-5)
+    assert rows["still"]["gradient_noise"] < 1e-5
+    assert rows["still"]["signal_to_noise"] is None or rows["still"]["signal_to_noise"] > 1e5
+    assert rows["noisy"]["gradient_noise"] == pytest.approx(2.2, rel=0.2), "a gradient of length 2 against its mean"
+    assert rows["noisy"]["signal_to_noise"] < 0.1
+
+
 def test_bad_input_is_refused_by_name(history, tmp_path):
     model = net()
     explorer, _ = train(history, model, two_groups(model))

@@ -93,8 +93,8 @@ def once(inner: Any, plant: Callable[[Any], None]) -> None:
 def audited(
     folder: Path, *, plant: Callable[[Any], None] | None = None, steps: int = 6, **settings: Any
 ) -> list[dict[str, str]]:
-    """Train some steps, with `plant` before the last but two; return {name: cause} of each update but the first. A step whose
-    update was skipped has none."""
+    """Train some steps, with `plant` before the last but two; return {name: cause} of each update but the first. A step
+    whose update was skipped has none."""
     engine = make_engine(**settings)
     with capture.enable(engine, every=1, history=folder, stats_every=0) as session:
         for step in range(1, steps + 1):
