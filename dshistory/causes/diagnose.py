@@ -3,8 +3,8 @@
     metrics of every step, groups, statistics  ->  findings, and the checkpoints that are most unusual
     -> audits of those, and of those that a finding names  ->  what the hit tensors themselves say  ->  the order
 
-Whatever the length of the run, the tensors of at most 2 * _AUDITS pairs of checkpoints are read; of the others only
-metrics, statistics, and what the manifests say.
+Whatever the length of the run, the tensors of at most 2 * _AUDITS pairs of checkpoints are read, and the groups of at
+most about 150 checkpoints; of the others only metrics, statistics, and what the index says.
 """
 
 from collections.abc import Iterator, Sequence
@@ -43,12 +43,13 @@ _SCHEMA: Final = pa.schema(
         ("step", pa.int64()),
         ("since", pa.int64()),
         ("what", pa.string()),
+        ("brought_about", pa.string()),
         ("evidence", pa.string()),
         ("call", pa.string()),
         ("tensors", pa.list_(pa.string())),
     ]
 )
-_LAYOUT: Final = Layout(gives_way=("tensors", "call", "since"))
+_LAYOUT: Final = Layout(gives_way=("tensors", "call", "brought_about", "since"))
 _AUDITS: Final = 12
 _SHOWN: Final = 5
 _CONSEQUENCES: Final = ("not finite", "dead units", "bad batch", "clipping off", "norm grows")
@@ -59,9 +60,16 @@ _SLOW: Final = ("norm grows", "dead units")
 """Deviations that brought about nothing that is certain: they are too slow for it."""
 
 
+_AFTERMATH: Final = 5
+"""So many checkpoints after a cause, what is unusual is its doing, unless it can't be."""
+
+
 class DiagnosisTable(Table):
     """A row for each cause, the likeliest first; see `Explorer.diagnose`. `call` is the line of Python that shows it,
-    on an explorer `h`."""
+    on an explorer `h`; `brought_about` says what followed from it."""
+
+    consequences: Table
+    """The rows of what followed from the causes, which are no rows of their own."""
 
 
 def diagnose(history: History, step: int | None, *, run: str | None, quiet: bool) -> DiagnosisTable:
@@ -70,9 +78,14 @@ def diagnose(history: History, step: int | None, *, run: str | None, quiet: bool
     findings, audited = _findings(record, quiet=quiet)
     if step is not None:
         findings = [finding for finding in findings if finding.since < step]
-    ranked = _ranked(findings)[:_SHOWN]
-    table = pa.Table.from_pylist([_row(finding) for finding in ranked], schema=_SCHEMA)
-    return DiagnosisTable(table, note=_note(record, len(ranked), audited), layout=_LAYOUT)
+    folded = _folded(_ranked(findings))
+    shown = list(folded)[:_SHOWN]
+    rows = [_row(finding, brought_about=folded[finding]) for finding in shown]
+    note = _note(record, len(shown), audited)
+    table = DiagnosisTable(pa.Table.from_pylist(rows, schema=_SCHEMA), note=note, layout=_LAYOUT)
+    followed = [_row(each) for finding in shown for each in folded[finding]]
+    table.consequences = Table(pa.Table.from_pylist(followed, schema=_SCHEMA), layout=_LAYOUT)
+    return table
 
 
 def _findings(record: Record, *, quiet: bool) -> tuple[list[Finding], int]:
@@ -146,16 +159,36 @@ def _follows(finding: Finding, other: Finding) -> bool:
     return jumps and other.cause == "norm grows" and finding.since <= other.step and other.since <= finding.step
 
 
+def _folded(ranked: Sequence[Finding]) -> dict[Finding, list[Finding]]:
+    """Return the causes, in order, each with what it brought about: the deviations, and the sorts of findings that
+    others bring about, that were seen no earlier than it and soon after it."""
+    folded: dict[Finding, list[Finding]] = {}
+    for each in ranked:
+        may_follow = not each.certain or each.cause in _CONSEQUENCES
+        cause = next((one for one in folded if may_follow and _comes_after(each, one)), None)
+        if cause is None:
+            folded[each] = []
+        else:
+            folded[cause].append(each)
+    return folded
+
+
+def _comes_after(finding: Finding, other: Finding) -> bool:
+    far = max(finding.step - finding.since, other.step - other.since, 1)
+    return other.step <= finding.step and finding.since <= other.step + _AFTERMATH * far
+
+
 def _order(finding: Finding) -> tuple[object, ...]:
     return finding.step, finding.cause in _CONSEQUENCES, finding.since, len(finding.tensors) or 1 << 30
 
 
-def _row(finding: Finding) -> dict[str, Any]:
+def _row(finding: Finding, *, brought_about: Sequence[Finding] = ()) -> dict[str, Any]:
     return {
         "cause": finding.cause,
         "step": finding.step,
         "since": finding.since,
         "what": named(finding.tensors) or "all",
+        "brought_about": ", ".join(f"{each.cause} ({each.step})" for each in brought_about) or None,
         "evidence": finding.evidence,
         "call": finding.call,
         "tensors": list(finding.tensors),

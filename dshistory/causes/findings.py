@@ -6,7 +6,7 @@ from dataclasses import dataclass
 __all__ = ["Finding", "named"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Finding:
     """`since` and `step`: it set in after the first and at the second at the latest; `tensors` are those that it hit,
     none for all of them.

@@ -169,33 +169,31 @@ class Record:
         usual = np.nanmean(between)
         return np.where(between > 0, between / usual, 1.0) if usual > 0 else np.ones(len(steps))
 
-    @cached_property
-    def reach(self) -> Floats:
-        """The farthest that Adam can have moved each weight since the checkpoint before: (weights, analyzed), infinite
-        where its rule is not known.
+    def reach(self, at: int) -> Floats:
+        """Return the farthest that Adam can have moved each weight from the analyzed checkpoint before to the one at
+        this place: (weights,), infinite where its rule is not known. Reads the groups of the two.
 
         By the inequality of Cauchy and Schwarz over all past gradients, |m| / sqrt(v) of an element is at most
         (1 - b1) / sqrt((1 - b2) (1 - b1^2 / b2)), whatever they are; decay adds its share of the weight."""
-        reach = np.full((len(self.weights), len(self.analyzed)), np.inf)
-        numel = self.part("numel", self.weight_kind, self.weights)
+        reach = np.full(len(self.weights), np.inf)
+        numel = self.part("numel", self.weight_kind, self.weights)[:, at]
         logged = self.metrics.get("lr", Series(np.zeros(0, np.int64), np.zeros(0)))
-        for at in range(1, len(self.analyzed)):
-            since, step = self.analyzed[at - 1].step, self.analyzed[at].step
-            places = self.place_of_analyzed[at - 1 : at + 1]
-            between = logged.values[(logged.steps > since) & (logged.steps <= step)]
-            for row, name in enumerate(self.weights):
-                told = [rules[name] for rules in map(self.rules, places) if name in rules]
-                if len(told) < 2 or told[0].family != "adam":
-                    continue
-                (b1, b2), lr = told[0].betas, max(rule.lr for rule in told)
-                if not 0 < b1 * b1 < b2 < 1:
-                    continue
-                firsts = [next(iter(self.rules(place).values())).lr for place in places]
-                times = max((rule.lr / first for rule, first in zip(told, firsts, strict=True) if first), default=1.0)
-                rates = max(float(between.sum()) * times, lr if len(between) else lr * (step - since))
-                most = (1 - b1) / np.sqrt((1 - b2) * (1 - b1 * b1 / b2)) / (1 - b1**10)
-                decay = rates * max(rule.weight_decay for rule in told) * self.norms[row, at - 1]
-                reach[row, at] = rates * most * np.sqrt(numel[row, at]) + decay
+        since, step = self.analyzed[at - 1].step, self.analyzed[at].step
+        both = [self.rules(place) for place in self.place_of_analyzed[at - 1 : at + 1]]
+        firsts = [next(iter(rules.values())).lr if rules else 0.0 for rules in both]
+        between = logged.values[(logged.steps > since) & (logged.steps <= step)]
+        for row, name in enumerate(self.weights):
+            told = [rules[name] for rules in both if name in rules]
+            if len(told) < 2 or told[0].family != "adam":
+                continue
+            (b1, b2), lr = told[0].betas, max(rule.lr for rule in told)
+            if not 0 < b1 * b1 < b2 < 1:
+                continue
+            times = max((rule.lr / first for rule, first in zip(told, firsts, strict=True) if first), default=1.0)
+            rates = max(float(between.sum()) * times, lr if len(between) else lr * (step - since))
+            most = (1 - b1) / np.sqrt((1 - b2) * (1 - b1 * b1 / b2)) / (1 - b1**10)
+            decay = rates * max(rule.weight_decay for rule in told) * self.norms[row, at - 1]
+            reach[row] = rates * most * np.sqrt(numel[row]) + decay
         return reach
 
     @cached_property

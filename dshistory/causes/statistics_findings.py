@@ -170,9 +170,9 @@ def jumps(record: Record) -> Iterator[Finding]:
     common = _log(record.moved) - middle(_log(record.moved).T)
     far = np.maximum(excess(_log(record.moved), least=0.05), excess(common, least=0.05))
     gradient = excess(_log(record.energy), least=0.05)
-    moved, reach = _log(record.moved), _MARGIN * record.reach
-    for at in range(2, far.shape[1]):
-        beyond = record.moved[:, at] > reach[:, at]
+    moved = _log(record.moved)
+    for at in _farthest(far, gradient):
+        beyond = record.moved[:, at] > _MARGIN * record.reach(at)
         seen = beyond | ((far[:, at] > CLEAR) & (far[:, at] > 2 * gradient[:, at]))
         rows = [
             row
@@ -213,6 +213,16 @@ def jumps(record: Record) -> Iterator[Finding]:
         )
 
 
+def _farthest(far: Floats, gradient: Floats) -> list[int]:
+    """Return the places whose weights moved farthest beside around that time, in order: those that are looked at more
+    closely, since the groups of a checkpoint are a file of their own."""
+    surprise = (far - np.maximum(gradient, 0.0)).max(axis=0, initial=0.0)
+    alone = far.max(axis=0, initial=0.0)
+    wanted = {*np.argsort(-surprise, kind="stable")[:_CLOSER], *np.argsort(-alone, kind="stable")[:_CLOSER]}
+    return sorted(int(at) for at in wanted if at >= 2 and alone[at] > _SEEN)
+
+
+_CLOSER: Final = 24
 _FARTHER: Final = math.log(2.5)
 _MARGIN: Final = 1.5
 """Distances come from sketches, which are off by less than half (docs/sketches.md)."""

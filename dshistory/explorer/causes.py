@@ -71,7 +71,8 @@ class Causes(OpenedHistory):
         the step `since` which it may have, what it hit, and the evidence. The causes: learning rate, learning rate of a
         group, weight decay, betas, eps, momentum, optimizer state reset, foreign optimizer state, layer corrupted,
         layers swapped, embedding row, dead units, frozen, updates vanish, norm grows, clipping off, bad batch, not
-        finite. No row: nothing was found; the note says what could not be checked.
+        finite. What a cause brought about is named in its row, and has rows in `.consequences`. No row: nothing was
+        found; the note says what could not be checked.
 
         Args:
             step: what happened up to this step; default: the whole run

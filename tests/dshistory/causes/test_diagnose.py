@@ -7,11 +7,12 @@ import pytest
 import torch
 from explorer_helpers import Run, whole
 
+import capture
 import dshistory
 from benchmarks.diagnose import is_right
 from benchmarks.planted import Case, train
 from catalog.errors import NotFoundError
-from dshistory.causes.diagnose import _ranked
+from dshistory.causes.diagnose import _folded, _ranked
 from dshistory.causes.findings import Finding
 from dshistory.causes.record import Record
 from dshistory.causes.robust import CLEAR, excess
@@ -86,6 +87,34 @@ def test_one_outlier_does_not_hide_itself_and_noise_is_no_surprise():
 
 def finding(cause, step, **more):
     return Finding(cause, step - 1, step, ["w"], "why", "h.log()", **more)
+
+
+def test_what_a_cause_brought_about_is_folded_into_its_row():
+    rate, broken = finding("learning rate", 30), finding("not finite", 31)
+    batch = finding("bad batch", 31, certain=False, surprise=90.0)
+    later, other = finding("bad batch", 80, certain=False, surprise=9.0), finding("layer corrupted", 32)
+    folded = _folded(_ranked([broken, batch, rate, later, other]))
+    assert [each.cause for each in folded] == ["learning rate", "layer corrupted", "bad batch"]
+    assert folded[rate] == [broken, batch]
+    assert folded[later] == [], "far from both"
+
+
+def test_a_long_history_is_diagnosed_without_opening_every_checkpoint(tmp_path, monkeypatch):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with capture.enable(model, optimizer=optimizer, every=1, history=tmp_path, stats_every=0):
+        for _ in range(160):
+            optimizer.zero_grad()
+            model(torch.randn(8, 4)).square().mean().backward()
+            optimizer.step()
+    explorer = dshistory.open(tmp_path)
+    explorer.analyze(quiet=True)
+    opened = []
+    of_place = Record.rules
+    monkeypatch.setattr(Record, "rules", lambda self, place: opened.append(place) or of_place(self, place))
+    explorer.diagnose(quiet=True)
+    assert len(set(opened)) < 120
 
 
 def test_a_cause_comes_before_what_it_brings_about():
