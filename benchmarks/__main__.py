@@ -47,7 +47,7 @@ SMOKE = {
     "queries": {"sizes": ((4, 12), (24, 12)), "times": 1, "pause_s": 0.0},
     "training": {"state_bytes": 1, "times": 1, "batch": 1},
     "imports": {"checkpoints": 2, "times": 1},
-    "diagnose": {"every": (10,), "causes": ("nothing", "learning rate")},
+    "diagnose": {"every": (10,), "causes": ("nothing", "learning rate"), "optimizers": ("AdamW",)},
 }
 SUITES = {
     "save": save,

@@ -16,9 +16,16 @@ import torch
 
 import dshistory
 from benchmarks.measure import Rows, Series
-from benchmarks.planted import CAUSES, Case, Truth, train
+from benchmarks.planted import CAUSES, OPTIMIZERS, Case, Truth, train
 
-COLUMNS = {"all": "%", "every 1": "%", "every 5": "%", "every 10": "%", "loud": "%", "faint": "%", "trainings": "x"}
+COLUMNS = {
+    "all": "%",
+    **dict.fromkeys(OPTIMIZERS, "%"),
+    **{f"every {far}": "%" for far in (1, 5, 10)},
+    "loud": "%",
+    "faint": "%",
+    "trainings": "x",
+}
 FIRST_HELD_BACK = 5000
 """Smaller numbers were looked at."""
 _SILENT = 3
@@ -26,12 +33,16 @@ _SILENT = 3
 
 
 def run(
-    scratch: Path, *, every: Sequence[int], causes: Sequence[str] = tuple(CAUSES)
+    scratch: Path,
+    *,
+    every: Sequence[int],
+    causes: Sequence[str] = tuple(CAUSES),
+    optimizers: Sequence[str] = tuple(OPTIMIZERS),
 ) -> tuple[Rows, dict[str, object]]:
     """Return the share of trainings that were diagnosed rightly, by cause."""
     torch.set_num_threads(1)
     results = []
-    for number, case in enumerate(cases(every, causes)):
+    for number, case in enumerate(cases(every, causes, optimizers)):
         folder = scratch / str(number)
         truth = train(folder, case)
         explorer = dshistory.open(folder)
@@ -47,7 +58,7 @@ def shares(results: Sequence[tuple[Case, bool]]) -> Rows:
     for case, right in results:
         total = "all without a cause: silent" if case.cause == "nothing" else "all causes: right first"
         for row in (total, *([] if case.cause == "nothing" else [case.cause])):
-            for column in ("all", f"every {case.every}", "loud" if case.loud else "faint"):
+            for column in ("all", case.optimizer, f"every {case.every}", "loud" if case.loud else "faint"):
                 found[row][column].append(right)
     return {
         row: {
@@ -58,12 +69,21 @@ def shares(results: Sequence[tuple[Case, bool]]) -> Rows:
     }
 
 
-def cases(every: Sequence[int], causes: Sequence[str], *, first: int = FIRST_HELD_BACK) -> list[Case]:
-    """Return a loud and a faint case of each cause, and several of none, for each distance of checkpoints."""
-    wanted = [(far, loud, cause) for far in every for loud in (True, False) for cause in causes]
+def cases(
+    every: Sequence[int], causes: Sequence[str], optimizers: Sequence[str], *, first: int = FIRST_HELD_BACK
+) -> list[Case]:
+    """Return a loud and a faint case of each cause, and several of none, for each optimizer and distance of
+    checkpoints."""
+    wanted = [
+        (optimizer, far, loud, cause)
+        for optimizer in optimizers
+        for far in every
+        for loud in (True, False)
+        for cause in causes
+    ]
     return [
-        Case(cause, loud, far, first + 10 * number + again)
-        for number, (far, loud, cause) in enumerate(wanted)
+        Case(cause, loud, far, first + 10 * number + again, optimizer)
+        for number, (optimizer, far, loud, cause) in enumerate(wanted)
         for again in range(_SILENT if cause == "nothing" else 1)
     ]
 

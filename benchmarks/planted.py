@@ -15,7 +15,7 @@ import torch
 
 import capture
 
-__all__ = ["CAUSES", "Case", "Truth", "train"]
+__all__ = ["CAUSES", "OPTIMIZERS", "Case", "Truth", "train"]
 
 _VOCABULARY: Final = 48
 _WIDTH: Final = 32
@@ -25,12 +25,14 @@ _FEATURES: Final = 16
 
 @dataclass(frozen=True)
 class Case:
-    """One training. `cause` is a key of CAUSES, `every` the distance of its checkpoints."""
+    """One training. `cause` is a key of CAUSES, `every` the distance of its checkpoints, `optimizer` a key of
+    OPTIMIZERS."""
 
     cause: str
     loud: bool
     every: int
     seed: int
+    optimizer: str = "AdamW"
 
 
 @dataclass(frozen=True)
@@ -128,8 +130,9 @@ class Training:
         steps = one_of(40, 50, 60) if case.every == 1 else 20 * case.every if case.every < 10 else 140
         matrices = [p for p in model.parameters() if p.ndim > 1]
         vectors = [p for p in model.parameters() if p.ndim == 1]
-        groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
-        optimizer = torch.optim.AdamW(groups, lr=rate, betas=(0.9, one_of(0.95, 0.99, 0.999)))
+        make, times, decay = OPTIMIZERS[case.optimizer]
+        groups = [{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}]
+        optimizer = make(groups, rate * times, one_of(0.95, 0.99, 0.999))
         schedules: list[Callable[[int], float]] = [
             lambda step: 1.0,
             lambda step: min(1.0, (step + 1) / 10),
@@ -219,6 +222,13 @@ def _points(draw: torch.Generator, count: int) -> Callable[[int], tuple[torch.Te
     return batch
 
 
+OPTIMIZERS: Final[dict[str, tuple[Callable[[Any, float, float], torch.optim.Optimizer], float, float]]] = {
+    "AdamW": (lambda groups, lr, beta2: torch.optim.AdamW(groups, lr=lr, betas=(0.9, beta2)), 1.0, 0.1),
+    "Adam": (lambda groups, lr, beta2: torch.optim.Adam(groups, lr=lr, betas=(0.9, beta2)), 1.0, 1e-3),
+    "SGD": (lambda groups, lr, _: torch.optim.SGD(groups, lr=lr, momentum=0.9), 20.0, 5e-3),
+}
+"""Each with how many times Adam's learning rates it has, and the weight decay of its matrices."""
+
 # Each plant changes the training and returns the truth about it.
 
 
@@ -303,7 +313,7 @@ def _foreign(training: Training) -> Truth:
 
     def plant(step: int) -> None:
         for parameter, state in training.optimizer.state.items():
-            for name in ("exp_avg", "exp_avg_sq"):
+            for name in state.keys() - {"step"}:
                 if step == training.at // 2:
                     kept[parameter, name] = state[name].clone()
                 elif step == training.at:
