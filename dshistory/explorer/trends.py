@@ -141,13 +141,15 @@ class Trends(OpenedHistory):
 
     @verb("anomalies")
     def anomalies(self, *, run: str | None = None) -> "AnomalyTable":
-        """Find anomalies in a run and its parents: a row for each kind of anomaly and tensor, with the step where it
-        begins.
+        """Find anomalies in a run and its parents: a row for each event, with the step where it begins; `.details` has
+        one for each kind of anomaly and tensor, `.event(1)` those of an event.
 
-        The kinds, all from the statistics: not finite (`value` counts elements); norm jumps (a factor) and large update
-        (the norm of the update over that of the tensor): five times more than in any of the eight checkpoints before,
-        of which six must be there; second moment explodes (its largest element): a hundred times more; goes to zero
-        (the share of zeros): half of a weight's elements. `usual` is the most before.
+        Loss, gradient norm and learning rate of every step: not finite; rises (above all of the eight steps before, by
+        more than five times the largest change among them). The kinds from the statistics: not finite (`value` counts
+        elements); norm jumps (a factor) and large update (the norm of the update over that of the tensor): five times
+        more than in any of the eight checkpoints before, of which six must be there; second moment explodes (its
+        largest element): a hundred times more; goes to zero (the share of zeros): half of a weight's elements. `usual`
+        is the most before.
 
         Args:
             run: this run and its parents; default: the current run

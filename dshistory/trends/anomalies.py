@@ -1,12 +1,12 @@
-"""Anomalies of a run: for each kind of anomaly and each tensor, the first step at which it is seen.
+"""Anomalies of a run: for each kind of anomaly and each tensor, the first step at which it is seen, joined into events.
 
-All of it comes from the statistics and sketches in the catalog; no tensor is read. A tensor is measured against its own
-past: a value is out of line when it is five times larger than in any of the eight analyzed checkpoints before, at least
-six of which must have the tensor: with three, the end of a warm-up or a bias that was born at zero looks like a jump
-in two of five healthy trainings. The factor is relative so that one rule fits biases and embeddings alike, and the
-maximum, not the mean, of the past keeps a tensor that always jitters quiet. A tensor that is smaller than typical ones
-of its kind counts as a typical one (`dshistory.metrics.movement`), so that noise in a bias that is nearly zero, or that
-no softmax feels, is none.
+All of it comes from the metrics (`metric_anomalies`), statistics and sketches in the catalog; no tensor is read. A
+tensor is measured against its own past: a value is out of line when it is five times larger than in any of the eight
+analyzed checkpoints before, at least six of which must have the tensor: with three, the end of a warm-up or a bias that
+was born at zero looks like a jump in two of five healthy trainings. The factor is relative so that one rule fits biases
+and embeddings alike, and the maximum, not the mean, of the past keeps a tensor that always jitters quiet. A tensor that
+is smaller than typical ones of its kind counts as a typical one (`dshistory.metrics.movement`), so that noise in a bias
+that is nearly zero, or that no softmax feels, is none.
 
 A change grows with the number of steps it takes. So where the gap to the checkpoint before is longer than any gap in
 the past, the limit is raised by the ratio of the two.
@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from catalog.errors import NotFoundError
 from catalog.history import History
 from catalog.records import CheckpointRef
 from catalog.references import committed_lineage
@@ -28,6 +30,8 @@ from dshistory.display.formats import counted
 from dshistory.display.table import Table
 from dshistory.display.text import Layout
 from dshistory.metrics import Floats, movement, rms, typical_movement, typical_size, usual_movement
+from dshistory.trends.anomaly_events import event_rows, numbered
+from dshistory.trends.metric_anomalies import metric_anomalies
 from dshistory.trends.statistics_cache import CachedStatistics, cached_statistics
 from dshistory.trends.statistics_matrix import Key
 
@@ -36,7 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AnomalyTable", "anomalies"]
 
-_SCHEMA: Final = pa.schema(
+_DETAILS: Final = pa.schema(
     [
         ("run", pa.string()),
         ("step", pa.int64()),
@@ -45,9 +49,11 @@ _SCHEMA: Final = pa.schema(
         ("name", pa.string()),
         ("value", pa.float64()),
         ("usual", pa.float64()),
+        ("event", pa.int64()),
     ]
 )
-_LAYOUT: Final = Layout(in_title=("run",), gives_way=("run",))
+_SCHEMA: Final = pa.schema([*_DETAILS, ("also", pa.string())])
+_LAYOUT: Final = Layout(in_title=("run",), gives_way=("run", "event"))
 _PARTS: Final = ("squares", "numel", "nonfinite", "zeros_share", "update_squares", "largest")
 _WEIGHTS: Final = ("model", "master")
 _SECOND_MOMENTS: Final = ("exp_avg_sq",)
@@ -65,14 +71,29 @@ Finding = tuple[Mask, Floats, Floats]
 
 
 class AnomalyTable(Table):
-    """A row for each kind of anomaly and tensor, at the first step where it is seen, in the order of steps; of one step
-    what is not finite first, then the largest multiple of what was usual."""
+    """A row for each event, in the order of steps: the anomaly that is nearest to its cause, and in words what else was
+    seen then. A learning rate leads, then what is not finite, what is local, the loss and the gradient norm, and last
+    what most tensors feel."""
+
+    details: Table
+    """A row for each kind of anomaly and tensor or metric, at the first step where it is seen, in the order of steps;
+    of one step what is not finite first, then the largest multiple of what was usual."""
+
+    def event(self, number: int) -> Table:
+        """Return the rows of one event in `details`. NotFoundError when there is no such event."""
+        rows = self.details.to_arrow()
+        found = rows.filter(pc.equal(rows["event"], number))
+        if not found.num_rows:
+            last = pc.max(rows["event"]).as_py() or 0
+            raise NotFoundError(f"event {number!r}: there are {last}; the column `event` has their numbers")
+        return Table(found, layout=_LAYOUT)
 
     def plot(self, *, top: int = 30) -> "go.Figure":
-        """Draw a mark for each anomaly, tensor by step, for the first `top` tensors. Needs the [notebook] extra."""
+        """Draw a mark for each row of `details`, tensor by step, for the first `top` tensors. Needs the [notebook]
+        extra."""
         from dshistory.display import plot
 
-        return plot.anomaly_marks(self, top=top)
+        return plot.anomaly_marks(self.details, top=top)
 
 
 def anomalies(history: History, *, run: str | None) -> AnomalyTable:
@@ -82,8 +103,25 @@ def anomalies(history: History, *, run: str | None) -> AnomalyTable:
         history, refs, lambda keys: _PARTS if any(kind in _SECOND_MOMENTS for kind, _ in keys) else _PARTS[:-1]
     )
     rows = _rows(known.refs, known.keys, _with_past(history, known)) if known.refs else []
-    note = _note(len(rows), len(known.refs), len(refs)) + _measures({row["anomaly"] for row in rows})
-    return AnomalyTable(pa.Table.from_pylist(rows, schema=_SCHEMA), note=note, layout=_LAYOUT)
+    rows = [*_of_metrics(history, refs), *rows]
+    details = numbered(sorted(rows, key=lambda row: row["step"]), [ref.step for ref in refs])
+    events = event_rows(details, len(known.keys))
+    note = _note(len(events), len(details), len(known.refs), len(refs))
+    note += _measures({row["anomaly"] for row in details})
+    table = AnomalyTable(pa.Table.from_pylist(events, schema=_SCHEMA), note=note, layout=_LAYOUT)
+    table.details = Table(pa.Table.from_pylist(details, schema=_DETAILS), note=note, layout=_LAYOUT)
+    return table
+
+
+def _of_metrics(history: History, refs: Sequence[CheckpointRef]) -> list[Mapping[str, Any]]:
+    """Return the anomalies of the metrics, each with the run whose next checkpoint has its step in it."""
+    if not refs:
+        return []
+    steps = [ref.step for ref in refs]
+    return [
+        {"run": refs[min(int(np.searchsorted(steps, row["step"])), len(refs) - 1)].run, **row}
+        for row in metric_anomalies(history, refs[-1].run)
+    ]
 
 
 def _with_past(history: History, known: CachedStatistics) -> Parts:
@@ -106,9 +144,10 @@ def _with_past(history: History, known: CachedStatistics) -> Parts:
     }
 
 
-def _note(found: int, analyzed: int, checkpoints: int) -> str:
+def _note(events: int, found: int, analyzed: int, checkpoints: int) -> str:
     """Say which checkpoints were examined: no anomaly in checkpoints without statistics means nothing."""
-    anomalies = f"{found} anomal{'y' if found == 1 else 'ies'}"
+    anomalies = f"{counted(events, 'event')} of " if events else ""
+    anomalies += f"{found} anomal{'y' if found == 1 else 'ies'}"
     if analyzed == 0:
         return f"unknown: {_of(analyzed, checkpoints)} has statistics, `analyze` computes them"
     few = "" if analyzed > _LEAST_PAST else f"; too few for jumps, which need {_LEAST_PAST} before them"

@@ -7,6 +7,7 @@ from catalog.history import History
 from catalog.records import CheckpointRef
 from catalog.references import generations, lineage
 from dshistory.display.table import Table
+from dshistory.trends.metric_anomalies import METRIC
 
 __all__ = ["Timeline", "anomalies_by_step", "metric_query", "read_timeline"]
 
@@ -54,8 +55,8 @@ def metric_query(history: History, run: str, name: str) -> tuple[str, Mapping[st
 
 
 def anomalies_by_step(rows: Table) -> Mapping[int, Sequence[str]]:
-    """Return a line of text for each anomaly, by step."""
+    """Return a line of text for each anomaly of a tensor, by step: a metric is drawn itself."""
     found: dict[int, list[str]] = {}
-    for row in rows:
+    for row in (row for row in rows if row["kind"] != METRIC):
         found.setdefault(row["step"], []).append(f"{row['anomaly']}: {row['name']} ({row['kind']})")
     return found

@@ -102,7 +102,7 @@ class View:
         """Mark the anomalies on the timeline."""
         if self._has_checkpoints(self.state):
             found = Gesture("anomalies", (), {"run": self._run}).run(self.explorer)
-            drawing.draw_anomalies(self.controls.figure, anomalies_by_step(found))
+            drawing.draw_anomalies(self.controls.figure, anomalies_by_step(found.details))
         self.set_message("anomalies", "")
 
     def show_detail(self) -> None:

@@ -1,6 +1,7 @@
 """Planted faults are found at the step and in the tensor where they were planted."""
 
 import math
+import re
 import shutil
 
 import pytest
@@ -34,7 +35,9 @@ def trained(history, fault, *, at=9, steps=12, analyzed=True):
 
 
 def found(explorer):
-    return [(row["step"], row["anomaly"], row["name"]) for row in explorer.anomalies() if row["kind"] == "model"]
+    return [
+        (row["step"], row["anomaly"], row["name"]) for row in explorer.anomalies().details if row["kind"] == "model"
+    ]
 
 
 def test_a_calm_training_has_none(history):
@@ -52,7 +55,7 @@ def test_the_origin_of_values_that_are_not_finite(history):
         optimizer.step()
 
     explorer = trained(history, fault)
-    rows = [row for row in explorer.anomalies() if row["kind"] == "model" and row["anomaly"] == "not finite"]
+    rows = [row for row in explorer.anomalies().details if row["kind"] == "model" and row["anomaly"] == "not finite"]
     assert [(row["step"], row["name"], row["value"]) for row in rows[:1]] == [(9, "outer.weight", 1.0)]
     assert {row["step"] for row in rows[1:]} == {10}
     assert {row["name"] for row in rows} >= {"inner.weight", "outer.bias"}
@@ -97,7 +100,7 @@ def steady(root, steps, *, jump=0.0):
     run.close()
     explorer = Explorer.open(root)
     explorer.analyze(quiet=True)
-    return [row["anomaly"] for row in explorer.anomalies()]
+    return [row["anomaly"] for row in explorer.anomalies().details]
 
 
 def test_a_longer_gap_between_statistics_is_not_an_anomaly(tmp_path):
@@ -128,9 +131,9 @@ def test_a_warm_up_of_biases_born_at_zero_has_none(history):
 def test_the_note_says_what_the_value_is(tmp_path):
     steady(tmp_path / "jump", [0, 1, 2, 3, 4, 5, 25], jump=5.0)
     assert Explorer.open(tmp_path / "jump").anomalies().note == (
-        "2 anomalies in 7 checkpoints; norm jumps: value is the factor between two norms, less for a tensor that is "
-        "smaller than typical ones; large update: value is the norm of the update over that of the tensor, at least a "
-        "typical one"
+        "1 event of 2 anomalies in 7 checkpoints; norm jumps: value is the factor between two norms, less for a tensor "
+        "that is smaller than typical ones; large update: value is the norm of the update over that of the tensor, at "
+        "least a typical one"
     )
 
 
@@ -146,7 +149,7 @@ def test_noise_in_a_tensor_that_is_nearly_zero_is_none_and_the_most_unusual_come
     run.close()
     explorer = Explorer.open(tmp_path / "history")
     explorer.analyze(quiet=True)
-    found = list(explorer.anomalies())
+    found = list(explorer.anomalies().details)
     assert [(row["step"], row["name"]) for row in found[:2]] == [(9, "b.weight")] * 2
     assert {row["name"] for row in found} == {"a.weight", "b.weight"}
 
@@ -162,6 +165,42 @@ def test_a_parents_statistics_after_the_fork_are_not_counted(tmp_path):
     child.checkpoint(5, whole({"w": torch.ones(4, 32)}))
     child.close()
     assert "in the 1 of 2 checkpoints that have statistics" in explorer.anomalies().note
+
+
+def test_one_event_is_one_line_and_what_is_local_leads_it(tmp_path):
+    """One tensor jumps at step 9, all of them and the loss follow; at step 20 all of them jump, without a culprit."""
+    run = Run(tmp_path)
+    generator = torch.Generator().manual_seed(0)
+    base = {f"h.{number}.w": torch.randn(64, generator=generator) for number in range(20)}
+    for step in range(1, 24):
+        for name in base:
+            far = (step == 9 and name == "h.3.w") or step in (10, 20)
+            base[name] = base[name] * (3.0 if far else 1.001)
+        run.checkpoint(step, whole(base), loss=9.0 if step == 10 else 2.0 + 0.01 * (step % 3))
+    run.close()
+    explorer = Explorer.open(tmp_path)
+    explorer.analyze(quiet=True)
+    table = explorer.anomalies()
+    first = table[0]
+    assert (first["step"], first["kind"], first["name"]) == (9, "model", "h.3.w")
+    assert "loss rises (10)" in first["also"]
+    assert re.search(r"large update: (19|20) tensors \(\d+\)", first["also"]) or "norm jumps: 20" in first["also"]
+    assert len(table) == 1, "an anomaly counts once for each tensor"
+    assert len(table.event(1)) == len(table.details) > 20
+    with pytest.raises(NotFoundError, match="event 7: there are 1"):
+        table.event(7)
+
+
+def test_a_learning_rate_leads_what_it_did(history):
+    def fault(model, optimizer):
+        for group in optimizer.param_groups:
+            group["lr"] *= 100
+
+    table = trained(history, fault).anomalies()
+    assert len(table) == 1
+    assert (table[0]["step"], table[0]["kind"], table[0]["name"]) == (9, "metric", "lr")
+    assert table[0]["value"] == pytest.approx(1e-2)
+    assert "large update: " in table[0]["also"]
 
 
 def steps_of(root, *, spike_at=None):
@@ -180,7 +219,7 @@ def calm(step, *, spike=False):
 
 def rows_and_note(explorer):
     table = explorer.anomalies()
-    return list(table), table.note
+    return list(table.details), table.note
 
 
 def test_cached_anomalies_equal_those_of_a_new_explorer(tmp_path, monkeypatch):
@@ -212,9 +251,9 @@ def test_inserted_and_removed_statistics_are_noticed(tmp_path):
     explorer = Explorer.open(tmp_path)
     for step in (1, 2, 3, 4, 5, 6, 8, 9, 10):
         explorer.analyze(step, quiet=True)
-    assert {row["step"] for row in explorer.anomalies()} == set()
+    assert {row["step"] for row in explorer.anomalies().details} == set()
     explorer.analyze(7, quiet=True)
-    assert {row["step"] for row in explorer.anomalies()} == {7}
+    assert {row["step"] for row in explorer.anomalies().details} == {7}
     shutil.rmtree(explorer.history.paths.step_dir(run.run, 7))
     assert rows_and_note(explorer) == rows_and_note(Explorer.open(tmp_path))
     run.checkpoint(11, whole(calm(11) | {"h.1.w": torch.ones(64)}))
