@@ -1,4 +1,5 @@
-"""Garbage collection: removes the parts of checkpoints that killed sessions left unfinished.
+"""Garbage collection: removes the parts of checkpoints that killed sessions left unfinished, and what a removal that
+was cut off has left of a removed one.
 
 Only runs that are certainly dead are touched. Their locks are held meanwhile, so no process can begin to write there.
 Each removed checkpoint is recorded in the run's journal first, so that queries still show it as incomplete.
@@ -10,21 +11,18 @@ are removed. Whatever else lies there stays and is reported. Trouble with one ru
 
 import os
 import secrets
-import stat
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 from catalog.disk.durable import final_name
-from catalog.disk.locks import free_lock, try_lock
+from catalog.disk.folders import open_folder, remove_files
 from catalog.disk.regular_file import check_folders
 from catalog.errors import HistoryError
 from catalog.format.audit_file import audited_step
 from catalog.format.journal import NO_RANK, Journal, is_segment
 from catalog.format.statistics_file import parse_name
-from catalog.paths import HistoryPaths, is_part_name, parse_step_dir
-from catalog.read.liveness import is_certainly_dead
-from catalog.read.runs import run_facts, run_names
+from catalog.paths import HistoryPaths, is_checkpoint_file, is_part_name, parse_removed_dir, parse_step_dir
+from catalog.read.locked_run import locked_run
+from catalog.read.runs import run_names
 from catalog.records import CheckpointRef
 
 __all__ = ["Collected", "collect_garbage"]
@@ -39,7 +37,8 @@ class Collected:
 
 
 def collect_garbage(paths: HistoryPaths) -> Collected:
-    """Delete the files of incomplete checkpoints, and temporary files, of all runs that no process writes.
+    """Delete the files of incomplete checkpoints, temporary files, and what is left of removed checkpoints, of all runs
+    that no process writes.
 
     Committed checkpoints, live runs, and whatever is not a file of the format are never touched. Nothing that is wrong
     with a run raises: it is reported in `kept`.
@@ -47,7 +46,7 @@ def collect_garbage(paths: HistoryPaths) -> Collected:
     collected = Collected()
     for run in run_names(paths):
         try:
-            with _locked_run(paths, run) as locked:
+            with locked_run(paths, run) as locked:
                 if locked:
                     _collect_run(paths, run, collected)
         except (HistoryError, OSError) as error:
@@ -57,8 +56,8 @@ def collect_garbage(paths: HistoryPaths) -> Collected:
 
 def _collect_run(paths: HistoryPaths, run: str, collected: Collected) -> None:
     check_folders(paths.journal_dir(run), root=paths.root)
-    with _folder(paths.runs) as runs, _folder(run, runs) as own:
-        _remove(own, lambda name: name == paths.run_json(run).name, only_temporaries=True)
+    with open_folder(paths.runs) as runs, open_folder(run, runs) as own:
+        remove_files(own, lambda name: name == paths.run_json(run).name, only_temporaries=True)
         present = os.listdir(own)
         for path, is_known in (
             (paths.journal_dir(run), is_segment),
@@ -66,11 +65,38 @@ def _collect_run(paths: HistoryPaths, run: str, collected: Collected) -> None:
             (paths.audits_dir(run), lambda name: audited_step(name) is not None),
         ):
             if path.name in present:
-                with _folder(path.name, own) as folder:
-                    _remove(folder, is_known, only_temporaries=True)
+                with open_folder(path.name, own) as folder:
+                    remove_files(folder, is_known, only_temporaries=True)
         if (name := paths.steps_dir(run).name) in present:
-            with _folder(name, own) as steps:
+            with open_folder(name, own) as steps:
+                _collect_removed(paths, run, steps, collected)
                 _collect_steps(paths, run, steps, collected)
+                there = {parse_step_dir(name) for name in os.listdir(steps)}
+            if paths.statistics_dir(run).name in present:
+                with open_folder(paths.statistics_dir(run).name, own) as folder:
+                    remove_files(folder, lambda name: _is_of_none(name, there), only_temporaries=False)
+
+
+def _is_of_none(name: str, steps: set[int | None]) -> bool:
+    """Return whether a file has statistics of a step that is not there: they are removed after their checkpoint."""
+    about = parse_name(name)
+    return about is not None and about.step not in steps
+
+
+def _collect_removed(paths: HistoryPaths, run: str, steps: int, collected: Collected) -> None:
+    """Empty the folders of checkpoints that were removed, which are not listed any more."""
+    for name in sorted(os.listdir(steps)):
+        if parse_removed_dir(name) is None:
+            continue
+        try:
+            with open_folder(name, steps) as folder:
+                foreign = remove_files(folder, is_checkpoint_file, only_temporaries=False)
+            if foreign:
+                collected.kept.append(f"{paths.steps_dir(run) / name}: contains {_listed(foreign)}, which is not ours")
+            else:
+                os.rmdir(name, dir_fd=steps)
+        except OSError as error:
+            collected.kept.append(f"{paths.steps_dir(run) / name}: {error.strerror}: not a folder of this history")
 
 
 def _collect_steps(paths: HistoryPaths, run: str, steps: int, collected: Collected) -> None:
@@ -81,10 +107,10 @@ def _collect_steps(paths: HistoryPaths, run: str, steps: int, collected: Collect
         if step is None:
             continue
         try:
-            with _folder(name, steps) as folder:
+            with open_folder(name, steps) as folder:
                 names = os.listdir(folder)
                 if marker in names:
-                    _remove(folder, lambda name: name == marker or is_part_name(name), only_temporaries=True)
+                    remove_files(folder, is_checkpoint_file, only_temporaries=True)
                 elif not names or any(is_part_name(final_name(name) or name) for name in names):
                     begun.append((step, name))
                 else:
@@ -105,11 +131,11 @@ def _collect_steps(paths: HistoryPaths, run: str, steps: int, collected: Collect
             journal.event("collected", step)
         journal.flush()
     for step, name in begun:
-        with _folder(name, steps) as folder:
+        with open_folder(name, steps) as folder:
             # The folder is opened and listed again: an answer from a network file system's cache may be old.
             if marker in os.listdir(folder):
                 continue
-            foreign = _remove(folder, lambda name: name == marker or is_part_name(name), only_temporaries=False)
+            foreign = remove_files(folder, is_checkpoint_file, only_temporaries=False)
         if foreign:
             collected.kept.append(f"{paths.step_dir(run, step)}: contains {_listed(foreign)}, which is not ours")
         else:
@@ -117,52 +143,6 @@ def _collect_steps(paths: HistoryPaths, run: str, steps: int, collected: Collect
         collected.checkpoints.append(CheckpointRef(run, step))
 
 
-def _remove(folder: int, is_known: Callable[[str], bool], *, only_temporaries: bool) -> list[str]:
-    """Remove the regular files with a known name, or with a temporary name for one; return the names of the others."""
-    others = []
-    removed = False
-    for name in os.listdir(folder):
-        final = final_name(name)
-        ours = is_known(final) if final is not None else is_known(name) and not only_temporaries
-        if ours and stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
-            os.unlink(name, dir_fd=folder)
-            removed = True
-        else:
-            others.append(name)
-    if removed:
-        os.fsync(folder)
-    return others
-
-
-@contextmanager
-def _folder(path: os.PathLike[str] | str, parent: int | None = None) -> Iterator[int]:
-    """Open a folder, in `parent` if that is given; OSError when it is none, or a symbolic link."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
 def _listed(names: list[str]) -> str:
     shown = ", ".join(sorted(names)[:3])
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
-
-
-@contextmanager
-def _locked_run(paths: HistoryPaths, run: str) -> Iterator[bool]:
-    """Lock every rank of a run until the end of the body. Yields False unless the run is certainly dead."""
-    with ExitStack() as held:
-        check_folders(paths.locks_dir(run), root=paths.root)
-        world_size = run_facts(paths, run).world_size
-        for rank in range(world_size):
-            try:
-                lock = try_lock(paths.lock(run, rank), create=False)
-            except FileNotFoundError:
-                # The rank was killed before it took its lock, or somebody has removed the file.
-                continue
-            if lock is None:
-                yield False
-                return
-            held.callback(free_lock, lock)
-        yield is_certainly_dead(paths, run, world_size=world_size)

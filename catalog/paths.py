@@ -11,10 +11,12 @@ __all__ = [
     "HistoryPaths",
     "check_run_id",
     "data_file",
+    "is_checkpoint_file",
     "is_lock_name",
     "is_part_name",
     "is_run_id",
     "parse_data_file",
+    "parse_removed_dir",
     "parse_step_dir",
 ]
 
@@ -23,6 +25,8 @@ MAX_RANKS = 100_000
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _STEP_DIR = re.compile(r"[0-9]{12}")
+_REMOVED_DIR = re.compile(r"\.([0-9]{12})\.[0-9a-f]{8}\.tmp")
+_MARKER = "commit.json"
 _PART = re.compile(r"rank-[0-9]{5}\.(safetensors|manifest\.parquet)")
 _LOCK = re.compile(r"rank-[0-9]{5}\.lock")
 _DATA_FILE = re.compile(rf"runs/({_RUN_ID.pattern})/steps/([0-9]{{12}})/rank-([0-9]{{5}})\.safetensors")
@@ -43,6 +47,17 @@ def check_run_id(run: str) -> str:
 def parse_step_dir(name: str) -> int | None:
     """Return the step that a folder's name stands for, or None for any other name."""
     return int(name) if _STEP_DIR.fullmatch(name) else None
+
+
+def parse_removed_dir(name: str) -> int | None:
+    """Return the step whose checkpoint was removed, when this is the name that its folder then has, else None."""
+    match = _REMOVED_DIR.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def is_checkpoint_file(name: str) -> bool:
+    """Return whether a file in the folder of a step can have this name: the marker, or a file of a rank."""
+    return name == _MARKER or is_part_name(name)
 
 
 def is_part_name(name: str) -> bool:
@@ -115,7 +130,7 @@ class HistoryPaths:
         return self.step_dir(run, step) / f"rank-{rank:05d}.manifest.parquet"
 
     def marker(self, run: str, step: int) -> Path:
-        return self.step_dir(run, step) / "commit.json"
+        return self.step_dir(run, step) / _MARKER
 
     def journal_dir(self, run: str) -> Path:
         return self.run_dir(run) / "journal"

@@ -8,6 +8,7 @@ import torch
 
 import capture as capture
 from catalog.errors import HistoryError
+from catalog.retention.policy import Keep
 from dshistory.causes.audit import AuditTable
 from dshistory.causes.audits import AuditsTable
 from dshistory.causes.diagnose import DiagnosisTable
@@ -40,6 +41,7 @@ from dshistory.replays.result import ReplayTable
 from dshistory.replays.runs import RunsTable
 from dshistory.replays.side_by_side import ComparedRuns
 from dshistory.reports.log import LogTable
+from dshistory.retention.removal import RemovalTable
 from dshistory.trends.anomalies import AnomalyTable
 from dshistory.trends.bisect import Bisection
 from dshistory.trends.distances import DistanceTable
@@ -78,7 +80,9 @@ __all__ = [
     "layers",
     "log",
     "losses_between",
+    "prune",
     "reindex",
+    "remove",
     "replay",
     "replay_check",
     "reproducibility",
@@ -90,6 +94,7 @@ __all__ = [
     "tags",
     "tensor",
     "trajectory",
+    "usage",
     "verify",
     "watch",
 ]
@@ -253,7 +258,9 @@ def losses_between(
     quiet: bool = False,
 ) -> LineTable: ...
 def open(path: Path | str | None = None) -> Explorer: ...
+def prune(keep: Keep, *, run: str | None = None, dry_run: bool = True) -> RemovalTable: ...
 def reindex() -> int: ...
+def remove(refs: Steps, *, force: bool = False, dry_run: bool = False) -> RemovalTable: ...
 def replay(
     step: Ref,
     *,
@@ -319,6 +326,7 @@ def trajectory(
     exact: bool = False,
     quiet: bool = False,
 ) -> TrajectoryTable: ...
+def usage(*, run: str | None = None) -> Report: ...
 def verify(ref: Ref | None = None, *, quiet: bool = False) -> Table: ...
 def watch(
     names: Patterns = "*", *, kinds: Patterns = "model", run: str | None = None, seconds: float = 1.0

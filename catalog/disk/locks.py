@@ -14,7 +14,7 @@ from pathlib import Path
 
 from catalog.disk.regular_file import open_descriptor
 
-__all__ = ["free_lock", "is_locked", "open_lock", "take_lock", "try_lock"]
+__all__ = ["free_lock", "is_locked", "open_lock", "share_lock", "take_lock", "try_lock"]
 
 _PROBE_PATIENCE_S = 2.0
 _POLL_S = 0.001
@@ -69,6 +69,26 @@ def take_lock(path: Path) -> int | None:
             return None
         time.sleep(_POLL_S)
     return descriptor
+
+
+def share_lock(path: Path) -> int | None:
+    """Return a descriptor that shares the lock with others until `free_lock`, or until its process dies; None when a
+    process or thread goes on holding it alone. The file is only read. The errors are those of `open_lock`."""
+    descriptor = open_descriptor(path, os.O_RDONLY)
+    _open.add(descriptor)
+    deadline = time.monotonic() + _PROBE_PATIENCE_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return descriptor
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                free_lock(descriptor)
+                return None
+            time.sleep(_POLL_S)
+        except BaseException:
+            free_lock(descriptor)
+            raise
 
 
 def is_locked(path: Path) -> bool:

@@ -25,7 +25,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from catalog.disk.regular_file import is_real_folder
-from catalog.errors import FormatError, MismatchError
+from catalog.errors import FormatError, MismatchError, NotFoundError
 from catalog.format.audit_file import audited_step
 from catalog.format.journal import Segment, current_segments, parse_segment
 from catalog.format.statistics_file import StatisticsFile, parse_name, read_merged
@@ -206,6 +206,9 @@ class _RunSearch:
                 continue
             marker = self.paths.marker(self.run, step)
             if not os.path.lexists(marker):
+                if not is_real_folder(marker.parent):
+                    # Removed since the listing.
+                    continue
                 if held is None:
                     held = self._held()
                 self.found.uncommitted.append((self.run, step, "pending" if held else "incomplete"))
@@ -244,7 +247,7 @@ class _RunSearch:
         previous: tuple[int, int] | None = None
         follows_new = False
         for (step, world_size), count in sorted(counts.items()):
-            # When a checkpoint is deleted, its statistics files remain.
+            # When a checkpoint's folder is deleted by hand, its statistics files remain.
             if count < world_size or step not in self.present:
                 continue
             known = step in self.analyzed_steps
@@ -255,7 +258,11 @@ class _RunSearch:
                 continue
             first = folder / StatisticsFile(step, 0, world_size).name
             parse = partial(self._statistics_rows, step, world_size, previous)
-            added = self._parse(first, None, parse, variant=previous[0] if previous else None, ignore_limits=known)
+            try:
+                added = self._parse(first, None, parse, variant=previous[0] if previous else None, ignore_limits=known)
+            except FileNotFoundError:
+                # Removed since the listing, with its checkpoint.
+                continue
             if added is None:
                 return False
             if added:
@@ -277,7 +284,7 @@ class _RunSearch:
             return self.last_merged
         try:
             return step, read_merged(self.paths, self.run, step, world_size)
-        except (FormatError, MismatchError):
+        except (FormatError, MismatchError, FileNotFoundError):
             # The file was readable when it was registered. Damage since then must not hide the step that follows.
             return None
 
@@ -348,7 +355,12 @@ class _RunSearch:
         self.found.unparsed = unparsed
         try:
             self.found.add(self.cache.get(path, parse, variant=variant))
-        except (FormatError, MismatchError) as error:
+        except (FormatError, MismatchError, NotFoundError, FileNotFoundError) as error:
+            if step is not None and not is_real_folder(path.parent):
+                # Removed since the listing.
+                return False
+            if isinstance(error, (NotFoundError, FileNotFoundError)):
+                raise
             self._damaged(path, step, str(error))
             if step is not None:
                 self.found.uncommitted.append((self.run, step, "failed"))

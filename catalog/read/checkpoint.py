@@ -13,9 +13,10 @@ from catalog.errors import CorruptError, FormatError
 from catalog.format.manifest import Manifest, decode_manifest
 from catalog.format.marker import check_manifest, read_marker
 from catalog.paths import HistoryPaths
+from catalog.read.needed_files import NeededFile
 from catalog.records import Marker, MarkerPart
 
-__all__ = ["Checkpoint", "check_data_files", "read_checkpoint", "read_part"]
+__all__ = ["Checkpoint", "check_data_files", "needed_by", "read_checkpoint", "read_part"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,20 +64,25 @@ def read_part(paths: HistoryPaths, marker: Marker, part: MarkerPart) -> Manifest
     return manifest
 
 
+def needed_by(checkpoint: Checkpoint) -> tuple[NeededFile, ...]:
+    """Return the data files that a checkpoint needs, its own and those that it refers to, each once."""
+    reach = {part.data: part.data_bytes for part in checkpoint.marker.parts}
+    for manifest in checkpoint.manifests:
+        ends = pc.add(manifest.table["offset"], manifest.table["nbytes"])
+        by_file = pa.table({"file": manifest.table["file"], "end": ends}).group_by("file").aggregate([("end", "max")])
+        for file, end in zip(*(by_file[name].to_pylist() for name in ("file", "end_max")), strict=True):
+            reach[file] = max(reach.get(file, 0), end)
+    return tuple(NeededFile(file, nbytes) for file, nbytes in reach.items())
+
+
 def check_data_files(paths: HistoryPaths, checkpoint: Checkpoint) -> None:
     """Check that every file that the extents name exists, has the size that the marker says, and reaches to their ends.
 
     FormatError or CorruptError names the file.
     """
     sizes = {part.data: part.data_bytes for part in checkpoint.marker.parts}
-    reach: dict[str, int] = dict(sizes)
-    for manifest in checkpoint.manifests:
-        ends = pc.add(manifest.table["offset"], manifest.table["nbytes"])
-        by_file = pa.table({"file": manifest.table["file"], "end": ends}).group_by("file").aggregate([("end", "max")])
-        for file, end in zip(*(by_file[name].to_pylist() for name in ("file", "end_max")), strict=True):
-            reach[file] = max(reach.get(file, 0), end)
     root = paths.root.resolve()
-    for file, end in reach.items():
+    for file, end in needed_by(checkpoint):
         path = paths.root / file
         if not path.resolve().is_relative_to(root):
             raise FormatError(f"{path}: field file: leads out of the history {root}")

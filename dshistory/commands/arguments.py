@@ -4,7 +4,7 @@ import re
 import shlex
 from argparse import SUPPRESS, ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import fill
 from typing import Any, Final, NoReturn
@@ -33,6 +33,11 @@ class Call:
     options: Mapping[str, Any]
     form: str
     help: bool
+
+    def confirmed(self) -> "Call | None":
+        """Return the call that does what this one only tells; None when this one does it already."""
+        name = next((one.name for one in parameters(self.verb) if one.asks_first), None)
+        return replace(self, options={**self.options, name: False}) if name and self.options.get(name) else None
 
     def make(self) -> Any:
         """Run the verb and return its result. Errors name options, not arguments of Python."""
@@ -155,7 +160,9 @@ def _arguments_help(verb: Verb, places: Sequence[Parameter]) -> list[str]:
 def _add_option(parser: ArgumentParser, parameter: Parameter) -> None:
     name, dest = parameter.option, parameter.name
     text = _option_help(parameter).replace("%", "%%")
-    if parameter.flag:
+    if parameter.asks_first:
+        parser.add_argument(name, dest=dest, action="store_const", const=False, help="do it, and not only say what")
+    elif parameter.flag:
         parser.add_argument(name, dest=dest, action="store_const", const=not parameter.default, help=text)
     elif parameter.named_values:
         parser.add_argument(name, dest=dest, action="append", metavar=parameter.placeholder, help=text)
@@ -192,6 +199,8 @@ def _options(verb: Verb, given: Namespace) -> dict[str, Any]:
     options: dict[str, Any] = {}
     for parameter in parameters(verb):
         value = None if parameter.positional or parameter.takes_rest else getattr(given, parameter.name)
+        if value is None and parameter.asks_first:
+            options[parameter.name] = True
         if value is None:
             continue
         if parameter.named_values:

@@ -9,9 +9,12 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from catalog.errors import HistoryError
+
+if TYPE_CHECKING:
+    from dshistory.commands.arguments import Call
 
 __all__ = ["main"]
 
@@ -50,7 +53,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(words: Sequence[str]) -> int:
     from dshistory.commands.arguments import help_text, overview, parse
     from dshistory.commands.verbs import verb_named
-    from dshistory.commands.wording import in_options
     from dshistory.display.table import Table
 
     if len(words) == 2 and words[0] == "help":
@@ -68,11 +70,34 @@ def _run(words: Sequence[str]) -> int:
     if call.help:
         print(help_text(verb, prog=prog, forms=True), end="")
         return SUCCESS
+    result = _result(call)
+    print(_shown(result, call.form))
+    confirmed = call.confirmed()
+    if confirmed is not None and isinstance(result, Table) and len(result) and _confirms(f"{verb.name}: do it? [y/N] "):
+        result = _result(confirmed)
+        print(result.note)
+    return PROBLEMS if verb.name == "verify" and len(result) else SUCCESS
+
+
+def _result(call: "Call") -> Any:
+    """Return the result of a call; a table's note names options, not arguments of Python."""
+    from dshistory.commands.wording import in_options
+    from dshistory.display.table import Table
+
     result = call.make()
     if isinstance(result, Table):
-        result.note = in_options(result.note, verb)
-    print(_shown(result, call.form))
-    return PROBLEMS if verb.name == "verify" and len(result) else SUCCESS
+        result.note = in_options(result.note, call.verb)
+    return result
+
+
+def _confirms(question: str) -> bool:
+    """Ask the user, where there is one: without a terminal the answer is no."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return False
+    try:
+        return input(question).strip().lower() in ("y", "yes")
+    except EOFError:
+        return False
 
 
 def _shown(result: Any, form: str) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from catalog.errors import HistoryError
+from catalog.retention.policy import Keep
 from dshistory.options import Changes, Choices, Command, Predicate, Ref, SkippedSteps, Steps
 from dshistory.patterns import Patterns
 from dshistory.registry import Verb
@@ -33,6 +34,7 @@ _TEXTUAL: Final = (
     Ref | None,
     Steps,
     Steps | None,
+    Keep,
     float | None,
     Sequence[float] | None,
     Predicate,
@@ -69,8 +71,17 @@ class Parameter:
         return self.default is self.empty and not self.named_values
 
     @property
+    def asks_first(self) -> bool:
+        """True when it says whether a verb only tells what it would remove. As text a verb does no more than that,
+        unless
+        the option `--yes` is given."""
+        return self.name == "dry_run"
+
+    @property
     def option(self) -> str:
         """The option's name; a flag that is on by default is named by what switches it off, `--no-verify`."""
+        if self.asks_first:
+            return "--yes"
         return f"--{'no-' if self.default is True else ''}{self.name.replace('_', '-')}"
 
     @property

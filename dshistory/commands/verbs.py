@@ -7,13 +7,13 @@ from dshistory import current
 from dshistory.commands import doctor
 from dshistory.commands.parameters import UsageError
 from dshistory.conversion import convert, importing
-from dshistory.explorer import causes, comparison, conversion, explorer, hindsight, replays, reports, trends
+from dshistory.explorer import causes, comparison, conversion, explorer, hindsight, replays, reports, retention, trends
 from dshistory.patterns import nearest
 from dshistory.registry import Surface, Verb, registered
 
 __all__ = ["all_verbs", "functions", "verb_named"]
 
-_EXPLORER: Final = (reports, comparison, trends, causes, hindsight, explorer, replays, conversion)
+_EXPLORER: Final = (reports, retention, comparison, trends, causes, hindsight, explorer, replays, conversion)
 _MODULES: Final = tuple(module.__name__ for module in (current, *_EXPLORER, importing, convert, doctor))
 """The modules that register verbs, in the order in which help lists them."""
 

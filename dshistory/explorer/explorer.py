@@ -8,6 +8,7 @@ from dshistory.explorer.conversion import Conversion
 from dshistory.explorer.hindsight import Hindsight
 from dshistory.explorer.replays import Replays
 from dshistory.explorer.reports import Reports
+from dshistory.explorer.retention import Retention
 from dshistory.explorer.trends import Trends
 from dshistory.patterns import Patterns
 from dshistory.registry import verb
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["Explorer"]
 
 
-class Explorer(Reports, Comparison, Trends, Causes, Hindsight, Replays, Conversion):
-    """One history, opened for reading; holds no lock and no open file, also while a training writes the history.
+class Explorer(Reports, Retention, Comparison, Trends, Causes, Hindsight, Replays, Conversion):
+    """One history, opened; holds no lock and no open file, also while a training writes the history.
 
     Every method reads what is committed at the moment of the call. Errors are those of `catalog.errors`."""
 

@@ -24,8 +24,9 @@ class Reports(OpenedHistory):
         """List the checkpoints, oldest first: step, metrics, bytes, state, health and tags.
 
         Health comes from the statistics: ok, or how many elements are not finite, and in how many tensors. Infinities
-        in buffers do not count, because masks contain them. Health is unknown (null) without statistics. New bytes are
-        those that the checkpoint's own files take on disk.
+        in buffers do not count, because masks contain them. Health is unknown (null) without statistics, and "damaged:
+        needs ..." names the file of a checkpoint that is gone, its own or one that it refers to. New bytes are those
+        that the checkpoint's own files take on disk.
 
         Args:
             run: only this run; default: all runs

@@ -8,7 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from catalog.damage import damaged_checkpoints
 from catalog.history import History
+from catalog.records import CheckpointRef
 from dshistory.display.formats import Format, counted
 from dshistory.display.table import Table
 from dshistory.display.text import Layout
@@ -69,6 +71,13 @@ WHERE m.name = 'loss' AND ($run IS NULL OR m.run = $run) ORDER BY r.created, m.r
 """
 
 
+_REMOVED: Final = """
+SELECT count(DISTINCT (e.run, e.step)) AS count
+FROM events e ANTI JOIN checkpoints c ON c.run = e.run AND c.step = e.step
+WHERE e.name = 'removed' AND ($run IS NULL OR e.run = $run)
+"""
+
+
 class LogTable(Table):
     """The checkpoints of a history; `losses` (run, step, value) has the loss of every step."""
 
@@ -92,9 +101,14 @@ def log(history: History, *, run: str | None, metrics: Patterns | None) -> LogTa
     if run is not None:
         history.run_facts(run)
     gone = [lost for lost in history.gone() if run is None or lost.run == run]
-    found = _with_gone(history.query(_LOG, {"run": run}), gone)
+    with history.asking() as ask:
+        listed = ask(_LOG, {"run": run})
+        removed = int(ask(_REMOVED, {"run": run})["count"][0].as_py())
+        damaged = damaged_checkpoints(history.paths, ask, run)
+    found = _with_damage(_with_gone(listed, gone), damaged)
     rows, left_out = _with_own_metrics(found, metrics, where=f"the log of {history.root}")
-    table = LogTable(rows, formats=_FORMATS, note=_note(history, rows, left_out, gone), layout=_LAYOUT)
+    note = _note(history, rows, left_out, gone, damaged, removed)
+    table = LogTable(rows, formats=_FORMATS, note=note, layout=_LAYOUT)
     table.history, table.run = history, run
     return table
 
@@ -132,6 +146,18 @@ def _with_gone(found: pa.Table, gone: "Sequence[Gone]") -> pa.Table:
     return found.set_column(found.column_names.index("state"), "state", pa.array(states, pa.string()))
 
 
+def _with_damage(found: pa.Table, damaged: Mapping[CheckpointRef, str]) -> pa.Table:
+    """Return the rows with what is missing as the health of those whose bytes are gone."""
+    if not damaged:
+        return found
+    keys = zip(found["run"].to_pylist(), found["step"].to_pylist(), strict=True)
+    healths = [
+        f"damaged: {damaged[CheckpointRef(*key)]}" if CheckpointRef(*key) in damaged else health
+        for key, health in zip(keys, found["health"].to_pylist(), strict=True)
+    ]
+    return found.set_column(found.column_names.index("health"), "health", pa.array(healths, pa.string()))
+
+
 def _gone_note(gone: "Sequence[Gone]") -> list[str]:
     steps = [f"{lost.run}:{lost.step}" for lost in gone if lost.step is not None]
     files = [str(lost.path) for lost in gone if lost.step is None]
@@ -147,10 +173,20 @@ def _first(names: list[str]) -> str:
     return ", ".join(names[:_GONE_SHOWN]) + (f" and {len(names) - _GONE_SHOWN} more" if names[_GONE_SHOWN:] else "")
 
 
-def _note(history: History, rows: pa.Table, left_out: list[str], gone: "Sequence[Gone]") -> str:
+def _note(
+    history: History,
+    rows: pa.Table,
+    left_out: list[str],
+    gone: "Sequence[Gone]",
+    damaged: Mapping[CheckpointRef, str],
+    removed: int,
+) -> str:
+    earlier = [f"{removed} more were removed: `sql` has the events"] if removed else []
     if not rows.num_rows:
-        return "; ".join([f"no checkpoint yet in {history.root}", *_gone_note(gone)])
-    parts = [counted(rows.num_rows, "checkpoint"), *_gone_note(gone)]
+        return "; ".join([f"no checkpoint yet in {history.root}", *earlier, *_gone_note(gone)])
+    parts = [counted(rows.num_rows, "checkpoint"), *earlier, *_gone_note(gone)]
+    if damaged:
+        parts.append(f"{len(damaged)} damaged: bytes that they need are gone, so they can't be restored")
     committed = pc.equal(rows["state"], "committed")
     unknown = rows.filter(committed)["health"].null_count
     if unknown:

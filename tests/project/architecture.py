@@ -25,7 +25,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "explorer",
         "widgets",
         "hindsight causes",
-        "trends reports conversion replays",
+        "trends reports conversion replays retention",
         "comparison",
         "tensors",
         "display",
@@ -40,7 +40,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "argument_names background_thread collectives defaults environment exit_handler lazy_doors user_warning",
     ),
     "catalog": (
-        "run_writer gc verify history lineage_metrics references later_metrics",
+        "retention",
+        "run_writer gc damage verify history lineage_metrics references later_metrics",
         "index",
         "statistics",
         "read",

@@ -55,9 +55,16 @@ PROMISES = {
         "A capture takes `budget_bytes`, 128 MiB, and 12 KiB for each tensor, and nothing grows with the number of "
         "checkpoints. What the training lets go is free at once, and a forked child does not get the budget."
     ),
+    "A removed checkpoint is removed whole": (
+        "Wherever a removal is cut off, every listed checkpoint has its bytes, those that it shares with others too. "
+        "Nothing goes that somebody reads, has tagged, or goes on from."
+    ),
+    "The newest healthy checkpoint stays": (
+        "Whatever a policy says, also where the last ones are full of NaN, or may yet turn out to be."
+    ),
     "Nothing of others is deleted": (
-        "Garbage collection removes only unfinished checkpoints of runs that certainly nobody writes any more, and "
-        "only files that the format names. It follows no link."
+        "Garbage collection removes only unfinished checkpoints of runs that certainly nobody writes any more, what is "
+        "left of removed ones, and only files that the format names. It follows no link."
     ),
     "The process keeps its life": (
         "Ctrl-C is heard at once. Fork, exceptions, SIGTERM and the exit of the interpreter end as they would without "

@@ -1,6 +1,7 @@
 """The README's code and command lines run here, in the order of the README."""
 
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -75,7 +76,7 @@ def test_the_python_blocks_leave_the_histories_that_they_name(followed):
     "line", [ln for block in blocks("sh") for ln in block.splitlines() if ln.startswith("dshistory")]
 )
 def test_the_command_lines_run(followed, line):
-    program, *arguments = line.split()
+    program, *arguments = shlex.split(line, comments=True)
     assert run([str(Path(sys.executable).with_name(program)), *arguments], cwd=followed)
 
 

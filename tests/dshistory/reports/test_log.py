@@ -1,15 +1,21 @@
 """One query makes the log, a row per checkpoint with metrics, bytes, state and health."""
 
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from catalog_helpers import Run as CatalogRun
 from explorer_helpers import Run, whole
+from retention_helpers import commit, model_extents
 
 from catalog.errors import NotFoundError
 from catalog.history import History
+from catalog.index import index
+from catalog.paths import HistoryPaths
+from catalog.records import CheckpointRef
 from dshistory.explorer import Explorer
 
 COLUMNS = ("step", "run", "created", "loss", "lr", "grad_norm", "step_time_s")
@@ -85,17 +91,17 @@ def test_health_counts_values_that_are_not_finite(run: Run) -> None:
     assert table.note == "6 checkpoints; health is unknown (?) for 1 without statistics: `analyze` computes them"
 
 
-def test_one_query_makes_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_look_at_the_catalog_makes_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     for step in range(3):
         run.checkpoint(step, whole({"w": torch.ones(4)}), loss=1.0, own=2.0)
     asked: list[str] = []
-    ask = History.query
+    asking = index.asking
 
-    def counted(self: History, sql: str, *params: Any) -> Any:
-        asked.append(sql)
-        return ask(self, sql, *params)
+    def counted(paths: HistoryPaths) -> Any:
+        asked.append(str(paths.root))
+        return asking(paths)
 
-    monkeypatch.setattr(History, "query", counted)
+    monkeypatch.setattr(index, "asking", counted)
     table = Explorer.open(run.root).log()
     assert len(table) == 3
     assert len(asked) == 1
@@ -109,3 +115,38 @@ def test_every_verb_takes_the_beginning_of_a_runs_name(run: Run) -> None:
     assert explorer.log(run="run").columns == explorer.log(run="run-a").columns
     assert set(explorer.trajectory(metric="norm", run="run", quiet=True)["run"].to_pylist()) <= {"run-a"}
     assert set(explorer.layers(run="ru")["run"].to_pylist()) == {"run-a"}
+
+
+@pytest.mark.guards("Damage is found and named")
+def test_a_checkpoint_whose_bytes_are_gone_is_never_healthy(tmp_path: Path) -> None:
+    with CatalogRun(tmp_path / "h") as run:
+        history = History.open(tmp_path / "h")
+        for step in range(0, 60, 10):
+            frozen = model_extents(history, CheckpointRef("run-a", 10)) if step in (30, 50) else {}
+            own = {"w": b"1"} if frozen else {"w": b"1", "frozen": b"never changes"}
+            commit(run, step, own, refer={"frozen": frozen["frozen"]} if frozen else None)
+    explorer = Explorer.open(tmp_path / "h")
+    explorer.analyze(quiet=True)
+    assert explorer.log()["health"].to_pylist() == ["ok"] * 6
+    data = history.paths.data("run-a", 10, 0)
+    content = data.read_bytes()
+    needs = f"damaged: needs {history.paths.relative(data)} (step 10), which "
+    for damage, told in (
+        (data.unlink, "is gone"),
+        (lambda: data.write_bytes(content[:-4096]), "has 4096 of 8192 bytes"),
+    ):
+        damage()
+        found = dict(zip(explorer.log()["step"].to_pylist(), explorer.log()["health"].to_pylist(), strict=True))
+        reach = content.index(b"never changes") >= len(content) - 4096
+        assert found[0] == found[20] == found[40] == "ok"
+        assert found[10] == needs + told
+        assert all(found[step].startswith("damaged: needs") and "step 10" in found[step] for step in (30, 50) if reach)
+    assert "damaged: bytes that they need are gone" in explorer.log().note
+    shutil.rmtree(data.parent)
+    history.paths.manifest("run-a", 40, 0).unlink()
+    found = dict(zip(explorer.log()["step"].to_pylist(), explorer.log()["health"].to_pylist(), strict=True))
+    assert found[30] == found[50] == needs + "is gone"
+    assert (
+        found[40] == f"damaged: needs {history.paths.relative(history.paths.manifest('run-a', 40, 0))}, which is gone"
+    )
+    assert found[0] == found[20] == "ok"

@@ -1,0 +1,48 @@
+"""Finds the checkpoints whose bytes are gone, by the names and sizes of their files; no file is opened.
+
+A checkpoint needs its manifests, its data files, and those of earlier checkpoints to which it refers. The catalog knows
+them all, so this takes one query and a look at each file. `catalog.verify` reads the bytes themselves.
+"""
+
+import os
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from catalog.paths import HistoryPaths
+from catalog.read.needed_files import NeededFile, missing_file
+from catalog.records import CheckpointRef
+
+if TYPE_CHECKING:
+    from catalog.index.index import Asking
+
+__all__ = ["damaged_checkpoints"]
+
+_NEEDED = """
+SELECT run, step, file, max("offset" + nbytes) AS nbytes FROM fragments
+WHERE $run IS NULL OR run = $run GROUP BY run, step, file ORDER BY run, step, file
+"""
+_WORLD = "SELECT run, step, world_size FROM checkpoints WHERE state = 'committed' AND ($run IS NULL OR run = $run)"
+
+
+def damaged_checkpoints(paths: HistoryPaths, ask: "Asking", run: str | None = None) -> Mapping[CheckpointRef, str]:
+    """Return the committed checkpoints of a run, or of all, that need a file which is gone or too short, each with what
+    it needs: "needs runs/.../rank-00000.safetensors (step 20), which is gone". `ask` is that of `History.asking`."""
+    needed: defaultdict[CheckpointRef, list[NeededFile]] = defaultdict(list)
+    for row in ask(_NEEDED, {"run": run}).to_pylist():
+        needed[CheckpointRef(row["run"], row["step"])].append(NeededFile(row["file"], row["nbytes"]))
+    worlds = {
+        CheckpointRef(row["run"], row["step"]): row["world_size"] for row in ask(_WORLD, {"run": run}).to_pylist()
+    }
+    found = {}
+    for ref, world_size in worlds.items():
+        manifests = (paths.manifest(ref.run, ref.step, rank) for rank in range(world_size))
+        gone = next((path for path in manifests if not os.path.lexists(path)), None)
+        if gone is None:
+            problem = missing_file(paths, needed[ref])
+        else:
+            problem = f"needs {paths.relative(gone)}, which is gone"
+        # One that is removed meanwhile is not damaged.
+        if problem and os.path.lexists(paths.marker(ref.run, ref.step)):
+            found[ref] = problem
+    return found

@@ -1,0 +1,190 @@
+"""What is known of each checkpoint of a history when it is decided what stays: gathered from its files and its catalog.
+
+What one checkpoint needs of others is read from manifests, never from the index, since what is removed does not come
+back. Published files never change, so a `FactsReader` that is kept reads each manifest once.
+"""
+
+import math
+import os
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from catalog.errors import HistoryError, NotFoundError
+from catalog.history import History
+from catalog.paths import parse_data_file
+from catalog.read.checkpoint import needed_by, read_checkpoint
+from catalog.read.needed_files import NeededFile, missing_file
+from catalog.read.pins import is_pinned
+from catalog.records import CheckpointRef
+
+__all__ = ["BLOCK_BYTES", "CheckpointFacts", "FactsReader", "bytes_on_disk"]
+
+BLOCK_BYTES = 512
+"""The unit of `st_blocks`."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFacts:
+    """One committed checkpoint.
+
+    created_s: the time at which its last part was published, in seconds since 1970
+    nbytes: what its own files take on the disk, as the file system counts them, its statistics included
+    needs: the other checkpoints whose files have bytes of it
+    healthy: whether all values in it are finite, or None where that is not known
+    damage: what is wrong with its files, "" when nothing is
+    child: "run ... goes on from it", when one does
+    is_read: whether somebody has it open
+    """
+
+    ref: CheckpointRef
+    created_s: float = 0.0
+    nbytes: int = 0
+    needs: frozenset[CheckpointRef] = frozenset()
+    tags: tuple[str, ...] = ()
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    healthy: bool | None = None
+    damage: str = ""
+    child: str = ""
+    is_read: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Published:
+    """What the published files of a checkpoint say, which never changes."""
+
+    created_s: float
+    needed: tuple[NeededFile, ...]
+    needs: frozenset[CheckpointRef]
+    problem: str = ""
+
+
+class FactsReader:
+    """Gathers the facts of a history's checkpoints, as often as it is asked. For one thread."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self._published: dict[CheckpointRef, _Published] = {}
+
+    def line(self, run: str) -> list[CheckpointFacts]:
+        """Return the facts of a run's committed checkpoints, ascending by step; of those that are removed meanwhile,
+        nothing."""
+        history = self._history
+        refs = [CheckpointRef(run, step) for step in history.steps(run)]
+        known = _Known(history, run)
+        statistics = _statistics_bytes(history, run)
+        self._published = {ref: what for ref, what in self._published.items() if ref.run != run or ref in set(refs)}
+        found = []
+        for ref in refs:
+            try:
+                published = self._published_of(ref, refs)
+                found.append(
+                    CheckpointFacts(
+                        ref,
+                        created_s=published.created_s,
+                        nbytes=bytes_on_disk(history.paths.step_dir(run, ref.step)) + statistics[ref.step],
+                        needs=published.needs,
+                        tags=tuple(known.tags[ref.step]),
+                        metrics=known.metrics[ref.step],
+                        healthy=known.healthy(ref.step),
+                        damage=published.problem or missing_file(history.paths, published.needed),
+                        child=known.child(ref.step),
+                        is_read=is_pinned(history.paths, ref),
+                    )
+                )
+            except (NotFoundError, FileNotFoundError):
+                continue
+        return found
+
+    def _published_of(self, ref: CheckpointRef, refs: Sequence[CheckpointRef]) -> _Published:
+        if ref not in self._published:
+            try:
+                checkpoint = read_checkpoint(self._history.paths, ref.run, ref.step)
+            except NotFoundError:
+                raise
+            except HistoryError as error:
+                # Nobody knows what it needs, so it holds everything that it may need. It is asked again the next time.
+                earlier = frozenset(other for other in refs if other.step < ref.step)
+                return _Published(0.0, (), earlier, f"can't be read: {error}")
+            needed = needed_by(checkpoint)
+            places = (parse_data_file(one.file) for one in needed)
+            needs = {CheckpointRef(place[0], place[1]) for place in places if place is not None}
+            created = max(manifest.created for manifest in checkpoint.manifests)
+            self._published[ref] = _Published(created.timestamp(), needed, frozenset(needs - {ref}))
+        return self._published[ref]
+
+
+class _Known:
+    """What the catalog knows of a run's checkpoints beside their files."""
+
+    def __init__(self, history: History, run: str) -> None:
+        self._children = {
+            facts.parent_step: facts.run
+            for facts in history.runs()
+            if facts.parent_run == run and facts.parent_step is not None
+        }
+        self.tags: defaultdict[int, list[str]] = defaultdict(list)
+        self.metrics: defaultdict[int, dict[str, float]] = defaultdict(dict)
+        self._not_finite: dict[int, int] = {}
+        with history.asking() as ask:
+            for row in _rows(ask("SELECT step, name FROM tags WHERE run = ? ORDER BY name", [run])):
+                self.tags[row["step"]].append(row["name"])
+            for row in _rows(ask(_METRICS, {"run": run})):
+                self.metrics[row["step"]][row["name"]] = row["value"]
+            for row in _rows(ask(_NOT_FINITE, [run])):
+                self._not_finite[row["step"]] = row["bad"]
+
+    def child(self, step: int) -> str:
+        """Return that a run goes on from a step, when one does."""
+        return f"run {self._children[step]} goes on from it" if step in self._children else ""
+
+    def healthy(self, step: int) -> bool | None:
+        """Return False when a value of the weights or the optimizer, or the loss, is known not to be finite; True when
+        the statistics say that all are."""
+        loss = self.metrics[step].get("loss")
+        if self._not_finite.get(step, 0) or (loss is not None and not math.isfinite(loss)):
+            return False
+        return True if step in self._not_finite else None
+
+
+_METRICS = """
+SELECT step, name, value FROM metrics WHERE run = $run AND step IN (SELECT step FROM checkpoints WHERE run = $run)
+"""
+_NOT_FINITE = """
+SELECT step, (sum(nan) + coalesce(sum(inf) FILTER (kind <> 'buffer'), 0))::BIGINT AS bad
+FROM statistics WHERE run = ? GROUP BY step
+"""
+"""Infinities in buffers do not count, because masks contain them."""
+
+
+def _rows(table: Any) -> Iterator[dict[str, Any]]:
+    yield from table.to_pylist()
+
+
+def bytes_on_disk(folder: os.PathLike[str]) -> int:
+    """Return the bytes that all files below a folder take, as the file system counts them; 0 when it is gone. Links are
+    not followed."""
+    total = 0
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    total += bytes_on_disk(entry)
+                else:
+                    total += entry.stat(follow_symlinks=False).st_blocks * BLOCK_BYTES
+    except FileNotFoundError:
+        # A file that is removed between the listing and the look at it takes nothing any more.
+        return total
+    return total
+
+
+def _statistics_bytes(history: History, run: str) -> Mapping[int, int]:
+    found: defaultdict[int, int] = defaultdict(int)
+    folder = history.paths.statistics_dir(run)
+    if folder.is_dir():
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.name[:12].isdigit() and entry.is_file(follow_symlinks=False):
+                    found[int(entry.name[:12])] += entry.stat(follow_symlinks=False).st_blocks * BLOCK_BYTES
+    return found
