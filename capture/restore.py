@@ -6,6 +6,7 @@
 Nothing on this path unpickles, and no live value changes before every rank has passed everything before `overwrite`.
 """
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from catalog.format.manifest import NOT_STATE
 from catalog.history import History
 from catalog.read.check_data import check_extents
 from catalog.read.fragments import RankFragments, choose
+from catalog.read.pins import pinned
 from catalog.read.stored_bytes import Buffer
 from catalog.records import CheckpointRef, Extent
 
@@ -129,6 +131,20 @@ def restore_live(
     All ranks call it. `whole`: warn of objects that no provider asks for. `verify`: read all bytes once before the
     first is overwritten.
     """
+    with contextlib.ExitStack() as pins:
+        ranks.agree(f"opening checkpoint {ref}", lambda: pins.enter_context(pinned(history.paths, ref)))
+        _restore_live(history, ref, ranks=ranks, providers=providers, whole=whole, verify=verify)
+
+
+def _restore_live(
+    history: History,
+    ref: CheckpointRef,
+    *,
+    ranks: Ranks,
+    providers: Sequence[StateProvider],
+    whole: bool,
+    verify: bool,
+) -> None:
     available, objects, assignments = ranks.agree(
         f"checking checkpoint {ref}", lambda: _prepare(history, ref, ranks.rank, providers)
     )

@@ -7,6 +7,7 @@ has registered and that are gone are problems.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import TypeVar
 import pyarrow.compute as pc
 
 from catalog.disk.regular_file import check_folders, is_real_folder
-from catalog.errors import HistoryError
+from catalog.errors import HistoryError, NotFoundError
 from catalog.format.audit_file import audited_step, read_audit
 from catalog.format.journal import Segment, current_segments, read_segment, segments
 from catalog.format.json_facts import read_history_json
@@ -26,6 +27,7 @@ from catalog.history import History
 from catalog.paths import HistoryPaths, is_run_id
 from catalog.read.check_data import check_data_file, check_header
 from catalog.read.checkpoint import Checkpoint, read_part
+from catalog.read.pins import pinned
 from catalog.read.runs import run_facts, steps
 from catalog.read.tensors import logical_tensors
 from catalog.records import CheckpointRef
@@ -121,7 +123,7 @@ class _Verification:
             if audited_step(path.name) is not None:
                 self.attempt(path, "content", partial(read_audit, path, run=run))
         for ref in refs:
-            self.checkpoint(ref)
+            self.checkpoint(ref, may_go=True)
 
     def link(self, path: Path) -> None:
         self.add(path, "file", "is a symbolic link: a history has none inside, and nothing behind it is read")
@@ -140,8 +142,22 @@ class _Verification:
                 self.add(missing, "file", f"missing, as are all segments up to {segment.name}")
             expected[segment.writer] = segment.last + 1
 
-    def checkpoint(self, ref: CheckpointRef) -> None:
-        """Check the marker and the manifests, and then the data files whose manifest can be trusted."""
+    def checkpoint(self, ref: CheckpointRef, *, may_go: bool = False) -> None:
+        """Check the marker and the manifests, and then the data files whose manifest can be trusted. `may_go`: whether
+        it
+        is no problem that the checkpoint is gone."""
+        with ExitStack() as pins:
+            try:
+                pins.enter_context(pinned(self.paths, ref))
+            except NotFoundError:
+                if may_go and not is_real_folder(self.paths.step_dir(ref.run, ref.step)):
+                    return
+            except (HistoryError, OSError):
+                # The marker is no file that can be opened: the check of its content says more.
+                pass
+            self.pinned_checkpoint(ref)
+
+    def pinned_checkpoint(self, ref: CheckpointRef) -> None:
         path = self.paths.marker(ref.run, ref.step)
         marker = self.attempt(path, "content", lambda: read_marker(self.paths, ref.run, ref.step))
         if marker is None:

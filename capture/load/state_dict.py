@@ -13,6 +13,7 @@ from capture.state.dtypes import torch_dtype
 from catalog.errors import NotFoundError, SetupError
 from catalog.history import History
 from catalog.read.fragments import stored_tensors
+from catalog.read.pins import pinned
 from catalog.records import CheckpointRef, Extent
 
 __all__ = ["StateDict", "state_dict_of"]
@@ -34,6 +35,13 @@ def state_dict_of(
     pattern that fits nothing; CorruptError when bytes differ from their checksums or elements are missing.
     """
     names, kinds = _patterns("names", names), _patterns("kinds", kinds)
+    with pinned(history.paths, ref):
+        return _state_dict_of(history, ref, names=names, kinds=kinds)
+
+
+def _state_dict_of(
+    history: History, ref: CheckpointRef, *, names: Sequence[str] | None, kinds: Sequence[str] | None
+) -> StateDict:
     extents = history.state_extents(ref)
     _check_patterns(ref, extents, names, kinds)
     # Chosen by key first: a tensor may be named by an alias that only some of its fragments carry, and a tensor that is

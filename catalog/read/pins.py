@@ -11,6 +11,7 @@ name: what is removed is gone, and never other bytes.
 
 import errno
 import os
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -19,10 +20,12 @@ from catalog.errors import NotFoundError
 from catalog.paths import HistoryPaths
 from catalog.records import CheckpointRef
 
-__all__ = ["alone_with", "is_pinned", "pin", "pinned"]
+__all__ = ["alone_with", "is_pinned", "pin", "pin_while_alive", "pinned"]
 
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-"""A file system has no locks: nobody can remove anything of a history there either."""
+_UNPINNED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMFILE, errno.ENFILE)
+"""Where a file system has no locks, nobody can remove anything either. Where no more files can be opened, reading goes
+on
+without a pin."""
 
 
 @contextmanager
@@ -41,6 +44,14 @@ def pinned(paths: HistoryPaths, *refs: CheckpointRef) -> Iterator[None]:
             free_lock(held)
 
 
+def pin_while_alive(owner: object, paths: HistoryPaths, *refs: CheckpointRef) -> None:
+    """Keep checkpoints from being removed as long as `owner` lives. The errors are those of `pin`."""
+    for ref in refs:
+        held = pin(paths, ref)
+        if held is not None:
+            weakref.finalize(owner, free_lock, held)
+
+
 def pin(paths: HistoryPaths, ref: CheckpointRef) -> int | None:
     """Keep a checkpoint from being removed until `catalog.disk.locks.free_lock` gets what this returns; None where the
     file system has no locks. NotFoundError when the checkpoint is not there, or is being removed."""
@@ -50,7 +61,7 @@ def pin(paths: HistoryPaths, ref: CheckpointRef) -> int | None:
     except FileNotFoundError as error:
         raise _removed(paths, ref) from error
     except OSError as error:
-        if error.errno in _NO_LOCKS:
+        if error.errno in _UNPINNED:
             return None
         raise
     if held is None:
@@ -83,9 +94,15 @@ def alone_with(paths: HistoryPaths, ref: CheckpointRef) -> Iterator[bool]:
 
 
 def is_pinned(paths: HistoryPaths, ref: CheckpointRef) -> bool:
-    """Return whether somebody reads a checkpoint, as far as this host can see. NotFoundError when it is not there."""
-    with alone_with(paths, ref) as alone:
-        return not alone
+    """Return whether somebody reads a checkpoint, as far as this host can see; False in a history that this process may
+    not write, since it can't remove anything there. NotFoundError when it is not there."""
+    try:
+        with alone_with(paths, ref) as alone:
+            return not alone
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            return False
+        raise
 
 
 def _is_at(descriptor: int, path: os.PathLike[str]) -> bool:

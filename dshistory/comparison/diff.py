@@ -21,6 +21,7 @@ from catalog.errors import SetupError
 from catalog.format.dtypes import DTYPES
 from catalog.history import History
 from catalog.read.fragments import StoredTensor, stored_tensors
+from catalog.read.pins import pinned
 from catalog.records import CheckpointRef
 from dshistory.comparison.grouping import grouped, require_grouping
 from dshistory.comparison.ranking import MEANING, sorted_rows
@@ -155,6 +156,21 @@ def diff(
 ) -> DiffTable:
     """Compare two checkpoints; see `Explorer.diff`."""
     require_grouping(by)
+    with pinned(history.paths, before, after):
+        return _diff(history, before, after, kinds=kinds, names=names, by=by, exact=exact, quiet=quiet)
+
+
+def _diff(
+    history: History,
+    before: CheckpointRef,
+    after: CheckpointRef,
+    *,
+    kinds: Patterns,
+    names: Patterns,
+    by: str,
+    exact: bool,
+    quiet: bool,
+) -> DiffTable:
     sides = select(history, before, after, kinds=kinds, names=names)
     pairs = {key: (sides[0].get(key), sides[1].get(key)) for key in sides[0] | sides[1]}
     unread = {key: _bytes_to_read(*pair) for key, pair in pairs.items()}

@@ -14,6 +14,7 @@ from capture.state.dtypes import torch_dtype
 from catalog.errors import NotFoundError
 from catalog.history import History
 from catalog.read.fragments import StoredTensor, choose, stored_tensors
+from catalog.read.pins import pin_while_alive
 from catalog.records import CheckpointRef, RunFacts
 from dshistory.tensors.stream import FragmentStream
 
@@ -21,7 +22,8 @@ __all__ = ["CheckpointTensors"]
 
 
 class CheckpointTensors:
-    """The tensors and objects of one checkpoint; nothing is read before it is asked for.
+    """The tensors and objects of one checkpoint; nothing is read before it is asked for, and it is not removed
+    meanwhile.
 
     `advance` is called with the bytes of every piece that was read.
     """
@@ -31,6 +33,7 @@ class CheckpointTensors:
         self._root = history.root
         self._history = history
         self._advance = advance
+        pin_while_alive(self, history.paths, ref)
         self.tensors = stored_tensors(history.state_extents(ref))
 
     @cached_property

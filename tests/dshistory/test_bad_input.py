@@ -272,8 +272,11 @@ ELSEWHERE: Final = frozenset(
         "explore",
         "interpolate",
         "losses_between",
+        "prune",
+        "remove",
         "replay",
         "replay_check",
+        "usage",
         "watch",
     }
 )
