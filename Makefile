@@ -91,7 +91,7 @@ test-install: setup  ## do what a stranger does: install the wheel, run the READ
 	  tests/project/test_packaging.py tests/project/test_readme.py tests/end_to_end/test_demo.py tests/end_to_end/test_notebooks.py
 
 # Each proof prints what it has tried and what it found, and takes minutes. `make test` runs a sample of each.
-PROOFS := prove-crashes prove-kills prove-bytes prove-faults fuzz test-sanitize soak
+PROOFS := prove-crashes prove-kills prove-bytes prove-faults prove-retention fuzz test-sanitize soak
 
 .PHONY: prove
 prove: setup  ## all proofs in turn, each into build/prove, and then a summary (some hours on 2 cores)
@@ -116,6 +116,10 @@ prove-kills: setup  ## kill two ranks before each of their file system calls, an
 .PHONY: prove-bytes
 prove-bytes: setup  ## flip every byte of a small history, and random bytes of a larger one
 	$(PROOF)/prove_bytes.py
+
+.PHONY: prove-retention
+prove-retention: setup  ## ten thousand random lives of a history, with removals cut off anywhere
+	$(PROOF)/prove_retention.py
 
 .PHONY: fuzz
 fuzz: setup  ## a million hostile inputs for every reader of a history

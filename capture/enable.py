@@ -36,6 +36,8 @@ from capture.user_warning import warn_user
 from catalog.errors import HistoryError, SetupError
 from catalog.history import History
 from catalog.records import CheckpointRef
+from catalog.retention.policy import Keep, policy_of
+from catalog.retention.upkeep import FACT
 from catalog.run_writer import create_history
 
 __all__ = ["enable"]
@@ -62,6 +64,7 @@ def enable(
     backend: Backend | None = None,
     strict: bool = False,
     sigterm_limit_s: float | None = None,
+    keep: Keep | None = None,
 ) -> Session:
     """Capture every `every`-th optimizer step of a DeepSpeed engine, or of a module with its optimizer, from now on.
 
@@ -100,6 +103,13 @@ def enable(
        what SIGTERM would have done without a session happens: the handler that was there before, or the end of the
        process. An update that is under way is ended first. For trainings of one process, in the main thread.
 
+    keep: which checkpoints stay, as "last 20, every 1000, best 3 by loss, 50GB", or as rules of
+       `catalog.retention.rules`; None keeps all. After each commit the others are removed, in the background, and room
+       is left for the next one: a snapshot that does not fit into the budget is not written, which is a failure by
+       name. The newest checkpoint always stays, and the newest healthy one, tagged ones, what a reader has open or
+       another run goes on from, and what these refer to. The budget is for this run and the dead ones that it goes on
+       from, as far as they have the same policy.
+
     In a script that `dshistory replay` has started, this puts the training back to the step asked for, whatever
     `resume` and `history` say, changes it as asked, and captures it as a child of the run that is replayed.
 
@@ -118,6 +128,7 @@ def enable(
         stats_every=stats_every,
         strict=strict,
         sigterm_limit_s=sigterm_limit_s,
+        keep=None if keep is None else policy_of(keep),
     )
     writing = WriterOptions(backend=backend, budget_bytes=budget_bytes)
     if resume not in (None, "auto"):
@@ -189,7 +200,10 @@ def _begin(
         facts = _facts(loop, writer, options)
         if course is not None:
             facts["replay"] = course.request.facts()
-        run = undo.enter_context(begin_run(root, ranks, layout_hash=layout_hash, parent=parent, facts=facts))
+        needs_locks = options.keep is not None
+        run = undo.enter_context(
+            begin_run(root, ranks, layout_hash=layout_hash, parent=parent, facts=facts, needs_locks=needs_locks)
+        )
         session = ranks.agree(
             "capturing the first step",
             lambda: undo.enter_context(
@@ -236,6 +250,7 @@ def _facts(loop: Loop, writer: ChosenWriter, options: SessionOptions) -> dict[st
         "on_full": options.on_full,
         "host": socket.gethostname(),
         "environment": environment(),
+        **({} if options.keep is None else {FACT: str(options.keep)}),
     }
 
 

@@ -12,12 +12,17 @@ import torch
 
 from capture.background_thread import BackgroundThread
 from capture.devices.marks import CUDA_MARKS, Mark, Marks, behind
+from capture.session.retention import Retention
 from capture.session.stall_notice import StallNotice
 from capture.session.statistics_thread import StatisticsThread
 from capture.session.uncommitted_parts import UncommittedParts
 from capture.snapshot.dedup import Deduplicator, Expected
 from capture.snapshot.snapshot import Snapshot
-from catalog.errors import SnapshotError
+from catalog.disk.locks import free_lock
+from catalog.errors import NotFoundError, SnapshotError
+from catalog.read.pins import pin
+from catalog.records import CheckpointRef
+from catalog.retention.policy import Policy
 from catalog.run_writer import RunWriter
 
 __all__ = ["Committer"]
@@ -34,7 +39,9 @@ _Metrics = tuple[int, Mapping[str, float | torch.Tensor], Sequence[Mark]]
 class Committer:
     """Owns the writing end of a run, from its construction until `close`."""
 
-    def __init__(self, run: RunWriter, *, stats_every: int, marks: Marks = CUDA_MARKS) -> None:
+    def __init__(
+        self, run: RunWriter, *, stats_every: int, keep: Policy | None = None, marks: Marks = CUDA_MARKS
+    ) -> None:
         self._run = run
         self._marks = marks
         self._statistics = StatisticsThread(
@@ -49,7 +56,12 @@ class Committer:
         self._failed_steps: set[int] = set()
         self._unflushed_failure = False
         self._uncommitted = UncommittedParts(run)
-        self._deduplicator = Deduplicator(lambda step: run.paths.marker(run.run, step).exists())
+        self.retention = None if keep is None else Retention(keep, run)
+        self._upkeeps_asked = self._upkeeps_done = 0
+        self._pins: list[int] = []
+        self._deduplicator = Deduplicator(
+            lambda step: run.paths.marker(run.run, step).exists(), pin=lambda step: keep is None or self._pin(step)
+        )
         self._closing = False
         self._flushed = time.monotonic()
         self._unregistered = False
@@ -86,6 +98,8 @@ class Committer:
         """
         with self._changed:
             self._failed_steps.add(step)
+        if self.retention is not None:
+            self.retention.ended(step)
         unremoved = ""
         try:
             self._run.discard(step, reason=str(error))
@@ -136,6 +150,14 @@ class Committer:
         with self._changed:
             return self._changed.wait_for(lambda: len(self._snapshots) < count, timeout_s)
 
+    def make_room(self) -> None:
+        """Wait until every snapshot is finished, and what the session's policy does not keep is removed."""
+        with self._changed:
+            self._upkeeps_asked += 1
+            asked = self._upkeeps_asked
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._snapshots and self._upkeeps_done >= asked)
+
     def give_up(self) -> None:
         """Let every pending snapshot end as a failure, as soon as the writes that are under way have ended."""
         with self._changed:
@@ -151,6 +173,8 @@ class Committer:
             self._changed.notify_all()
         self._thread.wait()
         self._stall_notice.end()
+        while self._pins:
+            free_lock(self._pins.pop())
         if self._statistics.close():
             self._register()
 
@@ -158,11 +182,18 @@ class Committer:
         while True:
             with self._changed:
                 self._changed.wait_for(
-                    lambda: self._snapshots or self._closing or self._unflushed_failure, self._until_due_s()
+                    lambda: (
+                        self._snapshots
+                        or self._closing
+                        or self._unflushed_failure
+                        or self._upkeeps_asked > self._upkeeps_done
+                    ),
+                    self._until_due_s(),
                 )
                 failure, self._unflushed_failure = self._unflushed_failure, False
                 snapshot = self._snapshots[0] if self._snapshots else None
                 closing = self._closing
+                asked = self._upkeeps_asked > self._upkeeps_done
             if snapshot is not None:
                 committed = self._publish(snapshot)
                 with self._changed:
@@ -173,14 +204,18 @@ class Committer:
                 self._unregistered |= committed
                 # After the snapshot has left the queue: `wait` need not wait for the index, which loses nothing.
                 self._register_when_due()
+                self._keep_up()
             elif closing:
                 self._register_when_due(at_once=True)
                 self._begin("the last entry in the journal")
                 self._remove_uncommitted(self._uncommitted.closing)
+                self._keep_up()
                 self._flush(force=True)
                 return
             else:
                 self._register_when_due()
+                if asked:
+                    self._keep_up()
             # The other ranks read in the journal that this one has failed a step.
             self._flush(force=failure)
             self._under_way = None
@@ -248,6 +283,33 @@ class Committer:
     def _until_due_s(self) -> float:
         until_flush = self._until_flush_s()
         return min(until_flush, max(0.0, self._register_at - time.monotonic())) if self._unregistered else until_flush
+
+    def _keep_up(self) -> None:
+        """Remove what the session's policy does not keep."""
+        if self.retention is None:
+            return
+        with self._changed:
+            asked = self._upkeeps_asked
+        self._begin("the removal of checkpoints")
+        try:
+            problem = self.retention.upkeep()
+            if problem:
+                self._run.journal.event("upkeep_incomplete", None, reason=problem)
+        except Exception as error:  # noqa: BLE001 - what can't be removed must not end the thread others wait for
+            self._report(f"checkpoints of run {self._run.run} could not be removed: {error}", error)
+            self._run.journal.event("upkeep_failed", None, reason=str(error))
+        with self._changed:
+            self._upkeeps_done = asked
+            self._changed.notify_all()
+
+    def _pin(self, step: int) -> bool:
+        try:
+            held = pin(self._run.paths, CheckpointRef(self._run.run, step))
+        except NotFoundError:
+            return False
+        if held is not None:
+            self._pins.append(held)
+        return held is not None
 
     def _until_flush_s(self) -> float:
         return max(0.0, self._flushed + FLUSH_INTERVAL_S - time.monotonic())

@@ -8,6 +8,7 @@ from typing import Any
 
 from capture.collectives import Ranks
 from capture.user_warning import warn_user
+from catalog.errors import SetupError
 from catalog.gc import collect_garbage
 from catalog.history import History
 from catalog.read.liveness import DEAD_AFTER_S
@@ -18,11 +19,19 @@ __all__ = ["begin_run"]
 
 
 def begin_run(
-    root: Path, ranks: Ranks, *, layout_hash: str, parent: CheckpointRef | None, facts: Mapping[str, Any]
+    root: Path,
+    ranks: Ranks,
+    *,
+    layout_hash: str,
+    parent: CheckpointRef | None,
+    facts: Mapping[str, Any],
+    needs_locks: bool = False,
 ) -> RunWriter:
     """Make a new run in the history `root`, and return the writer of this rank, which holds its lock.
 
     All ranks must call it; a failure of one is raised on all. The first rank also removes what dead runs have left.
+
+    needs_locks: whether all ranks must see each other's locks. SetupError, on all of them, where they do not.
     """
     run = ranks.broadcast(ranks.agree("making the run", lambda: _make_run(root, ranks, layout_hash, parent, facts)))
     with contextlib.ExitStack() as undo:
@@ -32,7 +41,7 @@ def begin_run(
                 RunWriter(root, run=run, rank=ranks.rank, world_size=ranks.world_size, layout_hash=layout_hash)
             ),
         )
-        _prove_locks(ranks, writer)
+        _prove_locks(ranks, writer, needed=needs_locks)
         undo.pop_all()
     return writer
 
@@ -61,9 +70,15 @@ def _make_run(
     return run
 
 
-def _prove_locks(ranks: Ranks, run_writer: RunWriter) -> None:
-    """Find out whether the hosts of this run see each other's locks, and note it where other sessions look."""
+def _prove_locks(ranks: Ranks, run_writer: RunWriter, *, needed: bool) -> None:
+    """Find out whether the hosts of this run see each other's locks, and note it where other sessions look. SetupError
+    when they do not, and it is `needed`."""
     shared = ranks.see_locks(lambda rank: run_writer.paths.lock(run_writer.run, rank))
+    if shared is False and needed:
+        raise SetupError(
+            f"keep: the hosts of this training do not see each other's locks in {run_writer.paths.root}, so the first "
+            "rank can't know which earlier files the others refer to: leave keep= out, and prune when it has ended"
+        )
     if shared:
         ranks.agree("noting that locks are shared", run_writer.note_shared_locks)
     elif shared is False and ranks.rank == 0:

@@ -5,6 +5,7 @@ from typing import Any, Literal, get_args
 
 from capture.snapshot.change_detector import Check
 from catalog.errors import SetupError
+from catalog.retention.policy import Policy
 
 __all__ = ["OnFull", "SessionOptions"]
 
@@ -18,6 +19,7 @@ class SessionOptions:
     with the argument and its value, for one that it may not be.
 
     also_at: further steps that are captured
+    keep: the policy of what stays; None keeps everything
     """
 
     every: int = 50
@@ -27,6 +29,7 @@ class SessionOptions:
     strict: bool = False
     sigterm_limit_s: float | None = None
     also_at: frozenset[int] = frozenset()
+    keep: Policy | None = None
 
     def is_due(self, step: int) -> bool:
         """Return whether a step is to be captured."""

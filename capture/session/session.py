@@ -91,7 +91,7 @@ class Session:
         self._run = run
         self._writer = writer
         self._options = options
-        self._committer = Committer(run, stats_every=options.stats_every)
+        self._committer = Committer(run, stats_every=options.stats_every, keep=options.keep)
         self._failures = Failures(self._committer.take_failures)
         self._events = StepEvents(
             loop,

@@ -107,12 +107,19 @@ class StatisticsThread:
                 self._changed.wait_for(lambda: self._waiting or self._deadline is not None)
                 if not self._waiting or self._stopped():
                     return
+                self._forget_removed()
                 step = next(filter(self._committed, reversed(self._waiting)), None)
                 if step is None:
                     self._changed.wait(_COMMIT_POLL_S)
                     continue
                 self._waiting.remove(step)
             self._analyze(step)
+
+    def _forget_removed(self) -> None:
+        """A checkpoint that was removed since is not to have statistics any more."""
+        there = [step for step in self._waiting if self._run.paths.step_dir(self._run.run, step).is_dir()]
+        self._wanted -= len(self._waiting) - len(there)
+        self._waiting = there
 
     def _committed(self, step: int) -> bool:
         return self._run.paths.marker(self._run.run, step).exists()
@@ -124,11 +131,13 @@ class StatisticsThread:
             done = analyze_part(run.paths, run.run, about, stopped=self._give_way, may_publish=self._begin_publishing)
         except Exception as error:  # noqa: BLE001 - the checkpoint is safe; `dshistory analyze` tries again and says more
             failure = error
+        removed = not run.paths.step_dir(run.run, step).is_dir()
         with self._changed:
             self._publishing = False
             self._done += done
+            self._wanted -= removed and not done
             self._changed.notify_all()
-            if failure is not None and not self._closed:
+            if failure is not None and not removed and not self._closed:
                 run.journal.event("analysis_failed", step, reason=str(failure))
 
     def _begin_publishing(self) -> bool:

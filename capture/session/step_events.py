@@ -108,7 +108,7 @@ class StepEvents:
             # A step whose update was skipped is no new state: the next one that is applied is captured instead.
             self._due = not applied
             if applied:
-                self._try_capture(step, may_skip=self._options.on_full == "skip")
+                self._try_capture(step, due=True)
         if not self.current.is_captured(step):
             self.current.keep(step)
         self._stall_s += time.perf_counter() - began
@@ -203,20 +203,21 @@ class StepEvents:
             self._failures.warn()
             return True
 
-    def _try_capture(self, step: int, *, may_skip: bool = False) -> None:
+    def _try_capture(self, step: int, *, due: bool = False) -> None:
         try:
-            self._capture(step, may_skip=may_skip)
+            self._capture(step, due=due)
         except Exception as error:  # noqa: BLE001 - a user's provider may raise anything, and no snapshot ends a training
             self._committer.failed(step, error)
             self._failures.warn()
 
-    def _capture(self, step: int, *, may_skip: bool = False) -> None:
+    def _capture(self, step: int, *, due: bool = False) -> None:
         self.current.release()
         # Only steps that are due may be skipped: there all ranks are here at once and skip together, or none does.
-        if may_skip and self._ranks.any(self._committer.pending() >= MAX_PENDING):
+        if due and self._options.on_full == "skip" and self._ranks.any(self._committer.pending() >= MAX_PENDING):
             self.skipped += 1
             self._run.journal.event("skipped", step, reason=f"{MAX_PENDING} snapshots were still being written")
             return
+        self._require_room(step, due=due)
         if self._run.world_size > 1 and self._committer.has_failed(step):
             raise SnapshotError(f"step {step} has failed on this rank already, and the other ranks remove their parts")
         self._committer.wait_below(MAX_PENDING)
@@ -235,3 +236,26 @@ class StepEvents:
             )
         )
         self._committer.submit(snapshot)
+
+    def _require_room(self, step: int, *, due: bool) -> None:
+        """Raise SnapshotError when the budget of the session's policy has no room for a snapshot, also after the
+        upkeep.
+
+        All ranks come here together at a step that is due, and none begins what another one has no room for.
+        """
+        retention = self._committer.retention
+        if retention is None or not retention.has_budget:
+            return
+        planned = self._planned_bytes()
+        admitted = retention.admit(step, planned)
+        if not admitted:
+            self._committer.make_room()
+            admitted = retention.admit(step, planned)
+        if (due and self._ranks.any(not admitted)) or not admitted:
+            raise retention.refusal(step, planned)
+
+    def _planned_bytes(self) -> int:
+        try:
+            return self._listing.planned_bytes(self._committer.expected.stored)
+        except Exception:  # noqa: BLE001 - a user's provider may raise anything; the snapshot itself reports it
+            return 0

@@ -54,10 +54,13 @@ class UncommittedParts:
 
     def _is_a_part_missing(self, step: int) -> bool:
         """Look at the folder itself: a network file system answers questions after single names from its cache, but
-        lists a folder anew once this process has written to it.
+        lists a folder anew once this process has written to it. A folder that is gone misses nothing: its checkpoint
+        was committed, and removed.
         """
         run = self._run
         folder = run.paths.step_dir(run.run, step)
+        if not folder.is_dir():
+            return False
         probe = temporary_path(run.paths.data(run.run, step, run.rank))
         probe.touch()
         probe.unlink()

@@ -72,14 +72,16 @@ class Published:
 
 class Deduplicator:
     """Learns from the parts that a rank publishes which of its state stays unchanged. `committed` says whether a step's
-    checkpoint exists: nothing else may be referred to.
+    checkpoint exists: nothing else may be referred to. `pin` keeps a step's checkpoint from being removed as long as
+    the run is written, and returns False when it is gone already.
 
     `expected` is replaced, never changed, so that any thread may take it.
     """
 
-    def __init__(self, committed: Callable[[int], bool]) -> None:
+    def __init__(self, committed: Callable[[int], bool], *, pin: Callable[[int], bool] = lambda step: True) -> None:
         self.expected = Expected()
         self._committed = committed
+        self._pin = pin
         self._waiting: deque[Published] = deque(maxlen=_MAX_WAITING)
         self._last: Published | None = None
         self._unpredictable: set[str] = set()
@@ -108,6 +110,9 @@ class Deduplicator:
         found = {key: at for key, at in _unchanged(last, now).items() if key not in self._unpredictable}
         known = {key: at for key, at in found.items() if at.digest is not None or key not in now.parts.on_device}
         settled = frozenset(found.keys() - known.keys())
+        if known and not self._pin(now.step):
+            # Nothing refers to it yet, so it could be removed.
+            return
         if known or settled != self.expected.settled:
             # The same mapping as long as nothing is added to it: a plan is kept with it.
             stored = {**self.expected.stored, **known} if known else self.expected.stored

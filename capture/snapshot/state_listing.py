@@ -207,6 +207,12 @@ class StateListing:
             self._planned_for, self._stored = planned_for, stored
         return self._plan
 
+    def planned_bytes(self, stored: Mapping[str, StoredAt]) -> int:
+        """Return the bytes that the file of this rank is planned to take for the state as it is now, without what is
+        appended to it. The errors are those of `plan`.
+        """
+        return self.plan(EncodedObjects((), {}), stored=stored).data_end
+
     def layout_hash(self) -> str:
         """Return a hash of the name, kind, shape and dtype of every tensor that this rank writes, and of the world
         size.

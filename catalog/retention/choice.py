@@ -33,8 +33,8 @@ class Choice:
 
 
 def choose(lines: Sequence[Sequence[CheckpointFacts]], policy: Policy, *, more_bytes: int = 0) -> Choice:
-    """Decide for the checkpoints of several trainings, each in ascending order of its steps: the rules hold for each
-    by itself, the budget for all together.
+    """Decide for the checkpoints of several trainings, each in the order in which they were made: the rules hold for
+    each by itself, the budget for all together.
 
     more_bytes: what counts against the budget beside the checkpoints, such as one that is about to be written
     Raises SetupError when what must stay does not fit into the budget.

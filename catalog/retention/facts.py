@@ -67,12 +67,12 @@ class FactsReader:
         self._history = history
         self._published: dict[CheckpointRef, _Published] = {}
 
-    def line(self, run: str) -> list[CheckpointFacts]:
+    def line(self, run: str, *, within: frozenset[str] = frozenset()) -> list[CheckpointFacts]:
         """Return the facts of a run's committed checkpoints, ascending by step; of those that are removed meanwhile,
-        nothing."""
+        nothing. A child run that is `within` the same training does not hold what it goes on from."""
         history = self._history
         refs = [CheckpointRef(run, step) for step in history.steps(run)]
-        known = _Known(history, run)
+        known = _Known(history, run, within)
         statistics = _statistics_bytes(history, run)
         self._published = {ref: what for ref, what in self._published.items() if ref.run != run or ref in set(refs)}
         found = []
@@ -118,11 +118,11 @@ class FactsReader:
 class _Known:
     """What the catalog knows of a run's checkpoints beside their files."""
 
-    def __init__(self, history: History, run: str) -> None:
+    def __init__(self, history: History, run: str, within: frozenset[str]) -> None:
         self._children = {
             facts.parent_step: facts.run
             for facts in history.runs()
-            if facts.parent_run == run and facts.parent_step is not None
+            if facts.parent_run == run and facts.parent_step is not None and facts.run not in within
         }
         self.tags: defaultdict[int, list[str]] = defaultdict(list)
         self.metrics: defaultdict[int, dict[str, float]] = defaultdict(dict)

@@ -1,9 +1,9 @@
 """The rules of a policy: each names checkpoints that are worth keeping, the most valuable one first.
 
-A rule sees the checkpoints of one training in the order of their steps. It is a pure function of them, so whoever asks
-again gets the same answer; ages count from the newest checkpoint, not from today, so that a finished training does not
-decay. Where one of many is kept, it is the earliest of its interval, and intervals begin at fixed times and steps:
-pruning again and again keeps the same ones.
+A rule sees the checkpoints of one training in the order in which they were made. It is a pure function of them, so
+whoever asks again gets the same answer; ages count from the newest checkpoint, not from today, so that a finished
+training does not decay. Where one of many is kept, it is the earliest of its interval, and intervals begin at fixed
+times and steps: pruning again and again keeps the same ones.
 """
 
 import math
@@ -23,7 +23,7 @@ class Rule(Protocol):
 
     def keeps(self, line: Sequence[CheckpointFacts]) -> Sequence[CheckpointFacts]:
         """Return those of a training's checkpoints that this rule keeps, the most valuable one first. `line` has only
-        whole checkpoints, in ascending order of their steps."""
+        whole checkpoints, in the order in which they were made."""
         ...
 
 

@@ -62,6 +62,10 @@ PROMISES = {
     "The newest healthy checkpoint stays": (
         "Whatever a policy says, also where the last ones are full of NaN, or may yet turn out to be."
     ),
+    "A byte budget holds": (
+        "What a session may take on the disk is asked for before a snapshot is written. One that has no room is not "
+        "written, by name, and the training goes on."
+    ),
     "Nothing of others is deleted": (
         "Garbage collection removes only unfinished checkpoints of runs that certainly nobody writes any more, what is "
         "left of removed ones, and only files that the format names. It follows no link."
