@@ -65,6 +65,7 @@ def enable(
     strict: bool = False,
     sigterm_limit_s: float | None = None,
     keep: Keep | None = None,
+    fingerprints: bool = True,
 ) -> Session:
     """Capture every `every`-th optimizer step of a DeepSpeed engine, or of a module with its optimizer, from now on.
 
@@ -102,13 +103,15 @@ def enable(
     sigterm_limit_s: on SIGTERM, capture the step that has just ended and wait for it, at most so many seconds; then
        what SIGTERM would have done without a session happens: the handler that was there before, or the end of the
        process. An update that is under way is ended first. For trainings of one process, in the main thread.
-
     keep: which checkpoints stay, as "last 20, every 1000, best 3 by loss, 50GB", or as rules of
        `catalog.retention.rules`; None keeps all. After each commit the others are removed, in the background, and room
        is left for the next one: a snapshot that does not fit into the budget is not written, which is a failure by
        name. The newest checkpoint always stays, and the newest healthy one, tagged ones, what a reader has open or
        another run goes on from, and what these refer to. The budget is for this run and the dead ones that it goes on
        from, as far as they have the same policy.
+    fingerprints: whether 8 bytes for each weight, buffer and tensor of the optimizer are kept of every step, captured
+       or not: a digest of what `check` reads, or of a sample where that is nothing. By them a replay is compared
+       between two checkpoints, and ranks with each other. They are written each minute, and at `close`.
 
     In a script that `dshistory replay` has started, this puts the training back to the step asked for, whatever
     `resume` and `history` say, changes it as asked, and captures it as a child of the run that is replayed.
@@ -129,6 +132,7 @@ def enable(
         strict=strict,
         sigterm_limit_s=sigterm_limit_s,
         keep=None if keep is None else policy_of(keep),
+        fingerprints=fingerprints,
     )
     writing = WriterOptions(backend=backend, budget_bytes=budget_bytes)
     if resume not in (None, "auto"):
@@ -248,6 +252,8 @@ def _facts(loop: Loop, writer: ChosenWriter, options: SessionOptions) -> dict[st
         **writer.facts,
         "every": options.every,
         "on_full": options.on_full,
+        "check": options.check,
+        "fingerprints": options.fingerprints,
         "host": socket.gethostname(),
         "environment": environment(),
         **({} if options.keep is None else {FACT: str(options.keep)}),

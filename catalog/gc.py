@@ -18,7 +18,8 @@ from catalog.disk.folders import open_folder, remove_files
 from catalog.disk.regular_file import check_folders
 from catalog.errors import HistoryError
 from catalog.format.audit_file import audited_step
-from catalog.format.journal import NO_RANK, Journal, is_segment
+from catalog.format.journal import NO_RANK, Journal
+from catalog.format.segments import is_segment
 from catalog.format.statistics_file import parse_name
 from catalog.paths import HistoryPaths, is_checkpoint_file, is_part_name, parse_removed_dir, parse_step_dir
 from catalog.read.locked_run import locked_run
@@ -61,6 +62,7 @@ def _collect_run(paths: HistoryPaths, run: str, collected: Collected) -> None:
         present = os.listdir(own)
         for path, is_known in (
             (paths.journal_dir(run), is_segment),
+            (paths.fingerprints_dir(run), is_segment),
             (paths.statistics_dir(run), lambda name: parse_name(name) is not None),
             (paths.audits_dir(run), lambda name: audited_step(name) is not None),
         ):

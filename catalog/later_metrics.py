@@ -13,7 +13,8 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from catalog.errors import HistoryError
-from catalog.format.journal import NO_RANK, Journal, current_segments, read_segment, segments
+from catalog.format.journal import NO_RANK, Journal, read_segment
+from catalog.format.segments import current_segments, segments
 from catalog.paths import HistoryPaths
 from catalog.records import CheckpointRef
 

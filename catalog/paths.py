@@ -135,6 +135,9 @@ class HistoryPaths:
     def journal_dir(self, run: str) -> Path:
         return self.run_dir(run) / "journal"
 
+    def fingerprints_dir(self, run: str) -> Path:
+        return self.run_dir(run) / "fingerprints"
+
     def statistics_dir(self, run: str) -> Path:
         return self.run_dir(run) / "statistics"
 

@@ -85,8 +85,8 @@ def create_run(root: Path, facts: RunFacts) -> None:
         folder.mkdir()
     except FileExistsError as error:
         raise MismatchError(f"{folder} exists: a run is written by one session only; take a new id") from error
-    for child in (paths.steps_dir(facts.run), paths.journal_dir(facts.run), paths.locks_dir(facts.run)):
-        child.mkdir()
+    for child in (paths.steps_dir, paths.journal_dir, paths.fingerprints_dir, paths.locks_dir):
+        child(facts.run).mkdir()
     publish_bytes(encode_run_facts(facts), paths.run_json(facts.run))
     sync_dir(paths.runs)
 

@@ -18,10 +18,12 @@ import pyarrow.compute as pc
 from catalog.disk.regular_file import check_folders, is_real_folder
 from catalog.errors import HistoryError, NotFoundError
 from catalog.format.audit_file import audited_step, read_audit
-from catalog.format.journal import Segment, current_segments, read_segment, segments
+from catalog.format.fingerprints import read_fingerprints
+from catalog.format.journal import read_segment
 from catalog.format.json_facts import read_history_json
 from catalog.format.manifest import Manifest
 from catalog.format.marker import read_marker
+from catalog.format.segments import Segment, current_segments, segments
 from catalog.format.statistics_file import parse_name, read_statistics
 from catalog.history import History
 from catalog.paths import HistoryPaths, is_run_id
@@ -115,7 +117,8 @@ class _Verification:
             self.link(link)
         for link in (path for path in _entries(self.paths.steps_dir(run)) if path.is_symlink()):
             self.link(link)
-        self.journal(run)
+        self.segments(self.paths.journal_dir(run), partial(read_segment, run=run))
+        self.segments(self.paths.fingerprints_dir(run), lambda path: list(read_fingerprints(path, run=run)))
         for path in _entries(self.paths.statistics_dir(run)):
             if parse_name(path.name) is not None:
                 self.attempt(path, "content", partial(read_statistics, path, run=run))
@@ -128,13 +131,12 @@ class _Verification:
     def link(self, path: Path) -> None:
         self.add(path, "file", "is a symbolic link: a history has none inside, and nothing behind it is read")
 
-    def journal(self, run: str) -> None:
-        """Check all segments. Each writer numbers its own from 0 without gaps, so a missing one shows, unless it was
-        the last."""
-        folder = self.paths.journal_dir(run)
+    def segments(self, folder: Path, read: Callable[[Path], object]) -> None:
+        """Check all segments in a folder. Each writer numbers its own from 0 without gaps, so a missing one shows,
+        unless it was the last."""
         found = list(segments(folder))
         for path in found:
-            self.attempt(path, "content", partial(read_segment, path, run=run))
+            self.attempt(path, "content", partial(read, path))
         expected: dict[str, int] = {}
         for segment in current_segments(path.name for path in found):
             if (first := expected.get(segment.writer, 0)) < segment.first:

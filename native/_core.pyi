@@ -229,11 +229,12 @@ SAMPLED_WHOLE_BYTES: int
 
 def sampled_digests(*, addresses: Any, nbytes: Any, seed: int = 0) -> bytes:
     """Return a digest of a sample of each region of this process's memory, 8 bytes each, in order, to be compared with
-    an earlier one of the same region and `seed`.
+    another one of as many bytes and the same `seed`.
 
     Regions of at most SAMPLED_WHOLE_BYTES are read whole; of larger ones 64 bytes in each of 16 equal stretches, or in
     one stretch for each 8 KiB, at places that `seed` decides, besides the first and the last 64. A change of two whole
-    stretches is always found. A region that is not mapped any more has the digest 0.
+    stretches is always found. A region that is not mapped any more has the digest 0. Equal bytes have equal digests for
+    the same `seed`, wherever they are in memory, in every process and on every host: docs/format.md has the definition.
 
     addresses and nbytes are uint64 [n] numpy arrays; the caller keeps the memory.
     """

@@ -12,11 +12,13 @@ import torch
 
 from capture.background_thread import BackgroundThread
 from capture.devices.marks import CUDA_MARKS, Mark, Marks, behind
+from capture.session.fingerprint_log import FingerprintLog
 from capture.session.retention import Retention
 from capture.session.stall_notice import StallNotice
 from capture.session.statistics_thread import StatisticsThread
 from capture.session.uncommitted_parts import UncommittedParts
 from capture.snapshot.dedup import Deduplicator, Expected
+from capture.snapshot.fingerprints import Fingerprint
 from capture.snapshot.snapshot import Snapshot
 from catalog.disk.locks import free_lock
 from catalog.errors import NotFoundError, SnapshotError
@@ -62,6 +64,7 @@ class Committer:
         self._deduplicator = Deduplicator(
             lambda step: run.paths.marker(run.run, step).exists(), pin=lambda step: keep is None or self._pin(step)
         )
+        self._fingerprints = FingerprintLog(run)
         self._closing = False
         self._flushed = time.monotonic()
         self._unregistered = False
@@ -91,6 +94,12 @@ class Committer:
         computed = behind(values.values(), marks)
         with self._changed:
             self._metrics.append((step, values, computed))
+
+    def fingerprint(self, fingerprint: Fingerprint) -> None:
+        """Write the fingerprint of a step, with others."""
+        if self._fingerprints.add(fingerprint):
+            with self._changed:
+                self._changed.notify_all()
 
     def failed(self, step: int, error: Exception) -> None:
         """Record the failure of a snapshot in the journal and the index, and for `take_failures`. Other ranks then
@@ -187,6 +196,7 @@ class Committer:
                         or self._closing
                         or self._unflushed_failure
                         or self._upkeeps_asked > self._upkeeps_done
+                        or self._fingerprints.is_full
                     ),
                     self._until_due_s(),
                 )
@@ -204,11 +214,13 @@ class Committer:
                 self._unregistered |= committed
                 # After the snapshot has left the queue: `wait` need not wait for the index, which loses nothing.
                 self._register_when_due()
+                self._fingerprints.write_now_and_then()
                 self._keep_up()
             elif closing:
                 self._register_when_due(at_once=True)
                 self._begin("the last entry in the journal")
                 self._remove_uncommitted(self._uncommitted.closing)
+                self._fingerprints.close()
                 self._keep_up()
                 self._flush(force=True)
                 return
@@ -316,8 +328,11 @@ class Committer:
 
     def _flush(self, *, force: bool = False) -> None:
         """Write metrics, events and tags to the journal, when `force` is true or it is time."""
+        if self._fingerprints.is_full:
+            self._fingerprints.write()
         if not force and self._until_flush_s() > 0:
             return
+        self._fingerprints.write_now_and_then()
         self._record_metrics()
         try:
             self._run.journal.flush()

@@ -28,6 +28,9 @@ edited    A declared edit has changed it between its update and the next forward
           edit, and a new one begins then; a step that was kept is kept on.
 neither   Keeping has failed, or nothing has ended yet: a late capture reads everything as it is then.
 
+The fingerprint of a step is taken when its update has ended, or anew when it becomes FINAL after an edit, and handed on
+then.
+
 An edit after the next forward has begun is part of the next step: the snapshot is finished first. An edit of a step
 that is captured and FINAL because of a call comes too late for it, and is reported.
 
@@ -40,8 +43,9 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from capture.snapshot.change_detector import Check
+from capture.snapshot.change_detector import ChangeDetector, Check
 from capture.snapshot.data_file import PlacedObject
+from capture.snapshot.fingerprints import Fingerprint
 from capture.snapshot.snapshot import Snapshot
 from capture.snapshot.state_listing import StateListing
 from capture.snapshot.transient_state import KeptBuffers, TransientState
@@ -64,6 +68,7 @@ class CurrentStep:
     may_skip_updates: objects that are read at the next forward may advance again without an update, when one is skipped
     check: what is compared to find out whether a step that is captured late is still in memory
     capture_again: begins the snapshot of a step anew with `capture`, or reports why it can't
+    fingerprint_taken: gets the fingerprint of each step that `take_fingerprint` has taken, once the step is final
     """
 
     def __init__(
@@ -74,12 +79,16 @@ class CurrentStep:
         may_skip_updates: bool,
         check: Check,
         capture_again: Callable[[int], None],
+        fingerprint_taken: Callable[[Fingerprint], None] = lambda _: None,
     ) -> None:
         self._listing = listing
         self._run = run
         self._may_skip_updates = may_skip_updates
         self._check = check
         self._capture_again = capture_again
+        self._fingerprint_taken = fingerprint_taken
+        self._fingerprint: Fingerprint | None = None
+        self._is_edited = False
         self._phase = _Phase.ENDED
         self._is_initial = True
         self._next_has_begun = False
@@ -129,6 +138,7 @@ class CurrentStep:
             self._capture_again(self._dropped)
             self._dropped = None
         self._phase = _Phase.FINAL
+        self._hand_on_fingerprint()
         snapshot, self._unfinalized = self._unfinalized, None
         try:
             if snapshot is not None:
@@ -160,6 +170,7 @@ class CurrentStep:
         """The edit is over; not `whole`: an exception has ended it, and the state is half edited."""
         self._edits_under_way -= 1
         self._is_half_edited |= not whole
+        self._is_edited = True
         if self._edits_under_way or self._phase is _Phase.UPDATING:
             return
         if self._next_has_begun:
@@ -180,6 +191,7 @@ class CurrentStep:
         if not self._is_half_edited or self._phase is not _Phase.ENDED:
             return None
         step, self._dropped, self._kept = self._dropped, None, None
+        self._fingerprint = None
         return step
 
     def accessed(self) -> None:
@@ -231,6 +243,25 @@ class CurrentStep:
             self._kept = self._listing.keep(step, check=self._check)
         except Exception:  # noqa: BLE001 - a provider's failure: a late capture asks it again, and reports the error
             self._kept = None
+
+    def take_fingerprint(self, step: int) -> None:
+        """Take the fingerprint of `step`, which has just ended; what `keep` has read of it is not read again."""
+        kept = self.kept(step)
+        self._is_edited = False
+        self._fingerprint = self._read_fingerprint(step, None if kept is None else kept.weights)
+
+    def _read_fingerprint(self, step: int, detector: ChangeDetector | None) -> Fingerprint | None:
+        try:
+            return self._listing.fingerprint(step, check=self._check, detector=detector)
+        except Exception:  # noqa: BLE001 - what fails here fails a snapshot, by name; this step has no fingerprint
+            return None
+
+    def _hand_on_fingerprint(self) -> None:
+        found, self._fingerprint = self._fingerprint, None
+        if found is not None and self._is_edited:
+            found = self._read_fingerprint(found.step, None)
+        if found is not None:
+            self._fingerprint_taken(found)
 
     def kept(self, step: int) -> TransientState | None:
         """Return what was kept of `step`."""

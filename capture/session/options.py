@@ -28,6 +28,7 @@ class SessionOptions:
     stats_every: int = 1
     strict: bool = False
     sigterm_limit_s: float | None = None
+    fingerprints: bool = True
     also_at: frozenset[int] = frozenset()
     keep: Policy | None = None
 
@@ -46,8 +47,9 @@ class SessionOptions:
             raise SetupError(
                 f"stats_every={self.stats_every!r}: give a whole number of optimizer steps, or 0 for no statistics"
             )
-        if not isinstance(self.strict, bool):
-            raise SetupError(f"strict={self.strict!r}: give True or False")
+        for name in ("strict", "fingerprints"):
+            if not isinstance(getattr(self, name), bool):
+                raise SetupError(f"{name}={getattr(self, name)!r}: give True or False")
         limit_s: Any = self.sigterm_limit_s
         real = isinstance(limit_s, (int, float)) and not isinstance(limit_s, bool)
         if limit_s is not None and not (real and 0 < limit_s < float("inf")):

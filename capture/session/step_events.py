@@ -72,6 +72,7 @@ class StepEvents:
             may_skip_updates=loop.may_skip_updates(),
             check=options.check,
             capture_again=self._try_capture,
+            fingerprint_taken=committer.fingerprint,
         )
         self.skipped = 0
         self.stall_s = 0.0
@@ -111,6 +112,8 @@ class StepEvents:
                 self._try_capture(step, due=True)
         if not self.current.is_captured(step):
             self.current.keep(step)
+        if self._options.fingerprints:
+            self.current.take_fingerprint(step)
         self._stall_s += time.perf_counter() - began
         if self._observer is not None:
             metrics = self._observer.step_ended(step, metrics)
@@ -168,7 +171,10 @@ class StepEvents:
 
     def begin(self) -> None:
         """Capture the state that the session begins with."""
-        self._capture(self._loop.step())
+        step = self._loop.step()
+        self._capture(step)
+        if self._options.fingerprints:
+            self.current.take_fingerprint(step)
 
     def snapshot_now(self) -> int:
         """Capture the step that has just ended, unless it is captured; return its number."""

@@ -12,7 +12,8 @@ import os
 
 from catalog.disk.durable import sync_dir, temporary_path
 from catalog.errors import HistoryError
-from catalog.format.journal import read_segment, segments
+from catalog.format.journal import read_segment
+from catalog.format.segments import segments
 from catalog.paths import HistoryPaths
 from catalog.run_writer import RunWriter
 

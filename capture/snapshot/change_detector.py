@@ -127,6 +127,23 @@ class Watched:
         owned = [(i, words_of(item.tensor)) for i, item in enumerate(self.items) if self.copies.owns(item.tensor)]
         return [(index, words) for index, words in owned if words is not None]
 
+    def digests(self, check: Check, *, seed: int) -> npt.NDArray[np.void]:
+        """Return what the host reads of each item's memory as far as `check` says, in one digest for each: of a sample
+        at places that `seed` decides, V8 [items], or of all bytes, V16 [items].
+        """
+        where = {"addresses": self.addresses, "nbytes": self.nbytes}
+        if check == "hash":
+            return np.frombuffer(native.checksum_memory(**where), f"V{CHECKSUM_BYTES}")
+        if check == "sampled":
+            return np.frombuffer(native.sampled_digests(**where, seed=seed), "V8")
+        return np.zeros(len(self.items), "V1")
+
+    def read_devices(self, check: Check) -> Reading | None:
+        """Tell the devices to read as far as `check` says; None where there are none, or nothing to be read."""
+        if check == "versions" or not self.on_device:
+            return None
+        return (self.all_on_device if check == "hash" else self.sampled_on_device).read()
+
     def versions(self, tensors: Sequence[torch.Tensor]) -> npt.NDArray[np.int64]:
         """Return the version counters of the `tensors` as they are now, and those of the DTensors around them."""
         counted = itertools.chain(itertools.compress(tensors, self._counts), self._dtensors)
@@ -147,6 +164,7 @@ class ChangeDetector:
     moved since `watched` was made. To be made on the training thread: devices read what all work that it has given to
     them leaves.
 
+    seed: decides at which places large tensors are looked at; by default at others each time
     held: what keeps their memory. A tensor that is then given other memory (`p.data = x`) has not changed, as long as
     its old memory is as it was; without `held` it has
     tensors: those of `watched`, where the caller has them already
@@ -157,18 +175,24 @@ class ChangeDetector:
         watched: Watched,
         *,
         check: Check = "sampled",
+        seed: int | None = None,
         held: Held | None = None,
         tensors: Sequence[torch.Tensor] | None = None,
     ) -> None:
         self._watched = watched
         self.check = check
-        self._seed = next(_seeds)
+        self._seed = next(_seeds) if seed is None else seed
         self._storages = None if held is None else held.storages
         self._storage_places = _addresses_of_storages(self._storages)
         # Not kept: what the training lets go is free at once, unless `held` holds it.
         self._versions = watched.versions(watched.tensors() if tensors is None else tensors)
-        self._digests = self._read_digests()
-        self._on_device = self._read_devices()
+        self.digests = watched.digests(check, seed=self._seed)
+        self.on_device = watched.read_devices(check)
+
+    @property
+    def watched(self) -> Watched:
+        """The tensors that are watched."""
+        return self._watched
 
     @property
     def items(self) -> Sequence[TensorItem]:
@@ -192,7 +216,7 @@ class ChangeDetector:
         """
         try:
             self._watched.copies.require_running()
-            return self._compared(self._read_devices())
+            return self._compared(self._watched.read_devices(self.check))
         except UnsupportedError:
             return self._compared(None)
         except RuntimeError as error:
@@ -227,24 +251,11 @@ class ChangeDetector:
         different[self._watched.items_of(self._versions != self._watched.versions(tensors))] = True
         if not different.any():
             # Only now: memory that was freed must not be read.
-            different = self._digests != self._read_digests()
+            different = self.digests != self._watched.digests(self.check, seed=self._seed)
         found = [self.items[index].label for index in np.flatnonzero(different).tolist()]
         labels = [self.items[index].label for index in self._watched.on_device]
-        readings = None if on_device is None or self._on_device is None else (self._on_device, on_device)
+        readings = None if on_device is None or self.on_device is None else (self.on_device, on_device)
         return Comparison(found, labels, readings)
-
-    def _read_digests(self) -> npt.NDArray[np.void]:
-        where = {"addresses": self._watched.addresses, "nbytes": self._watched.nbytes}
-        if self.check == "hash":
-            return np.frombuffer(native.checksum_memory(**where), f"V{CHECKSUM_BYTES}")
-        if self.check == "sampled":
-            return np.frombuffer(native.sampled_digests(**where, seed=self._seed), "V8")
-        return np.zeros(len(self._watched.items), "V1")
-
-    def _read_devices(self) -> Reading | None:
-        if self.check == "versions" or not self._watched.on_device:
-            return None
-        return (self._watched.all_on_device if self.check == "hash" else self._watched.sampled_on_device).read()
 
 
 class Comparison:

@@ -20,6 +20,7 @@ from capture.snapshot.data_file import (
     object_entries,
 )
 from capture.snapshot.dedup import Expected, Published, UnchangedCheck, digests_of
+from capture.snapshot.fingerprints import seed_of
 from capture.snapshot.kept_items import Held
 from capture.snapshot.late_bytes import ObjectTensors
 from capture.snapshot.plan import Plan
@@ -89,7 +90,7 @@ class Snapshot:
         data_tmp.unlink(missing_ok=True)
         held = Held(plan.watched.items)
         # Before the first byte is read: a write from now on is found.
-        detector = ChangeDetector(plan.watched, check=check, held=held)
+        detector = ChangeDetector(plan.watched, check=check, seed=seed_of(step), held=held)
         digests = digests_of(part for part in plan.parts if part.key in expected.settled)
         taken = listing.take(plan, writer)
         job = writer.start(plan.write, str(data_tmp))

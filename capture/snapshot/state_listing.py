@@ -17,6 +17,7 @@ from capture.devices.feed import DeviceTake
 from capture.snapshot.change_detector import ChangeDetector, Check, Watched, bytes_compared_whole
 from capture.snapshot.data_file import PlacedObject, object_entries
 from capture.snapshot.dedup import StoredAt
+from capture.snapshot.fingerprints import Fingerprint, Traced, seed_of
 from capture.snapshot.kept_items import all_alive
 from capture.snapshot.late_bytes import ObjectTensors
 from capture.snapshot.listed import Listed
@@ -74,6 +75,9 @@ class StateListing:
         self._staying = [
             one for one in self.providers if isinstance(one, Fingerprinted) and not isinstance(one, ChangedByForward)
         ]
+        self._changing = [
+            one for one in self.providers if isinstance(one, Fingerprinted) and isinstance(one, ChangedByForward)
+        ]
         self._rank = rank
         self._world_size = world_size
         self._align = align
@@ -83,6 +87,8 @@ class StateListing:
         self._stored = _NOTHING_STORED
         self._lists: dict[int, Listed] = {}
         self._watched: tuple[list[Listed], Watched] | None = None
+        self._beside: tuple[list[Listed], Watched] | None = None
+        self._traced: Traced | None = None
         self._buffers = BufferKeeper(self.providers)
         self._looked_at: set[str] = set()
 
@@ -125,8 +131,19 @@ class StateListing:
         """
         self.require_running()
         watched, tensors = self._weights(check)
-        weights = ChangeDetector(watched, check=check, tensors=tensors)
+        weights = ChangeDetector(watched, check=check, seed=seed_of(step), tensors=tensors)
         return TransientState(step, weights, self._buffers.keep(), self.read_at_step())
+
+    def fingerprint(self, step: int, *, check: Check, detector: ChangeDetector | None = None) -> Fingerprint:
+        """Take the fingerprint of the state as it is now, which is that of `step`; what `detector` has read right
+        before is not read again. UnsupportedError while a CUDA graph is captured, or for a tensor that can't be stored.
+        """
+        self.require_running()
+        stay = self._weights(check)[0] if detector is None else detector.watched
+        others = self._others()
+        if self._traced is None or self._traced.stay is not stay or self._traced.others is not others:
+            self._traced = Traced(stay, others, check=check)
+        return self._traced.fingerprint(step, detector=detector)
 
     def read_at_step(self) -> Mapping[int, Sequence[PlacedObject]]:
         """Encode, as they are now, the objects that are read right after the update, by the provider's id."""
@@ -284,14 +301,34 @@ class StateListing:
             if not watched.moved(tensors).any():
                 return watched, tensors
             listed = [self._current(provider) for provider in self._staying]
-        items = [item for one in listed for item in one.items if item.when == "lazy" or item.kind == "model"]
-        addresses = [item.tensor.data_ptr() for item in items]
-        nbytes = [0 if self._copies.owns(item.tensor) else dense_bytes(item.tensor) for item in items]
-        watched = Watched(
-            items, addresses=addresses, nbytes=nbytes, uncounted=bytes_compared_whole(check), copies=self._copies
-        )
+        items = [item for one in listed for item in one.items if _stays(item)]
+        watched = self._watch(items, uncounted=bytes_compared_whole(check))
         self._watched = listed, watched
         return watched, watched.tensors()
+
+    def _others(self) -> Watched:
+        """Return the tensors of the providers that have fingerprints that do not stay until the next update: buffers,
+        and numbers of optimizers. To be called where `_weights` has just been, which has looked at their roots.
+        """
+        buffers = [self._current(provider, rooted=True) for provider in self._changing]
+        listed = [*(self._lists[id(provider)] for provider in self._staying), *buffers]
+        if self._beside is not None and self._beside[0] == listed:
+            watched = self._beside[1]
+            if not watched.moved(watched.tensors()).any():
+                return watched
+            listed = [self._current(provider) for provider in (*self._staying, *self._changing)]
+        others = self._watch([item for one in listed for item in one.items if not _stays(item)])
+        self._beside = listed, others
+        return others
+
+    def _watch(self, items: Sequence[TensorItem], *, uncounted: int = 0) -> Watched:
+        addresses = [item.tensor.data_ptr() for item in items]
+        nbytes = [0 if self._copies.owns(item.tensor) else dense_bytes(item.tensor) for item in items]
+        return Watched(items, addresses=addresses, nbytes=nbytes, uncounted=uncounted, copies=self._copies)
+
+
+def _stays(item: TensorItem) -> bool:
+    return item.when == "lazy" or item.kind == "model"
 
 
 def _replaced(before: Sequence[TensorItem], now: Sequence[TensorItem]) -> list[str]:

@@ -22,8 +22,9 @@ import pyarrow.compute as pc
 
 from catalog.errors import FormatError
 from catalog.format.audit_file import read_audit
-from catalog.format.journal import parse_segment, read_segment_rows
+from catalog.format.journal import JOURNAL
 from catalog.format.manifest import NOT_STATE
+from catalog.format.segments import parse_segment, read_segment_rows
 from catalog.index.schema import TABLES
 from catalog.paths import HistoryPaths
 from catalog.read.checkpoint import Checkpoint, read_checkpoint
@@ -144,7 +145,7 @@ def audit_rows(path: Path, *, run: str, step: int) -> Rows:
 def segment_rows(path: Path, *, run: str, spans: Sequence[tuple[int, int]]) -> Rows:
     """Return the rows of a journal segment that were published under the numbers of these spans. FormatError when it
     can't be trusted."""
-    table, counts = read_segment_rows(path, run=run)
+    table, counts = read_segment_rows(path, JOURNAL, run=run)
     segment = parse_segment(path.name)
     if segment is not None and list(spans) != [(segment.first, segment.last)]:
         ends = np.concatenate([[0], np.cumsum(counts)])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from catalog.disk.regular_file import is_real_folder
 from catalog.errors import FormatError
-from catalog.format.journal import parse_segment, segments
+from catalog.format.segments import parse_segment, segments
 from catalog.index.database import database
 from catalog.index.fair_lock import IndexBusyError
 from catalog.index.index_file import ingested_in, is_current

@@ -27,7 +27,7 @@ import pyarrow as pa
 from catalog.disk.regular_file import is_real_folder
 from catalog.errors import FormatError, MismatchError, NotFoundError
 from catalog.format.audit_file import audited_step
-from catalog.format.journal import Segment, current_segments, parse_segment
+from catalog.format.segments import Segment, current_segments, parse_segment
 from catalog.format.statistics_file import StatisticsFile, parse_name, read_merged
 from catalog.index.ingest import (
     RowCache,

@@ -63,7 +63,13 @@ def _changing(paths: HistoryPaths, run: str) -> Iterator[str]:
     a session writes to over a time."""
     yield str(paths.run_dir(run))
     marker = paths.marker(run, 0).name
-    for folder in (paths.steps_dir(run), paths.journal_dir(run), paths.statistics_dir(run), paths.locks_dir(run)):
+    for folder in (
+        paths.steps_dir(run),
+        paths.journal_dir(run),
+        paths.fingerprints_dir(run),
+        paths.statistics_dir(run),
+        paths.locks_dir(run),
+    ):
         if not folder.is_dir():
             continue
         yield str(folder)

@@ -8,6 +8,7 @@ from catalog.history import History
 from catalog.lineage_metrics import lineage_metrics
 from catalog.records import CheckpointRef
 from catalog.references import lineage
+from dshistory.replays.traces import Stretch
 
 __all__ = ["Followed", "losses_of"]
 
@@ -26,6 +27,11 @@ class Followed:
             chain = lineage(history.paths, ref.run)
         self.checkpoints = {one.step: one for one in chain if one.step > ref.step}
         """The checkpoints after `ref`, by step."""
+
+    def stretches(self) -> list[Stretch]:
+        """Return the part of each run that is followed, from `ref` on."""
+        forks = [self.ref.step, *(self.history.run_facts(run).parent_step or 0 for run in self._runs[1:])]
+        return [Stretch(*one) for one in zip(self._runs, forks, [*forks[1:], None], strict=True)]
 
     def losses(self) -> Mapping[int, float]:
         """Return the loss of every step after `ref` that has one."""

@@ -3,12 +3,13 @@
 import dataclasses
 import uuid
 from collections.abc import Callable, Collection, Iterator
-from typing import Any
+from typing import Any, get_args
 
 import capture
 from capture.replays.change import Change
 from capture.replays.course import ReplayEnded
 from capture.replays.request import ReplayRequest, asking
+from capture.snapshot.change_detector import Check
 from catalog.errors import MismatchError, NotFoundError, SetupError
 from catalog.history import History
 from catalog.records import CheckpointRef
@@ -77,6 +78,7 @@ def replay(
         session = capture.enable(
             live.target,
             every=_interval(followed),
+            check=_check_of(followed),
             optimizer=live.optimizer,
             scheduler=live.scheduler,
             scaler=live.scaler,
@@ -158,6 +160,12 @@ def _interval(followed: Followed) -> int:
     """Return the interval at which the run that is followed was captured, as far as it is known."""
     every = followed.history.run_facts(followed.run).facts.get("every")
     return every if type(every) is int and every > 0 else 50
+
+
+def _check_of(followed: Followed) -> Any:
+    """Return what was compared in the run that is followed: fingerprints of another coverage are not comparable."""
+    known = followed.history.run_facts(followed.run).facts.get("check")
+    return known if known in get_args(Check) else "sampled"
 
 
 def _of_loader(dataloader: Any) -> Iterator[Any]:

@@ -12,6 +12,7 @@ from dshistory.display.table import Table
 from dshistory.replays.followed import Followed, losses_of
 from dshistory.replays.parting import Differences, differences
 from dshistory.replays.reproducibility import likely_causes
+from dshistory.replays.traces import TraceStep, compared_traces
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -26,13 +27,15 @@ _SCHEMA: Final = pa.schema(
         ("difference", pa.float64()),
         ("tensors", pa.int64()),
         ("differing", pa.int64()),
+        ("compared_by", pa.string()),
     ]
 )
 
 
 class ReplayTable(Table):
-    """A row for each step of a replay: its loss, that of the run that was replayed (`loss_before`), and, where both
-    have a checkpoint, how many of its tensors differ in any bit."""
+    """A row for each step of a replay: its loss, that of the run that was replayed (`loss_before`), and how many of its
+    tensors differ: in any bit where both have a checkpoint (`compared_by` is "bits"), else in what their fingerprints
+    cover, where both have some ("fingerprints")."""
 
     run: str
     """The run of the replay: a child of the run that it replays."""
@@ -44,6 +47,14 @@ class ReplayTable(Table):
     """What differs at the first checkpoint that differs; None when all are equal, bit for bit."""
     parted_at: int | None
     """The step of that checkpoint."""
+    traces: Mapping[int, TraceStep]
+    """The comparison of the fingerprints of each step, also of those with a checkpoint."""
+
+    @property
+    def first_difference(self) -> int | None:
+        """The first step at which a checkpoint or a fingerprint differs; None where nothing does."""
+        steps = [step for step, trace in self.traces.items() if trace.differing]
+        return min([*steps, *(() if self.parted_at is None else (self.parted_at,))], default=None)
 
     def plot(self) -> "go.Figure":
         """Draw the loss of both runs. Needs the [notebook] extra."""
@@ -67,26 +78,39 @@ def compared_with(followed: Followed, run: str, *, change: Change) -> ReplayTabl
         found[step] = differences(history, followed.checkpoints[step], captured[step], locate=parted_at is None)
         if parted_at is None and found[step]:
             parted_at = step
-    rows = [_row(step, losses.get(step), losses_before.get(step), found.get(step)) for step in steps]
+    traces = compared_traces(history.paths, followed.stretches(), run)
+    rows = [
+        _row(step, losses.get(step), losses_before.get(step), found.get(step), traces.get(step))
+        for step in sorted({*steps, *traces})
+    ]
     table = ReplayTable(pa.Table.from_pylist(rows, schema=_SCHEMA))
     table.run, table.of, table.parted_at = run, ref, parted_at
     table.parted = None if parted_at is None else found[parted_at]
+    table.traces = traces
+    apart = table.first_difference
     table.identical_until = max(
-        (step for step in (ref.step, *found) if parted_at is None or step < parted_at), default=ref.step
+        (step for step in (ref.step, *found, *traces) if apart is None or step < apart), default=ref.step
     )
-    last = max(steps, default=None)
+    last = max((row["step"] for row in rows), default=None)
     table.note = _verdict(history, table, found, change=change, loss_apart=_first_apart(rows), last=last)
     return table
 
 
-def _row(step: int, loss: float | None, before: float | None, found: Differences | None) -> dict[str, Any]:
+def _row(
+    step: int, loss: float | None, before: float | None, found: Differences | None, trace: TraceStep | None
+) -> dict[str, Any]:
+    if found is not None:
+        compared: tuple[int | None, int | None, str | None] = found.compared, len(found.tensors), "bits"
+    elif trace is not None:
+        compared = trace.compared, trace.differing, "fingerprints"
+    else:
+        compared = None, None, None
     return {
         "step": step,
         "loss": loss,
         "loss_before": before,
         "difference": None if loss is None or before is None else loss - before,
-        "tensors": None if found is None else found.compared,
-        "differing": None if found is None else len(found.tensors),
+        **dict(zip(("tensors", "differing", "compared_by"), compared, strict=True)),
     }
 
 
@@ -113,18 +137,13 @@ def _verdict(
         ]
     if last is None:
         return "; ".join([*said, "no step was made"])
-    if table.parted is None and loss_apart is None:
-        said.append(
-            f"bit-identical up to step {table.identical_until}: {len(found)} checkpoints of "
-            f"{max((one.compared for one in found.values()), default=0)} tensors"
-            if found
-            else f"nothing was captured after {table.of} in both runs, so only losses could be compared, and they agree"
-        )
+    if table.first_difference is None and loss_apart is None:
+        said += _what_agrees(table, found)
         return "; ".join(said)
     if loss_apart is not None:
         said.append(f"the loss differs first at step {loss_apart}")
-    if table.parted is not None and table.parted_at is not None:
-        said.append(_what_parted(table.parted, table.parted_at, identical_until=table.identical_until))
+    if table.first_difference is not None:
+        said += _what_differs(table, found)
     if change.changes_nothing:
         causes = likely_causes(history, table.of, table.run)
         said.append(
@@ -134,6 +153,45 @@ def _verdict(
             "deterministic or faulty hardware, two that agree that the script draws on something that is not captured"
         )
     return "; ".join(said)
+
+
+def _what_agrees(table: ReplayTable, found: Mapping[int, Differences]) -> list[str]:
+    said = []
+    if found:
+        tensors = max(one.compared for one in found.values())
+        said.append(f"bit-identical up to step {max(found)}: {len(found)} checkpoints of {tensors} tensors")
+    if table.traces:
+        most = max(table.traces.values(), key=lambda trace: trace.compared)
+        said.append(
+            f"the fingerprints of {len(table.traces)} steps up to {max(table.traces)} agree: {_extent_of(most)}"
+        )
+    if not said:
+        said.append(
+            f"nothing was captured after {table.of} in both runs, so only losses could be compared, and they agree"
+        )
+    return said
+
+
+def _extent_of(trace: TraceStep) -> str:
+    if not trace.sampled:
+        return f"all bytes of {trace.compared} tensors"
+    return f"a sample of {trace.sampled} tensors, all bytes of {trace.compared - trace.sampled}"
+
+
+def _what_differs(table: ReplayTable, found: Mapping[int, Differences]) -> list[str]:
+    said = []
+    bits = max((step for step in found if table.parted_at is None or step < table.parted_at), default=table.of.step)
+    differing = {step: trace for step, trace in table.traces.items() if trace.differing}
+    if differing:
+        first = min(differing)
+        agreeing = [step for step in table.traces if step < first]
+        until = f"agree up to step {max(agreeing)} and " if agreeing else ""
+        said.append(f"the fingerprints {until}differ first at step {first}: {differing[first]}")
+    if table.parted is not None and table.parted_at is not None:
+        said.append(_what_parted(table.parted, table.parted_at, identical_until=bits))
+    elif found:
+        said.append(f"bit-identical at {len(found)} checkpoints up to step {bits}")
+    return said
 
 
 def _what_parted(parted: Differences, step: int, *, identical_until: int) -> str:

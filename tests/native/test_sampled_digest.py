@@ -104,3 +104,18 @@ def test_memory_that_is_unmapped_has_the_digest_zero():
 def test_columns_of_different_lengths_are_refused():
     with pytest.raises(ValueError, match="nbytes has 1 entries where addresses has 2"):
         native.sampled_digests(addresses=np.zeros(2, np.uint64), nbytes=np.zeros(1, np.uint64))
+
+
+@pytest.mark.parametrize("nbytes", [0, 10, 4096, 4097, 130 * KIB, (3 << 20) + 17])
+def test_equal_bytes_have_equal_digests_wherever_they_are(nbytes):
+    """Runs and ranks are compared by these digests, and no two of them have their tensors at the same addresses."""
+    one, other = random_bytes(nbytes), random_bytes(nbytes, phase=20)
+    other[:] = one
+    for seed in (0, 7, 2**40):
+        assert digests(one, seed=seed) == digests(other, seed=seed)
+
+
+def test_the_digests_on_disk_are_those_of_the_format():
+    """The bytes are 0, 1, ..., 255, 0, 1, ...: these figures stand for every release that reads the format."""
+    small, large = np.arange(1000).astype(np.uint8), np.arange(100_000).astype(np.uint8)
+    assert [f"{one:016x}" for one in digests(small, large, seed=12)] == ["d33dd80b46f60e50", "e4316bc8a64f24dd"]

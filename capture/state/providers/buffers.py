@@ -1,6 +1,6 @@
 """The buffers of a module: forward changes them, so they are read at the step itself, and each rank keeps its own."""
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -39,6 +39,11 @@ class Buffers:
 
     def fingerprint(self) -> Hashable:
         return self._tree.shape(), tensor_marks([buffer for _, buffer, _ in self._tree])
+
+    def roots(self) -> tuple[Iterable[Any], Sequence[torch.Tensor]]:
+        holders, _ = self._tree.roots()
+        # No item has an owner.
+        return holders, [local_tensor(buffer) for _, buffer, _ in self._tree.found()]
 
     def tensors(self) -> Sequence[TensorItem]:
         restoring, transient = self._restoring, self._non_persistent()

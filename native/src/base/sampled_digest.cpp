@@ -39,6 +39,7 @@ class Reading {
         for (std::uint64_t at = 0; at < nbytes; at += line_bytes) {
             __builtin_prefetch(reinterpret_cast<const void *>(address + at));
         }
+        __builtin_prefetch(reinterpret_cast<const void *>(address + nbytes - 1));
         pieces_[count_ % requested_ahead] = {region, address, nbytes};
         ++count_;
     }
@@ -69,16 +70,16 @@ class Reading {
 };
 
 void add_sample(Reading &reading, std::size_t region, std::uint64_t address, std::uint64_t nbytes, std::uint64_t seed) {
-    // The ends, which are no full lines, and a line somewhere in each of equal stretches of full lines.
-    const std::uint64_t begin = (address + line_bytes - 1) / line_bytes * line_bytes;
-    const std::uint64_t end = (address + nbytes) / line_bytes * line_bytes;
-    const std::uint64_t lines = (end - begin) / line_bytes;
+    // The last bytes, which may be no full line, and a line somewhere in each of equal stretches of full lines. Lines
+    // are counted from the first byte, not from the nearest multiple of their length: equal bytes have equal digests
+    // wherever they are.
+    const std::uint64_t lines = nbytes / line_bytes;
     const std::uint64_t stretches = std::min(lines, std::max(least_lines, nbytes / bytes_for_a_line));
     reading.add(region, address, line_bytes);
     for (std::uint64_t i = 0; i < stretches; ++i) {
         const std::uint64_t first = lines * i / stretches;
         const std::uint64_t length = lines * (i + 1) / stretches - first;
-        reading.add(region, begin + (first + mixed(seed + i) % length) * line_bytes, line_bytes);
+        reading.add(region, address + (first + mixed(seed + i) % length) * line_bytes, line_bytes);
     }
     reading.add(region, address + nbytes - line_bytes, line_bytes);
 }

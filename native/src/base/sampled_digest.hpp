@@ -14,9 +14,10 @@ namespace dsh {
 inline constexpr std::uint64_t sampled_whole_bytes = 4096;
 
 // Return for each region a digest of some of its bytes. A region of at most sampled_whole_bytes is read whole. A larger
-// one is cut into equal stretches, 16 of them or one for each 8 KiB, and one cache line (64 bytes) of each is read,
-// besides the first and the last 64 bytes. `seed` decides which lines; digests are compared with those of the same
-// seed. A region that is not mapped any more has the digest 0.
+// one is cut into equal stretches, 16 of them or one for each 8 KiB, and one line (64 bytes) of each is read, besides
+// the first and the last 64 bytes. `seed` decides which lines; digests are compared with those of the same seed. They
+// are written to disk: equal bytes have equal digests wherever they are, in every process and on every host
+// (docs/format.md has the definition). A region that is not mapped any more has the digest 0.
 std::vector<std::uint64_t> sampled_digests(std::span<const Region> regions, std::uint64_t seed);
 
 } // namespace dsh

@@ -10,7 +10,7 @@ from late_marks import LateMarks
 import capture
 from capture.session import committer as committing
 from capture.session.committer import Committer
-from catalog.format.journal import segments
+from catalog.format.segments import segments
 from catalog.history import History
 from catalog.index import index
 from catalog.records import RunFacts

@@ -13,8 +13,8 @@ from safetensors import safe_open
 
 import native
 from catalog.format.header import encode_header, entries_json, read_header
-from catalog.format.journal import segments
 from catalog.format.marker import build_marker, encode_marker
+from catalog.format.segments import segments
 from catalog.history import History
 from catalog.records import CheckpointRef, Extent
 from catalog.verify import verify

@@ -15,16 +15,9 @@ from catalog_helpers import flip_bit
 from catalog.disk import durable
 from catalog.disk.checked_parquet import encode_checked
 from catalog.errors import CorruptError, FormatError
-from catalog.format import journal as journal_module
-from catalog.format.journal import (
-    JOURNAL_SCHEMA,
-    Journal,
-    current_segments,
-    is_segment,
-    read_segment,
-    read_segment_rows,
-    segments,
-)
+from catalog.format import segments as segments_module
+from catalog.format.journal import JOURNAL, Journal, read_segment
+from catalog.format.segments import current_segments, is_segment, read_segment_rows, segments
 
 
 def _journal(folder: Path) -> Journal:
@@ -173,7 +166,7 @@ def test_damage_among_the_rows_is_reported_as_such(tmp_path: Path) -> None:
 )
 def test_a_segment_of_another_version_or_run_is_refused(tmp_path: Path, facts: dict[str, str]) -> None:
     path = tmp_path / "a-00000000.parquet"
-    path.write_bytes(encode_checked(JOURNAL_SCHEMA.empty_table(), metadata=facts))
+    path.write_bytes(encode_checked(JOURNAL.schema.empty_table(), metadata=facts))
     with pytest.raises(FormatError, match=r"field (dshistory\.journal|run)"):
         read_segment(path, run="run-a")
 
@@ -202,7 +195,7 @@ def test_a_writer_merges_its_segments_when_it_ends(tmp_path: Path) -> None:
     (path,) = segments(tmp_path)
     assert path.name == "rank-00003-00000000-to-00000007.parquet"
     assert _values(tmp_path) == [float(step) for step in range(8)]
-    assert read_segment_rows(path, run="run-a")[1] == [1] * 8
+    assert read_segment_rows(path, JOURNAL, run="run-a")[1] == [1] * 8
     again = _journal(tmp_path)
     again.metric(8, "loss", 8.0)
     again.close()
@@ -222,7 +215,7 @@ def test_a_run_that_commits_often_keeps_few_segments(tmp_path: Path) -> None:
 
 
 def test_segments_that_are_large_are_not_merged_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal_module, "_MAX_MERGED_BYTES", 1500)
+    monkeypatch.setattr(segments_module, "_MAX_MERGED_BYTES", 1500)
     journal = _journal(tmp_path)
     for step in range(90):
         journal.metric(step, "loss", float(step))
@@ -307,7 +300,7 @@ def test_a_name_is_not_used_again_after_its_folder_could_not_be_synced(
     journal.flush()
     assert not seen.keys() & {path.name for path in segments(tmp_path)}
     (path,) = segments(tmp_path)
-    assert read_segment_rows(path, run="run-a")[1] == [1] * (failures + 1)
+    assert read_segment_rows(path, JOURNAL, run="run-a")[1] == [1] * (failures + 1)
     journal.flush()
     assert _values(tmp_path) == [float(step) for step in range(failures + 1)]
 
@@ -322,7 +315,7 @@ def _failing_sync(path: Path) -> None:
 def test_a_merged_segment_that_does_not_say_how_it_is_divided_is_refused(tmp_path: Path, counts: str) -> None:
     path = tmp_path / "a-00000000-to-00000001.parquet"
     facts = {"dshistory.journal": "1", "run": "run-a", "segments": counts}
-    path.write_bytes(encode_checked(JOURNAL_SCHEMA.empty_table(), metadata=facts))
+    path.write_bytes(encode_checked(JOURNAL.schema.empty_table(), metadata=facts))
     with pytest.raises(FormatError, match="field segments"):
         read_segment(path, run="run-a")
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from catalog_helpers import Run, pieces_of
 
-from catalog.format.journal import Journal, segments
+from catalog.format.journal import Journal
+from catalog.format.segments import segments
 from catalog.history import History
 from catalog.index import index
 from catalog.index.database import database

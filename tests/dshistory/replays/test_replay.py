@@ -149,7 +149,9 @@ def test_another_bit_is_found_at_its_step_tensor_rank_and_element(recorded):
         return loss
 
     replayed = h.replay(4, **training.parts(train_step=nudged))
-    assert replayed.identical_until == 8
+    assert replayed.identical_until == 10, "fingerprints tell it for steps without a checkpoint too"
+    assert replayed.first_difference == 11
+    assert "differ first at step 11: model '0.weight' of rank 0, and " in replayed.note
     assert replayed.parted_at == 12
     first = replayed.parted.first
     assert (first.kind, first.rank) == ("model", 0)
