@@ -33,10 +33,12 @@ from dshistory.options import (
     SkippedSteps,
     Steps,
     Undo,
+    Verified,
 )
 from dshistory.patterns import Patterns
 from dshistory.replays.bisection import ReplayBisection
 from dshistory.replays.crossover import CrossoverTable
+from dshistory.replays.rebuild import RebuiltTable
 from dshistory.replays.result import ReplayTable
 from dshistory.replays.runs import RunsTable
 from dshistory.replays.side_by_side import ComparedRuns
@@ -74,6 +76,7 @@ __all__ = [
     "evaluate",
     "explore",
     "export",
+    "fingerprints",
     "histogram",
     "import_checkpoint",
     "interpolate",
@@ -81,6 +84,8 @@ __all__ = [
     "log",
     "losses_between",
     "prune",
+    "rank_agreement",
+    "rebuild",
     "reindex",
     "remove",
     "replay",
@@ -223,6 +228,7 @@ def export(
     overwrite: bool = False,
     quiet: bool = False,
 ) -> Table: ...
+def fingerprints(*, run: str | None = None) -> Table: ...
 def histogram(
     name: str, *, state: str = "model", run: str | None = None, signs: bool = False, quiet: bool = False
 ) -> HistogramTable: ...
@@ -259,6 +265,24 @@ def losses_between(
 ) -> LineTable: ...
 def open(path: Path | str | None = None) -> Explorer: ...
 def prune(keep: Keep, *, run: str | None = None, dry_run: bool = True) -> RemovalTable: ...
+def rank_agreement(*, run: str | None = None) -> Table: ...
+def rebuild(
+    step: int,
+    *,
+    verify: Verified = "step",
+    run: str | None = None,
+    command: Command = None,
+    train_step: Callable[[Any], Any] | None = None,
+    engine: Any = None,
+    model: Any = None,
+    optimizer: Any = None,
+    scheduler: Any = None,
+    scaler: Any = None,
+    dataloader: Any = None,
+    providers: Sequence[Any] = (),
+    batches_per_step: int = 1,
+    quiet: bool = False,
+) -> RebuiltTable: ...
 def reindex() -> int: ...
 def remove(refs: Steps, *, force: bool = False, dry_run: bool = False) -> RemovalTable: ...
 def replay(

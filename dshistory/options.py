@@ -17,6 +17,7 @@ __all__ = [
     "GROUPINGS",
     "PARTS",
     "UNDO",
+    "VERIFIED",
     "Changes",
     "Choices",
     "Command",
@@ -30,6 +31,7 @@ __all__ = [
     "SkippedSteps",
     "Steps",
     "Undo",
+    "Verified",
 ]
 
 Ref = int | str | CheckpointRef
@@ -82,12 +84,16 @@ DIFF_METRICS: Final[tuple[str, ...]] = (
 """The metrics of a row of a diff, in the order of its columns."""
 
 GROUPINGS: Final = ("tensor", "layer", "kind")
+VERIFIED: Final = ("step", "next")
 PARTS: Final = ("layer", "tensor", "group")
 UNDO: Final = ("skip", "redo")
 EXPORT_FORMATS: Final = ("safetensors", "torch", "dcp", "huggingface", "deepspeed", "universal")
 
 Metric = Annotated[str, Choices(METRICS)]
 """A metric of a trajectory: of one checkpoint, or of the change since the checkpoint before."""
+
+Verified = Annotated[str, Choices(VERIFIED)]
+"""How far a rebuilt step is verified: up to the step itself, or on to the checkpoint after it."""
 
 Grouping = Annotated[str, Choices(GROUPINGS)]
 """The rows of a diff: one for each tensor, layer or kind."""

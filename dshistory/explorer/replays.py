@@ -5,13 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 from dshistory.display.table import Table
 from dshistory.explorer.opened import OpenedHistory
-from dshistory.options import Changes, Command, Ref, ReplayPredicate, SkippedSteps, Undo
+from dshistory.options import Changes, Command, Ref, ReplayPredicate, SkippedSteps, Undo, Verified
 from dshistory.patterns import Patterns
 from dshistory.registry import verb
 
 if TYPE_CHECKING:
     from dshistory.replays.bisection import ReplayBisection
     from dshistory.replays.crossover import CrossoverTable
+    from dshistory.replays.rebuild import RebuiltTable
     from dshistory.replays.result import ReplayTable
     from dshistory.replays.runs import RunsTable
     from dshistory.replays.side_by_side import ComparedRuns
@@ -198,6 +199,61 @@ class Replays(OpenedHistory):
             undo=undo,
             linear=linear,
             until=until,
+            command=command,
+            batches_per_step=batches_per_step,
+            quiet=quiet,
+        )
+
+    @verb(
+        "rebuild 1233 -- python train.py",
+        "rebuild 1233 --verify next -- torchrun --nproc-per-node 2 train.py",
+        surfaces=("command line",),
+    )
+    def rebuild(
+        self,
+        step: int,
+        *,
+        verify: Verified = "step",
+        run: str | None = None,
+        command: Command = None,
+        train_step: Callable[[Any], Any] | None = None,
+        engine: Any = None,
+        model: Any = None,
+        optimizer: Any = None,
+        scheduler: Any = None,
+        scaler: Any = None,
+        dataloader: Any = None,
+        providers: Sequence[Any] = (),
+        batches_per_step: int = 1,
+        quiet: bool = False,
+    ) -> "RebuiltTable":
+        """Rebuild a step between two checkpoints: replay it from the one before, capture it, and verify it.
+
+        `.rebuilt` is its checkpoint in the child run, which `diff`, `tensor`, `restore` and `export` take. It is
+        verified against the fingerprints of the step and of all on the way; with "next", or where the run has no
+        fingerprint of the step, the training goes on to the next checkpoint, which must come out bit for bit.
+        `.verified_by` says what agreed, and is empty where anything differs: the note then names where. Raises
+        SetupError for a step that is captured, or of which nothing is known, NotFoundError for one before the first
+        checkpoint, and what `replay` raises.
+
+        Args:
+            step: the step
+            verify: how far: up to the step, or on to the next checkpoint
+            run: the run; default: the current run and its parents
+            command: as for `replay`, and so are train_step, engine, model, optimizer, scheduler, scaler, dataloader,
+                providers and batches_per_step
+            quiet: no progress bar
+        """
+        given = locals()
+        from dshistory.replays import rebuild
+        from dshistory.replays.live import Live
+
+        return rebuild.rebuild(
+            self.history,
+            step,
+            Live.among(given),
+            run=self._named(run),
+            verify=verify,
             command=command,
             batches_per_step=batches_per_step,
             quiet=quiet,

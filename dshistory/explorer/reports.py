@@ -87,11 +87,43 @@ class Reports(OpenedHistory):
         """Verify every byte against its checksum: a row for each problem, with file and field; no rows when all is
         well.
 
+        Where every byte is right, a checkpoint whose weights are exactly those of an earlier step of its run, although
+        updates were applied between them, is a problem too.
+
         Args:
             ref: only this checkpoint; default: all of them
             quiet: no progress bar
         """
         return show.verify(self.history, None if ref is None else [self.history.resolve(ref)], quiet=quiet)
+
+    @verb("fingerprints", "fingerprints --run 20261121-101502-7f3a9c")
+    def fingerprints(self, *, run: str | None = None) -> Table:
+        """List the fingerprints of a run: a row for each step and rank, captured or not.
+
+        A row says of how many tensors there is a digest of all bytes, and of how many one of a sample. Equal digests of
+        two runs at the same step mean that their tensors agree as far as they were looked at.
+
+        Args:
+            run: the run; default: the current run
+        """
+        from dshistory.reports import fingerprints
+
+        return fingerprints.fingerprints(self.history, self._named(run) or self.history.current_run())
+
+    @verb("rank_agreement", name="rank_agreement")
+    def rank_agreement(self, *, run: str | None = None) -> Table:
+        """Find tensors that should be the same on several ranks and are not: a row for each, the earliest step first.
+
+        Weights and moments under data parallelism and ZeRO 1 and 2, and whatever tensor parallelism leaves whole, such
+        as LayerNorms, are compared at every step by their fingerprints; partitions and buffers are not. `ranks` are the
+        ranks that hold the same. No rows where all agree.
+
+        Args:
+            run: the run; default: the current run
+        """
+        from dshistory.reports import fingerprints
+
+        return fingerprints.rank_agreement(self.history, self._named(run) or self.history.current_run())
 
     @verb("reindex")
     def reindex(self) -> int:

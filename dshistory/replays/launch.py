@@ -27,6 +27,7 @@ def launch(
     *,
     command: Sequence[str],
     until: int | None,
+    also_at: frozenset[int] = frozenset(),
     change: Change,
     batches_per_step: int,
     quiet: bool,
@@ -41,7 +42,7 @@ def launch(
     if change.function is not None:
         raise SetupError("replay: a change that is a function can't be handed to another program: pass train_step=")
     followed = Followed(history, ref)
-    request = request_for(followed, until=until, change=change, batches_per_step=batches_per_step)
+    request = request_for(followed, until=until, also_at=also_at, change=change, batches_per_step=batches_per_step)
     if not has_position(history, ref):
         sys.stderr.write(
             f"replay: {ref} has no position of a data loader: unless the script itself finds the batches of step "

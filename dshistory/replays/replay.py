@@ -22,7 +22,13 @@ __all__ = ["beside", "has_position", "replay", "request_for"]
 
 
 def request_for(
-    followed: Followed, *, until: int | None, change: Change, batches_per_step: int, leaves_out: bool = True
+    followed: Followed,
+    *,
+    until: int | None,
+    also_at: frozenset[int] = frozenset(),
+    change: Change,
+    batches_per_step: int,
+    leaves_out: bool = True,
 ) -> ReplayRequest:
     """Return the checked request for a replay. SetupError for one that ends before it begins, or skips batches that it
     does not come to."""
@@ -44,7 +50,7 @@ def request_for(
         ref=ref,
         until=last,
         change=change,
-        capture_at=frozenset({last, *(step for step in followed.checkpoints if step <= last)}),
+        capture_at=frozenset({last, *also_at, *(step for step in followed.checkpoints if step <= last)}),
         batches_per_step=batches_per_step,
         leaves_out=leaves_out,
     )
@@ -56,6 +62,7 @@ def replay(
     live: Live,
     *,
     until: int | None,
+    also_at: frozenset[int] = frozenset(),
     change: Change,
     batches_per_step: int,
     quiet: bool,
@@ -70,7 +77,12 @@ def replay(
     _check_data(history, ref, dataloader, by_step=by_step)
     followed = Followed(history, ref)
     request = request_for(
-        followed, until=until, change=change, batches_per_step=batches_per_step, leaves_out=not by_step
+        followed,
+        until=until,
+        also_at=also_at,
+        change=change,
+        batches_per_step=batches_per_step,
+        leaves_out=not by_step,
     )
     recorded: set[str] = set()
     request = dataclasses.replace(request, on_step=lambda _, metrics: recorded.update(metrics))

@@ -17,7 +17,7 @@ from dshistory.replays.traces import TraceStep, compared_traces
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-__all__ = ["ReplayTable", "compared_with"]
+__all__ = ["ReplayTable", "compared_with", "extent_of"]
 
 _SCHEMA: Final = pa.schema(
     [
@@ -162,9 +162,7 @@ def _what_agrees(table: ReplayTable, found: Mapping[int, Differences]) -> list[s
         said.append(f"bit-identical up to step {max(found)}: {len(found)} checkpoints of {tensors} tensors")
     if table.traces:
         most = max(table.traces.values(), key=lambda trace: trace.compared)
-        said.append(
-            f"the fingerprints of {len(table.traces)} steps up to {max(table.traces)} agree: {_extent_of(most)}"
-        )
+        said.append(f"the fingerprints of {len(table.traces)} steps up to {max(table.traces)} agree: {extent_of(most)}")
     if not said:
         said.append(
             f"nothing was captured after {table.of} in both runs, so only losses could be compared, and they agree"
@@ -172,7 +170,8 @@ def _what_agrees(table: ReplayTable, found: Mapping[int, Differences]) -> list[s
     return said
 
 
-def _extent_of(trace: TraceStep) -> str:
+def extent_of(trace: TraceStep) -> str:
+    """Return how much was compared, in words."""
     if not trace.sampled:
         return f"all bytes of {trace.compared} tensors"
     return f"a sample of {trace.sampled} tensors, all bytes of {trace.compared - trace.sampled}"

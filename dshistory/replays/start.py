@@ -13,7 +13,7 @@ from dshistory.replays.live import Live
 from dshistory.replays.replay import replay
 from dshistory.replays.result import ReplayTable
 
-__all__ = ["Live", "change_of", "start"]
+__all__ = ["change_of", "start"]
 
 
 def change_of(change: Changes, skip_batches: SkippedSteps) -> Change:
@@ -31,13 +31,14 @@ def start(
     ref: CheckpointRef,
     *,
     until: int | None,
+    also_at: frozenset[int] = frozenset(),
     change: Change,
     command: Command,
     batches_per_step: int,
     quiet: bool,
     live: Live,
 ) -> ReplayTable:
-    """See `Explorer.replay`."""
+    """See `Explorer.replay`. `also_at` are further steps to capture."""
     if command is None and live.train_step is None:
         raise SetupError(
             "replay: give what trains: behind -- the script, as -- python train.py; in Python train_step= with engine= "
@@ -51,11 +52,21 @@ def start(
             ref,
             command=command,
             until=until,
+            also_at=also_at,
             change=change,
             batches_per_step=batches_per_step,
             quiet=quiet,
         )
-    return replay(history, ref, live, until=until, change=change, batches_per_step=batches_per_step, quiet=quiet)
+    return replay(
+        history,
+        ref,
+        live,
+        until=until,
+        also_at=also_at,
+        change=change,
+        batches_per_step=batches_per_step,
+        quiet=quiet,
+    )
 
 
 def _steps(text: int | str) -> Iterator[int]:

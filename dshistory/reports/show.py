@@ -14,6 +14,7 @@ from dshistory.display.formats import Format, counted
 from dshistory.display.progress import ByteProgress
 from dshistory.display.report import Report
 from dshistory.display.table import Table
+from dshistory.reports.equal_weights import EqualWeights, equal_weights
 
 __all__ = ["overview", "show", "tags", "verify"]
 
@@ -127,6 +128,8 @@ def verify(history: History, refs: Sequence[CheckpointRef] | None, *, quiet: boo
     with ByteProgress(total, description="verify", quiet=quiet) as bar:
         problems = verification.verify(history, refs, progress=bar.advance)
     rows = [{"file": problem.file, "field": problem.field, "problem": problem.message} for problem in problems]
+    if not rows:
+        rows = [_stale(history, one) for one in equal_weights(history, set(checked))]
     found = counted(len(rows), "problem") if rows else "no problem"
     note = (
         f"{counted(len(checked), 'checkpoint')} verified: {found}"
@@ -134,6 +137,11 @@ def verify(history: History, refs: Sequence[CheckpointRef] | None, *, quiet: boo
         else f"no checkpoint yet in {history.root}"
     )
     return Table(pa.Table.from_pylist(rows, schema=_PROBLEMS_SCHEMA), note=note)
+
+
+def _stale(history: History, equal: EqualWeights) -> dict[str, str]:
+    folder = history.paths.relative(history.paths.step_dir(equal.ref.run, equal.ref.step))
+    return {"file": folder, "field": "weights", "problem": str(equal)}
 
 
 _PROBLEMS_SCHEMA: Final = pa.schema([("file", pa.string()), ("field", pa.string()), ("problem", pa.string())])

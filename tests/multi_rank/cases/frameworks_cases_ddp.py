@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from capture_helpers import assert_same
 from frameworks_helpers import (
     Training,
@@ -19,6 +20,7 @@ from frameworks_helpers import (
 from ranks import covers
 from torch.nn.parallel import DistributedDataParallel
 
+import capture
 from catalog.errors import SetupError
 from catalog.history import History
 from dshistory import Explorer
@@ -144,3 +146,32 @@ def case_one_session_for_a_model_and_its_wrapper(folder: Path) -> None:
     except SetupError:
         return
     raise AssertionError("the first session was to be closed by the second")
+
+
+def case_a_layer_norm_that_one_rank_changes_is_named(folder: Path) -> None:
+    """Gradients are averaged, so the losses stay close and the ranks never meet again; only a look at both shows it."""
+    training = ddp(1)
+    model, optimizer, scheduler = training
+    parts = {"optimizer": optimizer, "scheduler": scheduler}
+    session = capture.enable(model, every=100, history=folder / "norms", stats_every=0, **parts)
+
+    def edit(step: int) -> None:
+        if step == 4 and rank() == 1:
+            with session.modify(), torch.no_grad():
+                model.module.blocks[1].norm.weight[3] += 1e-3
+
+    train(training, 6, start=0, after=edit)
+    session.close()
+    dist.barrier()
+    table = Explorer.open(folder / "norms").rank_agreement()
+    (first,) = table
+    assert (first["name"], first["kind"], first["step"], first["last"]) == ("blocks.1.norm.weight", "model", 4, 6)
+    assert first["ranks"] == [[0], [1]]
+    assert "differ, first at step 4: model 'blocks.1.norm.weight'" in table.note
+    assert len(Explorer.open(folder / "norms").fingerprints()) == 2 * 7
+
+
+def case_ranks_that_agree_say_so(folder: Path) -> None:
+    table = Explorer.open(folder / "ddp").rank_agreement()
+    assert len(table) == 0
+    assert "on several ranks agree at" in table.note
