@@ -240,8 +240,9 @@ class Replays(OpenedHistory):
             step: the step
             verify: how far: up to the step, or on to the next checkpoint
             run: the run; default: the current run and its parents
-            command: as for `replay`, and so are train_step, engine, model, optimizer, scheduler, scaler, dataloader,
-                providers and batches_per_step
+            command: the script, as python train.py
+            train_step: as for `replay`, and so are engine, model, optimizer, scheduler, scaler, dataloader, providers
+            batches_per_step: how many batches of the loader make a step
             quiet: no progress bar
         """
         given = locals()

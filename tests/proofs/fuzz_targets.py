@@ -25,6 +25,7 @@ from capture.devices.copies import CUDA
 from capture.state.objects import decode_object, encode_object
 from catalog.disk import json_file
 from catalog.disk.checked_parquet import encode_checked
+from catalog.format.fingerprints import read_fingerprints
 from catalog.format.header import read_header
 from catalog.format.journal import read_segment
 from catalog.format.json_facts import read_history_json, read_run_facts
@@ -247,6 +248,7 @@ def targets(folder: Path) -> list[Target]:
     damaged_tree = scratch / "state.pt"
     header = scratch / "header.safetensors"
     manifest, journal, statistics = paths.manifest(run, 1, 0), paths.journal_dir(run), paths.statistics_dir(run)
+    prints = paths.fingerprints_dir(run)
     return [
         Target(
             "header", 20, _header_input(paths.data(run, 1, 0).read_bytes()), at(header, lambda: read_header(header))
@@ -256,6 +258,7 @@ def targets(folder: Path) -> list[Target]:
         json_target("marker", paths.marker(run, 1), lambda other: read_marker(other, run, 1)),
         table_target("manifest", manifest, lambda path: _extents(decode_manifest(path.read_bytes(), path=path))),
         table_target("journal", min(journal.iterdir()), lambda path: read_segment(path, run=run)),
+        table_target("fingerprints", min(prints.iterdir()), lambda path: list(read_fingerprints(path, run=run))),
         table_target(
             "statistics", min(statistics.iterdir()), lambda path: merged_statistics([read_statistics(path, run=run)])
         ),

@@ -64,9 +64,9 @@ def script(tmp_path_factory):
     return folder
 
 
-def command_line(folder, *words, status=0):
+def command_line(folder, *words, status=0, verb="replay"):
     done = subprocess.run(
-        [sys.executable, "-m", "dshistory", "replay", "history", *words], cwd=folder, capture_output=True, text=True
+        [sys.executable, "-m", "dshistory", verb, "history", *words], cwd=folder, capture_output=True, text=True
     )
     assert done.returncode == status, done.stderr
     return done
@@ -80,6 +80,16 @@ def test_a_script_is_replayed_unchanged_and_ended(script):
     assert "step 9" not in done.stdout
     assert "came to its end" not in done.stdout
     assert not (script / "elsewhere").exists()
+
+
+@pytest.mark.slow
+def test_a_script_rebuilds_a_step(script):
+    words = ["6", "--verify", "next", "--", sys.executable, "train.py", "elsewhere"]
+    done = command_line(script, *words, verb="rebuild")
+    assert "the fingerprints of 2 steps up to it agree" in " ".join(done.stdout.split())
+    assert ":8 comes out of it bit for bit" in " ".join(done.stdout.split())
+    h = dshistory.Explorer.open(script / "history")
+    assert h.history.steps(h.history.runs()[-1].run) == [4, 6, 8]
 
 
 @pytest.mark.slow

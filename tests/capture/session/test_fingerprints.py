@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from catalog_helpers import Run
+from late_device import LateDevice, session_on, small_writer
 
 import capture
 from capture.session import fingerprint_log
@@ -108,6 +109,33 @@ def test_fingerprints_that_can_not_be_written_cost_no_checkpoint(tmp_path, monke
 
 def _failing(self, rows):
     raise OSError(28, "no space")
+
+
+def test_a_device_takes_its_own_and_is_waited_for_in_the_background(tmp_path):
+    """Its digests are those of the same bytes in every session; the host reads no memory of a device."""
+    seen = []
+    for folder, steps in (("a", 4), ("b", 3)):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(30, 50)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        device = LateDevice(lambda tensor: tensor.numel() > 60)
+        session = session_on(
+            device, model, optimizer, tmp_path / folder, writer=small_writer(), every=100, stats_every=0
+        )
+        device.gate.set()
+        for step in range(steps):
+            model(torch.full((2, 30), float(step))).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        device.ending = True
+        session.close()
+        seen.append(found(History.open(tmp_path / folder), session.run))
+    coverage = {tensor.name: tensor.coverage for tensor in seen[0][1].table.tensors}
+    assert coverage == {"weight": "device", "bias": "whole"}
+    assert list(seen[0]) == [0, 1, 2, 3, 4]
+    for step in range(4):
+        assert not differing(seen[0][step], seen[1][step])
+    assert differing(seen[0][3], seen[0][4]) == {"model 'weight'", "model 'bias'"}
 
 
 def test_more_than_memory_is_meant_for_is_left_out_and_said(tmp_path, monkeypatch):
