@@ -94,6 +94,22 @@ VERB_CASES: Final[dict[str, tuple[Call, dict[str, str]]]] = {
         lambda h: h.reproducibility(),
         {**FIRST_STEP, "one": r"environment +not captured  the run is imported, or of an earlier release"},
     ),
+    "fingerprints": (
+        lambda h: h.fingerprints(),
+        {
+            "no run": NO_RUN,
+            "empty": "run run-a has no fingerprints",
+            "one": "captured without, or by an earlier release",
+        },
+    ),
+    "rank_agreement": (
+        lambda h: h.rank_agreement(),
+        {
+            "no run": NO_RUN,
+            "empty": "run run-a has no fingerprints",
+            "one": "captured without, or by an earlier release",
+        },
+    ),
     "diff": (
         lambda h: h.diff(10, quiet=True),
         {
@@ -274,6 +290,7 @@ ELSEWHERE: Final = frozenset(
         "losses_between",
         "prune",
         "remove",
+        "rebuild",
         "replay",
         "replay_check",
         "usage",
