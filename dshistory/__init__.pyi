@@ -49,6 +49,7 @@ from dshistory.trends.bisect import Bisection
 from dshistory.trends.distances import DistanceTable
 from dshistory.trends.histogram import HistogramTable
 from dshistory.trends.layers_table import LayersTable
+from dshistory.trends.spectra import SpectraTable
 from dshistory.trends.trajectory import TrajectoryTable
 from dshistory.widgets import Exploration
 
@@ -95,6 +96,7 @@ __all__ = [
     "resume_folder",
     "runs",
     "show",
+    "spectra",
     "sql",
     "tags",
     "tensor",
@@ -337,6 +339,15 @@ def restore(
 def resume_folder(step: Ref, path: Path | str, *, overwrite: bool = False, quiet: bool = False) -> str: ...
 def runs() -> RunsTable: ...
 def show(ref: Ref = "latest") -> Report: ...
+def spectra(
+    *,
+    steps: Steps = "latest",
+    names: Patterns = "*",
+    kind: str = "model",
+    top: int = 5,
+    run: str | None = None,
+    quiet: bool = False,
+) -> SpectraTable: ...
 def sql(query: str, **params: object) -> Table: ...
 def tags() -> Table: ...
 def tensor(name: str, step: Ref = "latest", *, state: str = "model") -> torch.Tensor: ...

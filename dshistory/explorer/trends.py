@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from dshistory.explorer.opened import OpenedHistory
-from dshistory.options import Metric, Predicate, Ref
+from dshistory.options import Metric, Predicate, Ref, Steps
 from dshistory.patterns import Patterns
 from dshistory.registry import verb
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from dshistory.trends.distances import DistanceTable
     from dshistory.trends.histogram import HistogramTable
     from dshistory.trends.layers_table import LayersTable
+    from dshistory.trends.spectra import SpectraTable
     from dshistory.trends.trajectory import TrajectoryTable
 
 __all__ = ["Trends"]
@@ -138,6 +139,41 @@ class Trends(OpenedHistory):
         from dshistory.trends import distances
 
         return distances.step_distances(self.history, run=self._named(run), names=names, kinds=kinds)
+
+    @verb("spectra", "spectra --steps 'last 10' --names '*.weight'")
+    def spectra(
+        self,
+        *,
+        steps: Steps = "latest",
+        names: Patterns = "*",
+        kind: str = "model",
+        top: int = 5,
+        run: str | None = None,
+        quiet: bool = False,
+    ) -> "SpectraTable":
+        """Compute the spectra of matrices at checkpoints: their largest singular values, and how many directions they
+        use.
+
+        A row for each tensor of two or more dimensions, whose later dimensions count as one, however it was sharded:
+        the largest singular value; `stable_rank`, the sum of the squares of all over the square of the largest
+        (Rudelson and Vershynin, arXiv:math/0503442); `effective_rank`, the exponential of the entropy of their shares
+        (Roy and Vetterli, EUSIPCO 2007); and the `top` largest. Unknown where a matrix is not finite, and the effective
+        rank also where its smaller side exceeds 4096. Reads one matrix at a time. `.plot("stable_rank")` draws the
+        steps.
+
+        Args:
+            steps: checkpoints, as 20, "10, 20" or "last 10"; None for all of the run and its parents
+            names: patterns of tensor names, as '*.mlp.*'
+            kind: model, master, exp_avg, ...
+            top: so many singular values are kept
+            run: this run and its parents; default: the current run
+            quiet: no progress bar
+        """
+        from dshistory.hindsight.chosen_steps import chosen_steps
+        from dshistory.trends import spectra
+
+        refs = chosen_steps(self.history, steps, run=self._named(run), verb="spectra")
+        return spectra.spectra(self.history, refs, names=names, kind=kind, top=top, quiet=quiet)
 
     @verb("anomalies")
     def anomalies(self, *, run: str | None = None) -> "AnomalyTable":
