@@ -29,8 +29,9 @@ def checkpoint_engine(
     Guarantees that a save holds the state at the call, bit for bit, under the names that DeepSpeed gives its files;
     that `latest` names a checkpoint only when all files of all ranks are durable; and that loading never runs code from
     a file unless `pickle` allows it. `save_checkpoint` returns before the files are written; `load_checkpoint` waits
-    for them. The program `zero_to_fp32.py` in the folder reads them where DSHistory is installed; `dshistory convert`
-    makes an ordinary folder for everybody else.
+    for them. The program `zero_to_fp32.py` in the folder reads them where DSHistory is installed, and so do DeepSpeed's
+    `zero_to_fp32` and `ds_to_universal` when this process calls them; `dshistory convert` makes an ordinary folder for
+    everybody else. The files are not in torch.save's format: read one with `load` of the engine that is returned.
 
     engine: the engine that `deepspeed.initialize` returned. All ranks must call this, and all must see the same
     folders.

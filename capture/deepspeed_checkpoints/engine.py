@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import deepspeed
+from deepspeed.checkpoint import deepspeed_checkpoint, ds_to_universal, zero_checkpoint
 from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointCommitInfo, CheckpointEngine
 from deepspeed.utils import zero_to_fp32
 
@@ -47,6 +48,9 @@ from catalog.errors import SetupError, SnapshotError, UnsupportedError
 
 __all__ = ["NativeCheckpointEngine", "install"]
 
+# What of DeepSpeed reads checkpoints with torch.load instead of the engine: zero_to_fp32, which DeepSpeed itself calls
+# too, for ZeRO-3 weights with load_optimizer_states=False; and ds_to_universal with the two modules that it reads with.
+_READERS = (zero_to_fp32, ds_to_universal, deepspeed_checkpoint, zero_checkpoint)
 _open_engines: weakref.WeakSet["NativeCheckpointEngine"] = weakref.WeakSet()
 
 
@@ -110,7 +114,7 @@ class NativeCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         self._undo = [self._install(engine)]
         if self._providers:
             self._undo.append(attach_barrier(engine, self))
-        self._undo.append(_readable_by_zero_to_fp32(self))
+        self._undo += _readable_by_deepspeed(self)
         self._undo += [
             wrap(engine, "save_checkpoint", self._around_save),
             wrap(engine, "load_checkpoint", self._around_load),
@@ -334,11 +338,8 @@ def _wait_for_all() -> None:
         one._saves.wait()
 
 
-def _readable_by_zero_to_fp32(made: NativeCheckpointEngine) -> Callable[[], None]:
-    """Let DeepSpeed's zero_to_fp32 read our files; return a function that undoes it.
-
-    Scripts call that module, and so does DeepSpeed itself, to load ZeRO-3 weights with load_optimizer_states=False.
-    """
+def _readable_by_deepspeed(made: NativeCheckpointEngine) -> list[Callable[[], None]]:
+    """Let DeepSpeed's programs read our files when this process calls them; return functions that undo it."""
     reference = weakref.ref(made)
 
     def load(path: Path) -> Any:
@@ -346,4 +347,4 @@ def _readable_by_zero_to_fp32(made: NativeCheckpointEngine) -> Callable[[], None
         assert alive is not None, "close undoes the redirection, and DeepSpeed calls it before the engine goes"
         return alive.load(str(path), "cpu")
 
-    return redirect_torch_load(zero_to_fp32, load)
+    return [redirect_torch_load(module, load) for module in _READERS]

@@ -5,12 +5,14 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import deepspeed
 import numpy as np
 import pytest
 import torch
+from deepspeed.checkpoint import UNIVERSAL_CHECKPOINT_INFO, ds_to_universal
 from deepspeed.utils import zero_to_fp32
 from deepspeed_cases_original import state_of
 from deepspeed_cases_split import make_experts, make_pipeline, train_pipeline
@@ -159,6 +161,47 @@ def case_the_programs_beside_the_tags_work(folder: Path) -> None:
             for name, tensor in found.items():
                 assert torch.equal(tensor, expected[name]), (out, name)
     deepspeed.comm.barrier()
+
+
+def case_ds_to_universal_reads_them_in_this_process(folder: Path) -> None:
+    for stage in (1, 3):
+        engine = make_engine(stage=stage)
+        train(engine, 2)
+        where = folder / f"universal-{stage}"
+        save_both_ways(engine, where, client_state={UNIVERSAL_CHECKPOINT_INFO: {}}, tag="a")
+        if RANK == 0:
+            for kind in ("torch", "native"):
+                ds_to_universal.main(
+                    SimpleNamespace(
+                        input_folder=str(where / kind / "a"),
+                        output_folder=str(where / kind / "universal"),
+                        num_extract_workers=1,
+                        num_merge_workers=1,
+                        keep_temp_folder=False,
+                        strict=True,
+                        inject_missing_state=False,
+                    )
+                )
+            theirs, ours = (where / kind / "universal" for kind in ("torch", "native"))
+            names = sorted(path.relative_to(theirs) for path in theirs.rglob("*.pt"))
+            assert names == sorted(path.relative_to(ours) for path in ours.rglob("*.pt"))
+            assert any(name.name == "exp_avg.pt" for name in names)
+            for name in names:
+                found = engine.checkpoint_engine.load(str(ours / name), "cpu")
+                assert_equal(found, torch.load(theirs / name, weights_only=False))
+        deepspeed.comm.barrier()
+        ends = []
+        for kind in ("torch", "native"):
+            other = make_engine(stage=stage, seed=9, checkpoint={"load_universal": True})
+            if kind == "native":
+                native(other)
+            path, _ = other.load_checkpoint(str(where / kind), tag="universal")
+            assert path is not None
+            ends.append(state_of(other))
+            other.destroy()
+        assert_same(ends[1], ends[0])
+        engine.destroy()
+        assert ds_to_universal.torch is torch
 
 
 def case_they_are_imported_like_torchs_own(folder: Path) -> None:
