@@ -123,6 +123,7 @@ class Replays(OpenedHistory):
         """
         given = locals()
         from dshistory.replays import start
+        from dshistory.replays.live import Live
 
         return start.start(
             self.history,
@@ -132,7 +133,7 @@ class Replays(OpenedHistory):
             command=command,
             batches_per_step=batches_per_step,
             quiet=quiet,
-            live=start.Live.among(given),
+            live=Live.among(given),
         )
 
     @verb(

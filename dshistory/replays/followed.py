@@ -7,7 +7,7 @@ from catalog.errors import NotFoundError, SetupError
 from catalog.history import History
 from catalog.lineage_metrics import lineage_metrics
 from catalog.records import CheckpointRef
-from catalog.references import lineage
+from catalog.references import generations, lineage
 from dshistory.replays.traces import Stretch
 
 __all__ = ["Followed", "losses_of"]
@@ -30,8 +30,15 @@ class Followed:
 
     def stretches(self) -> list[Stretch]:
         """Return the part of each run that is followed, from `ref` on."""
-        forks = [self.ref.step, *(self.history.run_facts(run).parent_step or 0 for run in self._runs[1:])]
-        return [Stretch(*one) for one in zip(self._runs, forks, [*forks[1:], None], strict=True)]
+        found: list[Stretch] = []
+        after = self.ref.step
+        for run, until in reversed(generations(self.history.paths, self.run)):
+            if until is None:
+                found.append(Stretch(run, after, None))
+            elif until > after:
+                found.append(Stretch(run, after, until))
+                after = until
+        return found
 
     def losses(self) -> Mapping[int, float]:
         """Return the loss of every step after `ref` that has one."""

@@ -129,6 +129,19 @@ VERB_CASES: Final[dict[str, tuple[Call, dict[str, str]]]] = {
             "two models": "!checkpoint run-b:10 has no optimizer",
         },
     ),
+    "audit_all": (
+        lambda h: h.audit_all(quiet=True),
+        {
+            **FIRST_STEP,
+            "one": "!audit_all: 1 checkpoint, so there are none to compare",
+            "no statistics": "!checkpoint run-a:20 has no optimizer",
+            "two models": "!checkpoint run-b:10 has no optimizer",
+        },
+    ),
+    "spectra": (
+        lambda h: h.spectra(quiet=True),
+        {**FIRST_STEP, "one": r"10  head\.weight", "no statistics": r"30  head\.weight"},
+    ),
     "diagnose": (
         lambda h: h.diagnose(quiet=True),
         {
@@ -281,6 +294,7 @@ ELSEWHERE: Final = frozenset(
         "analyze",
         "attribute",
         "average",
+        "bisect_replay",
         "compare",
         "crossover",
         "delta",
