@@ -111,7 +111,8 @@ def enable(
        from, as far as they have the same policy.
     fingerprints: whether 8 bytes for each weight, buffer and tensor of the optimizer are kept of every step, captured
        or not: a digest of what `check` reads, or of a sample where that is nothing. By them a replay is compared
-       between two checkpoints, and ranks with each other. They are written each minute, and at `close`.
+       between two checkpoints, and ranks with each other. They are written each minute, and at `close`. With
+       them 8 bytes for what the training forwards of each step were given: they name a batch.
 
     In a script that `dshistory replay` has started, this puts the training back to the step asked for, whatever
     `resume` and `history` say, changes it as asked, and captures it as a child of the run that is replayed.

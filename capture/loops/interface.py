@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import torch
 
+from capture.loops.batch_digest import BatchDigest
 from capture.state.interface import StateProvider
 
 __all__ = ["Barrier", "Loop", "LoopEvents"]
@@ -37,10 +38,12 @@ class LoopEvents(Barrier, Protocol):
     or not at all where no forward can be seen: then the step is final when the next update begins.
     """
 
-    def after_step(self, *, applied: bool, metrics: Mapping[str, float | torch.Tensor]) -> None:
+    def after_step(
+        self, *, applied: bool, metrics: Mapping[str, float | torch.Tensor], batch: BatchDigest | None
+    ) -> None:
         """An optimizer step is over, and `Loop.step` counts it. Not `applied`: the update was skipped, so nothing may
         be captured here, and a snapshot that is due waits for the next step. Tensors in `metrics` must not change any
-        more.
+        more. batch: what the forwards of the step were given; None where none was seen.
         """
 
     def next_forward(self) -> None:

@@ -69,8 +69,8 @@ class Hook:
     def __init__(self, call: Callable[..., None]) -> None:
         self._call = call
 
-    def __call__(self, *args: Any) -> None:
-        self._call(*args)
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        self._call(*args, **kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (contextlib.nullcontext(), "__exit__")

@@ -12,6 +12,7 @@ import torch
 
 from capture.background_thread import BackgroundThread
 from capture.devices.marks import CUDA_MARKS, Mark, Marks, behind
+from capture.loops.batch_digest import BatchDigest
 from capture.session.fingerprint_log import FingerprintLog
 from capture.session.retention import Retention
 from capture.session.stall_notice import StallNotice
@@ -52,6 +53,7 @@ class Committer:
         self._changed = threading.Condition()
         self._snapshots: collections.deque[Snapshot] = collections.deque()
         self._metrics: collections.deque[_Metrics] = collections.deque()
+        self._batches: collections.deque[tuple[int, BatchDigest]] = collections.deque()
         self._failures: list[SnapshotError] = []
         self._figures: collections.defaultdict[str, float] = collections.defaultdict(float)
         self._last_published: int | None = None
@@ -94,6 +96,11 @@ class Committer:
         computed = behind(values.values(), marks)
         with self._changed:
             self._metrics.append((step, values, computed))
+
+    def batch(self, step: int, batch: BatchDigest) -> None:
+        """Write the digest of what a step was trained on to the journal, once the devices have computed it."""
+        with self._changed:
+            self._batches.append((step, batch))
 
     def fingerprint(self, fingerprint: Fingerprint) -> None:
         """Write the fingerprint of a step, with others."""
@@ -248,7 +255,7 @@ class Committer:
             while not snapshot.written(self._until_flush_s()):
                 self._flush()
             # `finish` flushes the journal before it publishes: who sees a checkpoint sees its metrics too.
-            self._record_metrics()
+            self._record_steps()
             published = snapshot.finish(self._run)
             self._flushed = time.monotonic()
             committed = self._run.try_commit(snapshot.step)
@@ -333,18 +340,19 @@ class Committer:
         if not force and self._until_flush_s() > 0:
             return
         self._fingerprints.write_now_and_then()
-        self._record_metrics()
+        self._record_steps()
         try:
             self._run.journal.flush()
         except Exception as error:  # noqa: BLE001 - whatever fails must not end the thread others wait for
             self._report(f"the journal of run {self._run.run} could not be written: {error}", error)
         self._flushed = time.monotonic()
 
-    def _record_metrics(self) -> None:
-        """Give the journal the metrics since the last call."""
+    def _record_steps(self) -> None:
+        """Give the journal the metrics and batches of the steps since the last call."""
         with self._changed:
-            rows = list(self._metrics)
+            rows, batches = list(self._metrics), list(self._batches)
             self._metrics.clear()
+            self._batches.clear()
         for step, values, computed in rows:
             for name, value in values.items():
                 try:
@@ -353,6 +361,11 @@ class Committer:
                     self._run.journal.metric(step, name, float(value))
                 except Exception as error:  # noqa: BLE001 - one bad figure must not end the thread others wait for
                     self._report(f"metric {name!r} of step {step} of run {self._run.run} is lost: {error}", error)
+        for step, batch in batches:
+            try:
+                self._run.journal.event("batch", step, hash=batch.hex())
+            except Exception as error:  # noqa: BLE001 - nor does a device that has failed
+                self._report(f"the digest of the batch of step {step} of run {self._run.run} is lost: {error}", error)
 
     def _report(self, message: str, error: Exception) -> None:
         failure = SnapshotError(message)

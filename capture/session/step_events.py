@@ -11,6 +11,7 @@ import torch
 
 import native
 from capture.collectives import Ranks
+from capture.loops.batch_digest import BatchDigest
 from capture.loops.interface import Loop
 from capture.session.committer import Committer
 from capture.session.current_step import CurrentStep
@@ -100,7 +101,9 @@ class StepEvents:
         if self._observer is not None:
             self._observer.update_begins(self._loop.step())
 
-    def after_step(self, *, applied: bool, metrics: Mapping[str, float | torch.Tensor]) -> None:
+    def after_step(
+        self, *, applied: bool, metrics: Mapping[str, float | torch.Tensor], batch: BatchDigest | None
+    ) -> None:
         began = time.perf_counter()
         step = self._loop.step()
         self.current.update_ended()
@@ -114,6 +117,8 @@ class StepEvents:
             self.current.keep(step)
         if self._options.fingerprints:
             self.current.take_fingerprint(step)
+            if batch is not None:
+                self._committer.batch(step, batch)
         self._stall_s += time.perf_counter() - began
         if self._observer is not None:
             metrics = self._observer.step_ended(step, metrics)

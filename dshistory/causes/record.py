@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from catalog.history import History
+from catalog.lineage_batches import lineage_batches
 from catalog.lineage_metrics import lineage_metrics
 from catalog.records import CheckpointRef
 from catalog.references import committed_lineage
@@ -68,6 +69,11 @@ class Record:
         """The content of the manifests, for `keys` over `refs`."""
         with self.history.asking() as ask:
             return StatisticsMatrix(self.history, ask, self.refs, self.all_keys).stored()
+
+    @cached_property
+    def batches(self) -> Mapping[int, Mapping[int, str]]:
+        """The digest of the batch of each step that has one, by step and rank."""
+        return lineage_batches(self.history.paths, self.refs[-1].run)
 
     @cached_property
     def all_keys(self) -> Sequence[tuple[str, str]]:

@@ -103,12 +103,25 @@ def bad_batches(record: Record) -> Iterator[Finding]:
         if seen > _SEEN:
             ratio = math.sqrt(total[place] / float(middle(total[max(1, place - 5) : place]))) if place > 1 else math.nan
             evidence += f", and its gradient is {ratio:.3g} times as long as before"
+        evidence += _batch_of(record, step)
         call = (
             f"h.sql(\"SELECT step, value FROM metrics WHERE name = 'loss' AND step BETWEEN {step - 5} AND {step + 5} "
         )
         yield Finding(
             "bad batch", step - 1, step, (), evidence, call + 'ORDER BY step")', certain=False, surprise=surprise[at]
         )
+
+
+def _batch_of(record: Record, step: int) -> str:
+    """Return in words which batch the step had, and at which other steps it was seen; nothing where that is unknown."""
+    digests = record.batches.get(step, {})
+    if not digests:
+        return ""
+    rank, digest = next(iter(digests.items()))
+    again = [str(other) for other, ranks in record.batches.items() if other != step and digest in ranks.values()]
+    where = f", which step {', '.join(again[:3])}{' and others' if len(again) > 3 else ''} had too" if again else ""
+    ranks = f" on rank {rank}, one of {len(digests)} ranks" if len(digests) > 1 else ""
+    return f"; its batch is {digest}{ranks}{where}"
 
 
 def clipping_off(record: Record) -> Iterator[Finding]:

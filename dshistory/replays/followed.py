@@ -5,6 +5,7 @@ from typing import Any
 
 from catalog.errors import NotFoundError, SetupError
 from catalog.history import History
+from catalog.lineage_batches import lineage_batches
 from catalog.lineage_metrics import lineage_metrics
 from catalog.records import CheckpointRef
 from catalog.references import generations, lineage
@@ -44,6 +45,20 @@ class Followed:
         """Return the loss of every step after `ref` that has one."""
         losses = lineage_metrics(self.history.paths, self.run, ["loss"]).get("loss", {})
         return {step: loss for step, loss in losses.items() if step > self.ref.step}
+
+    def first_other_batch(self, run: str) -> int | None:
+        """Return the first step after `ref` at which a rank of `run`, which goes on from `ref`, was given another batch
+        than that rank here; None where all that both know are the same."""
+        ours, theirs = (lineage_batches(self.history.paths, one) for one in (self.run, run))
+        return next(
+            (
+                step
+                for step in sorted(ours.keys() & theirs.keys())
+                if step > self.ref.step
+                and any(ours[step][rank] != theirs[step][rank] for rank in ours[step].keys() & theirs[step].keys())
+            ),
+            None,
+        )
 
     def last_step(self) -> int:
         """Return the last step that was captured or has a loss. SetupError when nothing came after `ref`."""

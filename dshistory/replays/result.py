@@ -47,6 +47,9 @@ class ReplayTable(Table):
     """What differs at the first checkpoint that differs; None when all are equal, bit for bit."""
     parted_at: int | None
     """The step of that checkpoint."""
+    other_batch_at: int | None
+    """The first step that was given another batch than before, as far as digests of both are kept; None where all are
+    the same."""
     traces: Mapping[int, TraceStep]
     """The comparison of the fingerprints of each step, also of those with a checkpoint."""
 
@@ -92,6 +95,7 @@ def compared_with(followed: Followed, run: str, *, change: Change) -> ReplayTabl
         (step for step in (ref.step, *found, *traces) if apart is None or step < apart), default=ref.step
     )
     last = max((row["step"] for row in rows), default=None)
+    table.other_batch_at = followed.first_other_batch(run)
     table.note = _verdict(history, table, found, change=change, loss_apart=_first_apart(rows), last=last)
     return table
 
@@ -146,6 +150,9 @@ def _verdict(
         said += _what_differs(table, found)
     if change.changes_nothing:
         causes = likely_causes(history, table.of, table.run)
+        apart = min(step for step in (table.first_difference, loss_apart) if step is not None)
+        if table.other_batch_at is not None and table.other_batch_at <= apart:
+            causes.insert(0, f"step {table.other_batch_at} was given another batch than before")
         said.append(
             f"likely cause: {'; '.join(causes)}"
             if causes

@@ -41,7 +41,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "catalog": (
         "retention",
-        "run_writer gc damage verify history lineage_metrics references later_metrics",
+        "run_writer gc damage verify history lineage_metrics lineage_batches references later_metrics",
         "index",
         "statistics",
         "read",

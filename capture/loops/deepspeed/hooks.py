@@ -2,11 +2,12 @@
 the same methods.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from capture.loops.batch_digest import BatchDigests
 from capture.loops.deepspeed.engine_provider import loss_scale
 from capture.loops.interface import Barrier, LoopEvents
 from capture.loops.module_hooks import Hook, hooks_on_loading, install, wrap
@@ -119,6 +120,8 @@ def _metrics(engine: Any, metrics: _EngineMetrics) -> Iterator[Callable[[], None
 
 
 def _steps(engine: Any, events: LoopEvents, metrics: _EngineMetrics) -> Iterator[Callable[[], None]]:
+    batches = BatchDigests()
+
     def step(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         before = engine.global_steps
         if engine.pipeline_parallelism:
@@ -127,16 +130,17 @@ def _steps(engine: Any, events: LoopEvents, metrics: _EngineMetrics) -> Iterator
         result = inner(*args, **kwargs)
         if engine.global_steps != before:
             applied = engine.was_step_applied()
-            events.after_step(applied=applied, metrics=metrics.take())
+            events.after_step(applied=applied, metrics=metrics.take(), batch=batches.take())
         return result
 
-    def forward_begins(module: torch.nn.Module, _: Any) -> None:
+    def forward_begins(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         # An evaluation may run between two steps, and must not end the first one.
         if engine.module.training and torch.is_grad_enabled():
             events.next_forward()
+            batches.saw_forward(args, kwargs)
 
     yield wrap(engine, "train_batch" if engine.pipeline_parallelism else "step", step)
-    yield engine.register_forward_pre_hook(Hook(forward_begins)).remove
+    yield engine.register_forward_pre_hook(Hook(forward_begins), with_kwargs=True).remove
 
 
 def _accesses(engine: Any, events: Barrier) -> Iterator[Callable[[], None]]:

@@ -21,6 +21,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from capture.loops.batch_digest import BatchDigests
 from capture.loops.interface import LoopEvents
 from capture.loops.module_hooks import Hook, hooks_on_loading, install
 from capture.loops.pytorch.unknown_optimizers import guard_foreign_updates
@@ -105,6 +106,7 @@ class TorchHooks:
         self._calls = WrapperCalls(begin=self._begin_update, end=self._end_step)
         self._pace = pace
         self._metrics = StepMetrics()
+        self._batches = BatchDigests()
         self._count = count
         self._events = events
         self.remove = install(self._hooks(optimizers, wrappers))
@@ -122,7 +124,7 @@ class TorchHooks:
         yield self._after_all.remove
         yield guard_foreign_updates(module, last, known=[*optimizers, *wrappers], events=self._events)
         yield from self._calls.hooks(wrappers, self._events)
-        yield module.register_forward_pre_hook(Hook(self._forward_begins)).remove
+        yield module.register_forward_pre_hook(Hook(self._forward_begins), with_kwargs=True).remove
         yield module.register_forward_hook(Hook(self._forwarded)).remove
         bare = [one for one in optimizers if not any(one is wrapper for wrapper in wrappers)]
         yield from hooks_on_loading(module, bare, self._events)
@@ -145,17 +147,18 @@ class TorchHooks:
     def _end_step(self) -> None:
         self._count()
         self._pace.updated()
-        self._events.after_step(applied=True, metrics=self._take_metrics())
+        self._events.after_step(applied=True, metrics=self._take_metrics(), batch=self._batches.take())
 
     def _next_forward(self) -> None:
         # The pace decides whether the scheduler is read now, so it is learned first.
         self._pace.learn()
         self._events.next_forward()
 
-    def _forward_begins(self, module: torch.nn.Module, _: Any) -> None:
+    def _forward_begins(self, module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         # An evaluation may run between the update and the scheduler's move, and must not end the step.
         if module is self._module and module.training and torch.is_grad_enabled():
             self._next_forward()
+            self._batches.saw_forward(args, kwargs)
 
     def _forwarded(self, module: torch.nn.Module, _: Any, output: Any) -> None:
         # A shallow copy of the module has the same hooks.

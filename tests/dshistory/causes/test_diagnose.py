@@ -12,6 +12,7 @@ import dshistory
 from benchmarks.diagnose import is_right
 from benchmarks.planted import Case, train
 from catalog.errors import NotFoundError
+from catalog.lineage_batches import lineage_batches
 from dshistory.causes.diagnose import _folded, _ranked
 from dshistory.causes.findings import Finding
 from dshistory.causes.record import Record
@@ -21,6 +22,7 @@ from dshistory.explorer import Explorer
 SAMPLE = [
     Case("nothing", True, 10, 1),
     Case("learning rate", True, 10, 2),
+    Case("bad batch", True, 1, 3),
     Case("layer corrupted", True, 10, 4),
 ]
 """`python -m benchmarks diagnose` has every cause."""
@@ -37,6 +39,9 @@ def test_the_first_row_is_what_was_planted(tmp_path, case):
     for row in table:
         # Every call is one that a person can paste.
         eval(row["call"], {"h": explorer})
+    if case.cause == "bad batch":
+        batches = lineage_batches(explorer.history.paths, explorer.log()[0]["run"])
+        assert table[0]["evidence"].endswith(f"; its batch is {batches[truth.step][0]}")
     if case.cause == "learning rate":
         assert explorer.diagnose(truth.step, quiet=True)[0]["cause"] == "learning rate"
         assert "learning rate" not in explorer.diagnose(truth.step - 1, quiet=True)["cause"].to_pylist()

@@ -25,6 +25,7 @@ from ranks import guards
 
 import capture
 import native
+from capture.loops.batch_digest import BatchDigest
 from capture.loops.deepspeed.loop import DeepSpeedLoop
 from catalog.errors import SetupError
 
@@ -41,7 +42,7 @@ class Recorder:
     def before_update(self) -> None:
         self._see("update")
 
-    def after_step(self, *, applied: bool, metrics: Mapping[str, Any]) -> None:
+    def after_step(self, *, applied: bool, metrics: Mapping[str, Any], batch: BatchDigest | None) -> None:
         self._see("step")
         self.steps.append((applied, metrics))
 
