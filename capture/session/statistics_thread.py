@@ -6,12 +6,14 @@ up with are left to `dshistory analyze`, which `close` says. A failure here cost
 
 import contextlib
 import logging
+import math
 import os
 import threading
 import time
 from collections.abc import Callable
 
 from capture.background_thread import BackgroundThread
+from capture.exit_handler import call_at_exit
 from catalog.format.statistics_file import StatisticsFile
 from catalog.run_writer import RunWriter
 from catalog.statistics.compute import analyze_part
@@ -55,6 +57,8 @@ class StatisticsThread:
         self._wanted = self._done = 0
         self._publishing = self._closed = False
         self._thread: BackgroundThread | None = None
+        # Before the session's own, so it is called after that.
+        call_at_exit(self, StatisticsThread._outlive)
 
     def published(self, step: int) -> None:
         """Queue a step whose part of this rank is published; its checkpoint may not be committed yet."""
@@ -80,8 +84,8 @@ class StatisticsThread:
         """Go on for half a second with the steps that wait, and end; return whether there are new statistics at
         all. What is left then is an event of the journal and a message of the log.
 
-        Where no core is free, a batch that is being computed may outlast that time. Nobody waits for it: the thread
-        ends after it by itself, and publishes nothing.
+        Where no core is free, a batch that is being computed may outlast that time. Nobody waits for it but the end of
+        the interpreter: the thread ends after it by itself, and publishes nothing.
         """
         with self._changed:
             self._deadline = time.monotonic() + self._patience_s
@@ -97,6 +101,15 @@ class StatisticsThread:
             self._run.journal.event("statistics_left", None, reason=told)
             _log.info("run %s: %s: dshistory analyze %s", self._run.run, told, self._run.paths.root)
         return self._done > 0
+
+    def _outlive(self) -> None:
+        """Let the thread end before the interpreter does, which would abort the process where a thread comes back to it
+        from native code."""
+        with self._changed:
+            self._deadline = min(self._deadline or math.inf, time.monotonic())
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.wait()
 
     def _work(self) -> None:
         with contextlib.suppress(OSError):

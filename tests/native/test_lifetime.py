@@ -269,3 +269,23 @@ def test_closing_gives_the_budget_back_to_the_host(backend: str) -> None:
 
 def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+IN_THE_MIDDLE = """
+import threading, time
+import numpy as np
+import native
+data = np.ones(64 << 20, np.uint8)
+def work():
+    while True:
+        native.checksum(data)
+for _ in range(2):
+    threading.Thread(target=work, daemon=True).start()
+time.sleep(0.1)
+"""
+
+
+@pytest.mark.guards("The process keeps its life")
+def test_a_process_ends_while_daemon_threads_are_in_native_code():
+    done = subprocess.run([sys.executable, "-c", IN_THE_MIDDLE], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -99,7 +99,8 @@ class Flips:
         finally:
             path.write_bytes(whole)
         name = str(path.relative_to(self.root))
-        kind = path.parent.name if path.parent.name in ("journal", "statistics") else path.name.partition(".")[2]
+        folder = path.parent.name
+        kind = folder if folder in ("journal", "statistics", "fingerprints") else path.name.partition(".")[2]
         kind = path.name if kind == "json" else kind
         if name in named:
             self.counts[kind] += 1

@@ -24,5 +24,6 @@ def test_a_sample_of_all_bytes(tmp_path: Path, figure: Callable[[str, float], No
         "manifest.parquet",
         "journal",
         "statistics",
+        "fingerprints",
     }
     figure("flipped bytes and changed lengths found", flips.counts.total())

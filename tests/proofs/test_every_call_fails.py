@@ -42,7 +42,7 @@ def folder() -> Iterator[Path]:
 def test_a_training_whose_calls_fail(
     folder: Path, backend: str, error: str, figure: Callable[[str, float], None]
 ) -> None:
-    every = "1" if EXHAUSTIVE else "53"
+    every = "1" if EXHAUSTIVE else "37"
     tried = repetitions("training", str(folder), "--backend", backend, "--errors", error, "--every", every)
     assert len(tried) > (5 if error == "SHORT" else 60 if EXHAUSTIVE else 2)
     assert [one for one in tried if one["wrong"]] == []

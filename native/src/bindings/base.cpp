@@ -13,6 +13,7 @@
 #include "base/sampled_digest.hpp"
 #include "bindings/bind.hpp"
 #include "bindings/conversions.hpp"
+#include "bindings/without_gil.hpp"
 
 namespace dsh::bindings {
 namespace {
@@ -23,7 +24,7 @@ nb::bytes checksum_buffer(nb::handle data) {
     const Buffer buffer(data);
     Digest digest;
     {
-        nb::gil_scoped_release unlocked;
+        const WithoutGil unlocked;
         digest = checksum(buffer.data(), buffer.nbytes());
     }
     return digest_bytes(std::span(&digest, 1));
@@ -42,7 +43,7 @@ nb::bytes checksum_regions(Column<std::uint64_t> addresses, Column<std::uint64_t
     const std::vector<Region> regions = regions_of(addresses, nbytes);
     std::vector<Digest> digests;
     {
-        nb::gil_scoped_release unlocked;
+        const WithoutGil unlocked;
         digests = checksum_memory(regions);
     }
     return digest_bytes(digests);
@@ -52,7 +53,7 @@ nb::bytes sample_regions(Column<std::uint64_t> addresses, Column<std::uint64_t> 
     const std::vector<Region> regions = regions_of(addresses, nbytes);
     std::vector<std::uint64_t> digests;
     {
-        nb::gil_scoped_release unlocked;
+        const WithoutGil unlocked;
         digests = sampled_digests(regions, seed);
     }
     return nb::bytes(reinterpret_cast<const char *>(digests.data()), digests.size() * sizeof(std::uint64_t));
@@ -61,7 +62,7 @@ nb::bytes sample_regions(Column<std::uint64_t> addresses, Column<std::uint64_t> 
 nb::dict file_system_dict(const std::string &directory) {
     FileSystemFacts facts;
     {
-        nb::gil_scoped_release unlocked;
+        const WithoutGil unlocked;
         facts = probe_file_system(directory);
     }
     nb::dict result;

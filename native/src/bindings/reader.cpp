@@ -11,6 +11,7 @@
 #include "base/limits.hpp"
 #include "bindings/bind.hpp"
 #include "bindings/conversions.hpp"
+#include "bindings/without_gil.hpp"
 #include "reader/read.hpp"
 
 namespace dsh::bindings {
@@ -31,7 +32,7 @@ nb::bytes read_extents(std::vector<std::string> paths, Column<std::uint32_t> fil
     }
     std::vector<Digest> digests;
     {
-        nb::gil_scoped_release unlocked;
+        const WithoutGil unlocked;
         digests = read(paths, requests, block_bytes, depth, checksums);
     }
     return digest_bytes(digests);

@@ -11,6 +11,7 @@
 
 #include "bindings/bind.hpp"
 #include "bindings/conversions.hpp"
+#include "bindings/without_gil.hpp"
 #include "statistics/statistics.hpp"
 
 namespace dsh::bindings {
@@ -23,7 +24,7 @@ template <typename T> using Array = nb::ndarray<nb::numpy, const T, nb::ndim<1>>
 Statistics buffer_statistics(nb::handle data, const std::string &dtype, std::uint64_t start, std::uint64_t key,
                              std::uint64_t buckets, const std::string &kernel) {
     const Buffer buffer(data);
-    nb::gil_scoped_release unlocked;
+    const WithoutGil unlocked;
     return statistics({buffer.data(), buffer.nbytes(), dtype, start}, key, buckets, kernel);
 }
 

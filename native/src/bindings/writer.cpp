@@ -19,6 +19,7 @@
 #include "bindings/bind.hpp"
 #include "bindings/conversions.hpp"
 #include "bindings/job_handles.hpp"
+#include "bindings/without_gil.hpp"
 #include "writer/backend.hpp"
 #include "writer/writer.hpp"
 
@@ -72,7 +73,7 @@ void fed(const JobHandle &self, FeedHandle &feed) {
     const Feed held = feed.held();
     feed.feed.reset();
     try {
-        nb::gil_scoped_release unlocked;
+        const WithoutGil unlocked;
         self.writer->fed(self.job, held);
     } catch (...) {
         feed.feed = held;
@@ -88,7 +89,7 @@ AppendixHandle append(const JobHandle &self, Column<std::uint64_t> nbytes) {
 nb::bytes end(AppendixHandle &self) {
     std::vector<Digest> digests;
     {
-        nb::gil_scoped_release unlocked;
+        const WithoutGil unlocked;
         digests = self.writer->end(*self.appendix);
     }
     return digest_bytes(digests);
@@ -108,7 +109,7 @@ nb::dict stats_dict(const WriteStats &stats) {
 } // namespace
 
 void bind_writer(nb::module_ &module) {
-    using Unlocked = nb::call_guard<nb::gil_scoped_release>;
+    using Unlocked = nb::call_guard<WithoutGil>;
 
     nb::class_<Faults>(module, "Faults")
         .def(nb::new_([](std::uint64_t delay_us, std::int64_t fail_after, int code, std::uint64_t short_write_every,
@@ -157,7 +158,7 @@ void bind_writer(nb::module_ &module) {
             [](JobHandle &self, nb::bytes header, nb::bytes trailer) {
                 const std::string_view header_view(header.c_str(), header.size());
                 const std::string_view trailer_view(trailer.c_str(), trailer.size());
-                nb::gil_scoped_release unlocked;
+                const WithoutGil unlocked;
                 return self.writer->finish(*self.job, header_view, trailer_view);
             },
             nb::kw_only(), "header"_a, "trailer"_a)
@@ -168,7 +169,7 @@ void bind_writer(nb::module_ &module) {
     nb::class_<Writer>(module, "Writer", nb::is_weak_referenceable())
         .def(nb::new_([](std::string backend, std::uint64_t budget_bytes, std::uint64_t block_bytes, std::size_t depth,
                          std::shared_ptr<Faults> faults) {
-                 nb::gil_scoped_release unlocked;
+                 const WithoutGil unlocked;
                  return std::make_shared<Writer>(std::move(backend), budget_bytes, block_bytes, depth,
                                                  std::move(faults));
              }),

@@ -229,3 +229,28 @@ def test_a_process_with_pending_snapshots_ends(pending: dict[str, tuple[Path, Ch
     steps = committed_steps(history, only_run(history))
     assert steps == committed if committed is not None else steps[0] == 0
     assert verify(History.open(history)) == []
+
+
+BUSY = """
+import atexit, sys, threading
+import torch
+import capture
+from capture.session import statistics_thread
+atexit.register(lambda: print([one.name for one in threading.enumerate() if one.name == "dshistory-statistics"]))
+statistics_thread._CLOSE_PATIENCE_S = 0.0
+model = torch.nn.Linear(4000, 4000, bias=False)
+model.weight.grad = torch.ones_like(model.weight)
+optimizer = torch.optim.SGD(model.parameters())
+session = capture.enable(model, optimizer=optimizer, every=1, history=sys.argv[1])
+optimizer.step()
+session.wait()
+session.close()
+print([one.name for one in threading.enumerate() if one.name == "dshistory-statistics"])
+"""
+
+
+@pytest.mark.guards("The process keeps its life")
+def test_a_process_ends_well_while_statistics_are_being_computed(history):
+    done = subprocess.run([sys.executable, "-c", BUSY, history], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["['dshistory-statistics']", "[]"]
