@@ -85,6 +85,10 @@ test-browser: setup $(VENV)/.browser  ## run the notebook and the explorer in a 
 test-benchmarks: setup  ## run every benchmark at a tiny size
 	$(BIN)/python -m pytest -q -rs tests/end_to_end/test_benchmarks.py
 
+.PHONY: test-variants
+test-variants: setup  ## capture the less common DeepSpeed engines, with its CPU Adam, which the first run compiles
+	$(BIN)/python -m pytest -q -rs tests/multi_rank/test_deepspeed_variants.py
+
 .PHONY: test-install
 test-install: setup  ## do what a stranger does: install the wheel, run the README, the notebooks and a short demo
 	$(BIN)/python -m pytest -q -rs -n logical --maxprocesses 2 --dist loadfile \

@@ -53,9 +53,9 @@ def written(pid: int) -> int:
 
 
 @pytest.mark.guards("A checkpoint exists whole or not at all")
-@pytest.mark.parametrize("seed", range(3))
-def test_a_killed_training_loses_only_what_was_not_committed(history, seed):
-    draw = random.Random(seed)
+def test_a_killed_training_loses_only_what_was_not_committed(history):
+    """`make prove-kills` kills hundreds."""
+    draw = random.Random(0)
     ran = set()
     for _ in range(3):
         kill_after(history, steps=draw.randint(1, 6), bytes_more=draw.randrange(3 << 20))

@@ -73,15 +73,6 @@ def case_refused_by_name(folder: Path) -> None:
     engine.destroy()
 
 
-def case_partial_offload_for_real(folder: Path) -> None:
-    partial = {"offload_optimizer": {"device": "cpu", "ratio": 0.5}}
-    adam = {"type": "AdamW", "params": {"lr": 5e-3}}
-    engine = make_engine(stage=3, zero=partial, optimizer=adam)
-    with pytest.raises(UnsupportedError, match="partial optimizer offload"):
-        capture.enable(engine, history=folder / "partial")
-    engine.destroy()
-
-
 def case_an_unknown_optimizer_wrapper(folder: Path) -> None:
     """An optimizer wrapper of another DeepSpeed version, such as the one of MiCS, is refused until it is supported."""
     engine = make_engine(stage=2)

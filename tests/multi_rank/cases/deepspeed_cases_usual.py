@@ -10,7 +10,6 @@ from typing import Any
 
 import deepspeed
 import torch
-from deepspeed.ops.adam import DeepSpeedCPUAdam
 from deepspeed_cases_original import state_of
 from deepspeed_eager import assert_same
 from deepspeed_helpers import LENGTH, WIDTH, TinyGPT, config, make_engine, train, two_groups
@@ -87,12 +86,6 @@ def case_a_users_own_optimizer(folder: Path) -> None:
 def case_torch_optimizers_of_the_user(folder: Path) -> None:
     for stage, rule in ((2, torch.optim.Adam), (3, torch.optim.AdamW)):
         check_capture(folder / f"adam-{stage}", lambda seed, s=stage, r=rule: with_client(r, seed, stage=s))
-
-
-@covers("DeepSpeed CPU Adam without offload: ZeRO 1, 2")
-def case_cpu_adam_without_offload(folder: Path) -> None:
-    for stage in (1, 2):
-        check_capture(folder / f"cpu-{stage}", lambda seed, s=stage: with_client(DeepSpeedCPUAdam, seed, stage=s))
 
 
 @covers("SGD with momentum: ZeRO 0, 1")

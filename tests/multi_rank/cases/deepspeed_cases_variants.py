@@ -1,4 +1,6 @@
-"""Cases for less common engines: fp16 with skipped updates, ZeRO-Offload, accumulation that the caller controls."""
+"""Cases for less common engines: fp16 with skipped updates, DeepSpeed's CPU Adam, ZeRO-Offload, accumulation that the
+caller controls.
+"""
 
 import os
 from collections.abc import Callable
@@ -6,10 +8,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from deepspeed.accelerator import get_accelerator
+from deepspeed.ops.adam import DeepSpeedCPUAdam
 from deepspeed_cases_hooks import Recorder
 from deepspeed_cases_state import check_resume, providers
+from deepspeed_cases_usual import check_capture, with_client
 from deepspeed_eager import assert_same, put_back, take
 from deepspeed_helpers import batches, make_engine, train
 from ranks import covers
@@ -17,6 +22,7 @@ from ranks import covers
 import capture
 import dshistory
 from capture.loops.deepspeed.loop import DeepSpeedLoop
+from catalog.errors import UnsupportedError
 
 FP16 = {"enabled": True, "initial_scale_power": 16, "loss_scale_window": 3, "hysteresis": 1}
 CPU_ADAM = {"type": "AdamW", "params": {"lr": 5e-3, "weight_decay": 0.1}}
@@ -238,3 +244,18 @@ def case_accumulation_owned_by_the_caller(folder: Path) -> None:
         assert steps(2) == losses
         assert engine.global_samples == 2 * int(os.environ["WORLD_SIZE"]) * 3 * 4
         engine.destroy()
+
+
+@covers("DeepSpeed CPU Adam without offload: ZeRO 1, 2")
+def case_cpu_adam_without_offload(folder: Path) -> None:
+    for stage in (1, 2):
+        check_capture(folder / f"cpu-{stage}", lambda seed, s=stage: with_client(DeepSpeedCPUAdam, seed, stage=s))
+
+
+def case_partial_offload_for_real(folder: Path) -> None:
+    partial = {"offload_optimizer": {"device": "cpu", "ratio": 0.5}}
+    adam = {"type": "AdamW", "params": {"lr": 5e-3}}
+    engine = make_engine(stage=3, zero=partial, optimizer=adam)
+    with pytest.raises(UnsupportedError, match="partial optimizer offload"):
+        capture.enable(engine, history=folder / "partial")
+    engine.destroy()
