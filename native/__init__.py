@@ -1,4 +1,4 @@
-"""Bytes and file descriptors: the asynchronous writer, the parallel reader, checksums, statistics and probes.
+"""Bytes and file descriptors: the asynchronous writer, the parallel reader, checksums, byte planes, statistics, probes.
 
 Imports no torch. Everything that can block releases the GIL, and the core's own threads never take it. A failed system
 call raises `OSError` with errno and file name, and with the operation and offset in the message.
@@ -15,10 +15,12 @@ from native._core import (
     Writer,
     checksum,
     checksum_memory,
+    join_planes,
     probe_file_system,
     probe_io_uring,
     read,
     sampled_digests,
+    split_planes,
     statistics,
     statistics_kernels,
 )
@@ -34,10 +36,12 @@ __all__ = [
     "Writer",
     "checksum",
     "checksum_memory",
+    "join_planes",
     "probe_file_system",
     "probe_io_uring",
     "read",
     "sampled_digests",
+    "split_planes",
     "statistics",
     "statistics_kernels",
 ]

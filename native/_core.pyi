@@ -224,6 +224,20 @@ def checksum_memory(*, addresses: Any, nbytes: Any) -> bytes:
     region that is not mapped.
     """
 
+def split_planes(data: Any, *, into: Any, itemsize: int, transform: int, base: object | None = None) -> None:
+    """Cut the elements of a buffer into planes, one for each byte of an element, the least significant first.
+
+    data: any contiguous buffer of elements of `itemsize` (1, 2, 4 or 8) bytes; into: a writable one of the same size.
+    transform: what each element becomes before: 0 itself; 1 rotated left by a bit; 2 XOR with the base's element; 3 the
+    same, rotated; 4 the zigzag difference of both as integers. base: for 2 to 4, a buffer of the same size. ValueError
+    names what does not fit.
+    """
+
+def join_planes(planes: Sequence[Any], *, into: Any, transform: int, base: object | None = None) -> None:
+    """Put together what `split_planes` cut: into `into`, from the planes (1, 2, 4 or 8 buffers), bit for bit.
+    ValueError names what does not fit.
+    """
+
 SAMPLED_WHOLE_BYTES: int
 """Regions of at most so many bytes are read whole by `sampled_digests`."""
 

@@ -46,7 +46,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "statistics",
         "read",
         "format",
-        "disk",
+        "disk encoding",
         "paths records errors cell_traceback",
     ),
     "native": ("_siblings",),

@@ -1,0 +1,225 @@
+"""Packs one block of numbers without loss: transform, byte planes, and an entropy coder for the planes that gain by it.
+
+    elements -> transformed, alone or against a base -> one plane for each byte of an element -> each plane coded
+
+Training state is noise in its low bits and nearly constant in its exponents. Cut into planes, the noise is stored as it
+is, which costs nothing to decode, and only the other planes go through zstd. Against a base, which is what the same
+tensor was some steps ago, the high bits become zeros. What is best for a block is found out on a sample of it.
+
+A block describes itself:
+
+    byte 0          the version of the encoding, 1
+    byte 1          the transform: 0 plain, 1 rotated, 2 xor, 3 rotated_xor, 4 difference
+    byte 2          the bytes of an element, and so the number of planes: 1, 2, 4 or 8
+    bytes 3 to 10   the number of raw bytes
+    9 bytes a plane its coding (0 stored, 1 zstd, 2 one value) and the number of bytes that it takes
+    the planes      in order, from the least significant byte on
+    the rest        raw bytes behind the last whole element
+
+All bits survive: no float is ever computed, so NaN payloads, -0.0 and denormals are bits like all others. A block has
+no checksum of its own: whoever stores one keeps the checksum of its bytes beside it.
+"""
+
+import struct
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+import pyarrow as pa
+
+import native
+from catalog.errors import FormatError
+
+__all__ = ["Transform", "needs_base", "packed", "raw_bytes", "unpacked"]
+
+VERSION = 1
+
+
+class Transform(IntEnum):
+    """What an element becomes before it is cut into planes; each has an inverse for all bits."""
+
+    PLAIN = 0
+    ROTATED = 1
+    XOR = 2
+    ROTATED_XOR = 3
+    DIFFERENCE = 4
+
+
+_ALONE = (Transform.PLAIN, Transform.ROTATED)
+_WITH_BASE = (*_ALONE, Transform.XOR, Transform.ROTATED_XOR, Transform.DIFFERENCE)
+
+
+class _Coding(IntEnum):
+    STORED = 0
+    ZSTD = 1
+    CONSTANT = 2
+
+
+_HEAD = struct.Struct("<BBBQ")
+_PLANE = struct.Struct("<BQ")
+_ITEMSIZES = (1, 2, 4, 8)
+
+_SAMPLE_PARTS = 4
+_SAMPLE_PART_ELEMENTS = 2048
+_WORTH_CODING = 0.97
+"""A plane that zstd makes hardly smaller is stored: that costs little room, and decoding it nothing."""
+
+_LEVEL = 1
+
+
+class _Head(NamedTuple):
+    """The beginning of a block: what it says of itself, and where the bytes of its planes begin."""
+
+    transform: Transform
+    itemsize: int
+    nbytes: int
+    planes: tuple[tuple[_Coding, int], ...]
+    begin: int
+
+
+def packed(
+    raw: memoryview, *, itemsize: int, base: memoryview | None = None, transform: Transform | None = None
+) -> bytes:
+    """Return a block from which `unpacked` makes exactly the bytes of `raw`; never much larger than these.
+
+    itemsize: the bytes of one element: 1, 2, 4 or 8
+    base: as many bytes as `raw`, most like it; who unpacks a block for which `needs_base` says so must have them again
+    transform: by default the one that makes a sample of the block smallest
+    """
+    if itemsize not in _ITEMSIZES:
+        raise ValueError(f"itemsize is {itemsize}: an element has 1, 2, 4 or 8 bytes")
+    data = _bytes_of(raw)
+    whole = len(data) - len(data) % itemsize
+    other = None
+    if base is not None:
+        other = _bytes_of(base)
+        if len(other) != len(data):
+            raise ValueError(f"the base has {len(other)} bytes, the block {len(data)}: they must be as many")
+        other = other[:whole]
+    tried = (_ALONE if base is None else _WITH_BASE) if transform is None else (transform,)
+    best, worth = _best(data[:whole], itemsize, other, tried)
+    planes = _planes(data[:whole], itemsize, best, other)
+    coded = [_coded(plane, worth=gains) for plane, gains in zip(planes, worth, strict=True)]
+    head = _HEAD.pack(VERSION, best, itemsize, len(data))
+    table = b"".join(_PLANE.pack(coding, len(content)) for coding, content in coded)
+    return b"".join([head, table, *(content for _, content in coded), data[whole:]])
+
+
+def unpacked(block: bytes | memoryview, *, base: memoryview | None = None, into: memoryview) -> None:
+    """Write the raw bytes of a block to `into`, which has exactly as many. FormatError when the block is none, or has
+    another number of raw bytes, or needs a base where there is none of its size."""
+    content = _bytes_of(block)
+    head = _head(content)
+    target = into.cast("B")
+    if len(target) != head.nbytes:
+        raise FormatError(f"packed block: {head.nbytes} raw bytes where {len(target)} belong")
+    whole = head.nbytes - head.nbytes % head.itemsize
+    other = None
+    if needs_base(content):
+        if base is None or base.nbytes != head.nbytes:
+            found = "none" if base is None else f"one of {base.nbytes} bytes"
+            raise FormatError(f"packed block: needs a base of {head.nbytes} bytes, there is {found}")
+        other = _bytes_of(base)[:whole]
+    planes = []
+    at = head.begin
+    for coding, nbytes in head.planes:
+        planes.append(_decoded(coding, content[at : at + nbytes], whole // head.itemsize))
+        at += nbytes
+    if whole:
+        native.join_planes(planes, into=target[:whole], transform=int(head.transform), base=other)
+    target[whole:] = content[at:]
+
+
+def needs_base(block: bytes | memoryview) -> bool:
+    """Return whether a block can be unpacked only with a base. FormatError when it is no block."""
+    return _head(_bytes_of(block)).transform not in _ALONE
+
+
+def raw_bytes(block: bytes | memoryview) -> int:
+    """Return the number of raw bytes of a block. FormatError when it is no block."""
+    return _head(_bytes_of(block)).nbytes
+
+
+def _bytes_of(buffer: bytes | memoryview) -> memoryview:
+    return memoryview(buffer).cast("B")
+
+
+def _head(content: memoryview) -> _Head:
+    if len(content) < _HEAD.size:
+        raise FormatError(f"packed block: {len(content)} bytes, too short for a block")
+    version, transform, itemsize, nbytes = _HEAD.unpack_from(content)
+    if version != VERSION:
+        raise FormatError(f"packed block: version {version}, this release knows {VERSION}")
+    if transform not in list(Transform) or itemsize not in _ITEMSIZES:
+        raise FormatError(f"packed block: transform {transform} of elements of {itemsize} bytes: not one of the format")
+    begin = _HEAD.size + itemsize * _PLANE.size
+    if len(content) < begin:
+        raise FormatError(f"packed block: {len(content)} bytes where the table of its planes ends at {begin}")
+    table = [_PLANE.unpack_from(content, _HEAD.size + i * _PLANE.size) for i in range(itemsize)]
+    end = begin + sum(length for _, length in table) + nbytes % itemsize
+    if end != len(content):
+        raise FormatError(f"packed block: {len(content)} bytes where its planes end at {end}")
+    if any(coding not in list(_Coding) for coding, _ in table):
+        raise FormatError("packed block: a plane has a coding that the format does not know")
+    planes = tuple((_Coding(coding), length) for coding, length in table)
+    return _Head(Transform(transform), itemsize, nbytes, planes, begin)
+
+
+def _planes(data: memoryview, itemsize: int, transform: Transform, base: memoryview | None) -> Iterator[memoryview]:
+    """Yield each plane of the transformed elements."""
+    planes = memoryview(bytearray(len(data)))
+    if data:
+        native.split_planes(data, into=planes, itemsize=itemsize, transform=int(transform), base=base)
+    each = len(data) // itemsize
+    for i in range(itemsize):
+        yield planes[i * each : (i + 1) * each]
+
+
+def _best(
+    data: memoryview, itemsize: int, base: memoryview | None, tried: Sequence[Transform]
+) -> tuple[Transform, Sequence[bool]]:
+    """Return the transform that makes a sample smallest, and which of its planes zstd makes smaller."""
+    sample = _sample(data, itemsize)
+    other = None if base is None else _sample(base, itemsize)
+    found = []
+    for transform in tried:
+        parts = [len(_zstd(plane)) / max(1, len(plane)) for plane in _planes(sample, itemsize, transform, other)]
+        found.append((sum(min(1.0, part) for part in parts), transform, [part < _WORTH_CODING for part in parts]))
+    _, best, worth = min(found)
+    return best, worth
+
+
+def _sample(data: memoryview, itemsize: int) -> memoryview:
+    """Return some of the elements, of all parts of the block; all of a small one."""
+    part = _SAMPLE_PART_ELEMENTS * itemsize
+    if len(data) <= _SAMPLE_PARTS * part:
+        return data
+    gap = (len(data) // itemsize - _SAMPLE_PART_ELEMENTS) // (_SAMPLE_PARTS - 1) * itemsize
+    return memoryview(b"".join(data[i * gap : i * gap + part] for i in range(_SAMPLE_PARTS)))
+
+
+def _coded(plane: memoryview, *, worth: bool) -> tuple[_Coding, bytes | memoryview]:
+    if not worth:
+        return _Coding.STORED, plane
+    if len(plane) > 1 and plane[:-1] == plane[1:]:
+        return _Coding.CONSTANT, plane[:1]
+    content = _zstd(plane)
+    return (_Coding.ZSTD, content) if len(content) < len(plane) else (_Coding.STORED, plane)
+
+
+def _decoded(coding: _Coding, content: memoryview, nbytes: int) -> memoryview | pa.Buffer:
+    expected = {_Coding.STORED: nbytes, _Coding.CONSTANT: 1}.get(coding, len(content))
+    if len(content) != expected:
+        raise FormatError(f"packed block: a plane takes {len(content)} bytes where {expected} belong")
+    if coding is _Coding.STORED:
+        return content
+    if coding is _Coding.CONSTANT:
+        return memoryview(bytes(content) * nbytes)
+    try:
+        return pa.Codec("zstd").decompress(pa.py_buffer(content), decompressed_size=nbytes)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise FormatError(f"packed block: a plane can't be decompressed: {error}") from error
+
+
+def _zstd(plane: memoryview) -> bytes:
+    return bytes(pa.Codec("zstd", compression_level=_LEVEL).compress(pa.py_buffer(plane), asbytes=True))

@@ -1,0 +1,129 @@
+"""A packed block gives back every bit, whatever the numbers are, and a damaged one is refused by name."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from catalog.encoding.planes import Transform, needs_base, packed, raw_bytes, unpacked
+from catalog.errors import FormatError
+
+SPECIAL = {
+    2: [0x0000, 0x8000, 0x7F80, 0xFF80, 0x7FC1, 0xFFFF, 0x0001, 0x8001, 0x3F80],
+    4: [0, 0x80000000, 0x7F800000, 0xFF800000, 0x7FC00001, 0xFFFFFFFF, 1, 0x80000001, 0x3F800000, 0x7F800001],
+    8: [0, 1 << 63, 0x7FF << 52, 0xFFF << 52, (0x7FF << 52) + 1, (1 << 64) - 1, 1, (1 << 63) + 1, 0x3FF << 52],
+    1: list(range(256)),
+}
+
+
+def numbers(kind: str, itemsize: int, count: int) -> tuple[bytes, bytes]:
+    """Return elements and a base, as bytes."""
+    rng = np.random.default_rng(itemsize * 1000 + count)
+    base = rng.integers(0, 256, count * itemsize, dtype=np.uint8).tobytes()
+    words = np.dtype(f"u{itemsize}")
+    if kind == "random":
+        return rng.integers(0, 256, count * itemsize, dtype=np.uint8).tobytes(), base
+    if kind == "equal":
+        return base, base
+    if kind == "near":
+        steps = rng.integers(0, 3, count).astype(words) - words.type(1)
+        return (np.frombuffer(base, words) + steps).tobytes(), base
+    if kind == "constant":
+        return bytes([7]) * (count * itemsize), base
+    special = np.resize(np.array(SPECIAL[itemsize], words), count)
+    return special.tobytes(), rng.permutation(special).tobytes()
+
+
+def returned(block: bytes, nbytes: int, base: bytes | None = None) -> bytes:
+    into = bytearray(nbytes)
+    unpacked(block, base=None if base is None else memoryview(base), into=memoryview(into))
+    return bytes(into)
+
+
+@pytest.mark.parametrize("kind", ["random", "equal", "near", "constant", "special"])
+@pytest.mark.parametrize("itemsize", [1, 2, 4, 8])
+@pytest.mark.parametrize("count", [0, 1, 7, 1000, 1025, 30_000])
+def test_every_bit_comes_back(kind, itemsize, count):
+    raw, base = numbers(kind, itemsize, count)
+    for other in (None, base):
+        view = None if other is None else memoryview(other)
+        block = packed(memoryview(raw), itemsize=itemsize, base=view)
+        assert raw_bytes(block) == len(raw)
+        assert returned(block, len(raw), other) == raw
+        assert len(block) <= len(raw) + 100
+
+
+@pytest.mark.parametrize("transform", list(Transform))
+@pytest.mark.parametrize("itemsize", [1, 2, 4, 8])
+def test_every_transform_has_an_inverse(transform, itemsize):
+    for kind in ("random", "near", "special"):
+        raw, base = numbers(kind, itemsize, 2500)
+        block = packed(memoryview(raw), itemsize=itemsize, base=memoryview(base), transform=transform)
+        assert block[1] == transform
+        assert returned(block, len(raw), base) == raw
+
+
+@given(data=st.data(), itemsize=st.sampled_from([1, 2, 4, 8]))
+def test_any_bytes_come_back(data, itemsize):
+    raw = data.draw(st.binary(max_size=300))
+    base = data.draw(st.none() | st.binary(min_size=len(raw), max_size=len(raw)))
+    view = None if base is None else memoryview(base)
+    assert returned(packed(memoryview(raw), itemsize=itemsize, base=view), len(raw), base) == raw
+
+
+def test_what_is_equal_to_its_base_takes_next_to_nothing():
+    raw, base = numbers("equal", 4, 100_000)
+    block = packed(memoryview(raw), itemsize=4, base=memoryview(base))
+    assert needs_base(block)
+    assert len(block) < 60
+
+
+def test_what_has_no_order_is_stored_as_it_is():
+    raw, _ = numbers("random", 4, 100_000)
+    block = packed(memoryview(raw), itemsize=4)
+    assert not needs_base(block)
+    assert len(block) < len(raw) + 60
+
+
+def test_a_base_of_another_size_is_refused():
+    with pytest.raises(ValueError, match="the base has 4 bytes, the block 8"):
+        packed(memoryview(bytes(8)), itemsize=4, base=memoryview(bytes(4)))
+    raw, base = numbers("equal", 4, 1000)
+    block = packed(memoryview(raw), itemsize=4, base=memoryview(base))
+    with pytest.raises(FormatError, match="needs a base of 4000 bytes, there is none"):
+        returned(block, len(raw))
+    with pytest.raises(FormatError, match="there is one of 40 bytes"):
+        returned(block, len(raw), base[:40])
+
+
+def test_elements_of_another_size_are_refused():
+    with pytest.raises(ValueError, match="itemsize is 3"):
+        packed(memoryview(bytes(6)), itemsize=3)
+
+
+@pytest.mark.parametrize("size", [0, 1, 10, 20, -1])
+def test_a_block_that_was_cut_off_is_refused(size):
+    raw, base = numbers("near", 4, 1000)
+    block = packed(memoryview(raw), itemsize=4, base=memoryview(base))
+    with pytest.raises(FormatError, match="packed block"):
+        returned(block[:size], len(raw), base)
+
+
+def test_every_changed_byte_of_the_head_is_refused_or_gives_other_bytes_only():
+    raw, base = numbers("near", 4, 500)
+    block = packed(memoryview(raw), itemsize=4, base=memoryview(base))
+    for at in range(47):
+        for change in (1, 0x80, 0xFF):
+            damaged = bytearray(block)
+            damaged[at] ^= change
+            try:
+                returned(bytes(damaged), len(raw), base)
+            except FormatError:
+                continue
+            assert at == 1, f"byte {at} means nothing"
+
+
+def test_more_bytes_than_there_is_room_for_are_refused():
+    block = packed(memoryview(bytes(100)), itemsize=4)
+    with pytest.raises(FormatError, match="100 raw bytes where 96 belong"):
+        returned(block, 96)
