@@ -25,6 +25,7 @@ from capture.restore import all_providers, restore_live
 from capture.resume import resume_newest
 from capture.session.new_run import begin_run
 from capture.session.options import OnFull, SessionOptions
+from capture.session.redo_recorder import RedoRecorder, refuse_unrecordable
 from capture.session.session import Session, close_at_exit
 from capture.snapshot.change_detector import Check
 from capture.snapshot.state_listing import StateListing
@@ -66,6 +67,7 @@ def enable(
     sigterm_limit_s: float | None = None,
     keep: Keep | None = None,
     fingerprints: bool = True,
+    redo: bool = False,
 ) -> Session:
     """Capture every `every`-th optimizer step of a DeepSpeed engine, or of a module with its optimizer, from now on.
 
@@ -114,6 +116,13 @@ def enable(
        between two checkpoints, and ranks with each other. They are written each minute, and at `close`. With
        them 8 bytes for what the training forwards of each step were given: they name a batch.
 
+    redo: whether what every update consumes is recorded: gradients, hyperparameters, and the buffers that forward
+       changes. Then `h.restore`, `h.tensor` and `h.diff` take every step, captured or not: it is made again from the
+       checkpoint before it, bit for bit, by the same updates. Takes two copies of the gradients in host memory, beside
+       `budget_bytes`; with `on_full="skip"` a step whose predecessors are still being written is left out, and those
+       after it up to the next checkpoint can't be made again. For plain modules of one process on the host, with one
+       of torch's Adam, AdamW or SGD.
+
     In a script that `dshistory replay` has started, this puts the training back to the step asked for, whatever
     `resume` and `history` say, changes it as asked, and captures it as a child of the run that is replayed.
 
@@ -134,6 +143,7 @@ def enable(
         sigterm_limit_s=sigterm_limit_s,
         keep=None if keep is None else policy_of(keep),
         fingerprints=fingerprints,
+        redo=redo,
     )
     writing = WriterOptions(backend=backend, budget_bytes=budget_bytes)
     if resume not in (None, "auto"):
@@ -146,6 +156,8 @@ def enable(
     ranks = Ranks(*loop.ranks())
     every_provider = ranks.agree("looking at the training", lambda: _providers(loop, dataloader, providers))
     subjects = loop.subjects()
+    if redo:
+        ranks.agree("looking at the optimizer", lambda: refuse_unrecordable(loop, ranks.world_size, options.keep))
     _warn_of_averages(subjects, every_provider)
     for previous in sessions_of(subjects):
         if previous.is_open and ranks.rank == 0:
@@ -213,7 +225,14 @@ def _begin(
             "capturing the first step",
             lambda: undo.enter_context(
                 Session(
-                    loop, listing, run=run, writer=writer.writer, options=options, observer=course, resumed_from=parent
+                    loop,
+                    listing,
+                    run=run,
+                    writer=writer.writer,
+                    options=options,
+                    observer=course,
+                    redo=RedoRecorder(loop, run=run, on_full=options.on_full) if options.redo else None,
+                    resumed_from=parent,
                 )
             ),
         )
@@ -255,6 +274,7 @@ def _facts(loop: Loop, writer: ChosenWriter, options: SessionOptions) -> dict[st
         "on_full": options.on_full,
         "check": options.check,
         "fingerprints": options.fingerprints,
+        "redo": options.redo,
         "host": socket.gethostname(),
         "environment": environment(),
         **({} if options.keep is None else {FACT: str(options.keep)}),

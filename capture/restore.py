@@ -24,9 +24,11 @@ from capture.load.spare_memory import processes_here, spare_bytes
 from capture.load.state_dict import StateDict, state_dict_of
 from capture.load.unclaimed import TrackedObjects, warn_of_unclaimed
 from capture.loops.select import loop_for
+from capture.redo.rebuild import rebuilt_step
+from capture.redo.steps import RedoRef, find_step
 from capture.state.interface import Available, StateProvider, TensorItem
 from capture.state.providers import DataloaderPosition, ModuleParameters, RandomState
-from catalog.errors import CorruptError, MismatchError, RestoreError, SetupError
+from catalog.errors import CorruptError, MismatchError, RestoreError, SetupError, UnsupportedError
 from catalog.format.manifest import NOT_STATE
 from catalog.history import History
 from catalog.read.check_data import check_extents
@@ -65,7 +67,8 @@ def restore(
        `enable` begins a child run. Returns the checkpoint.
 
     Without both: `{kind: {name: tensor}}` in host memory, in their global shapes; `names` and `kinds` (glob patterns)
-       choose, and only what is chosen is read.
+       choose, and only what is chosen is read. A step that was not captured but is in a redo log is made again, bit for
+       bit: its weights, buffers and optimizer state.
 
     Raises NotFoundError (names the nearest step), MismatchError (names what does not fit), CorruptError, RestoreError.
     """
@@ -76,7 +79,10 @@ def restore(
             raise SetupError(
                 "restore: to put an optimizer, scheduler, scaler or dataloader back, pass engine= or model= too"
             )
-        return state_dict_of(opened, opened.resolve(ref), names=names, kinds=kinds)
+        step = find_step(opened, ref)
+        if isinstance(step, RedoRef):
+            return state_dict_of(opened, step.ref, names=names, kinds=kinds, rebuilt=rebuilt_step(opened, step))
+        return state_dict_of(opened, step, names=names, kinds=kinds)
     if engine is not None and model is not None:
         raise SetupError("restore: pass engine= or model=, not both")
     if names is not None or kinds is not None:
@@ -87,7 +93,7 @@ def restore(
     for session in sessions_of(loop.subjects()):
         session.close()
     ranks = Ranks(*loop.ranks())
-    text = ranks.agree("resolving the step", lambda: str(opened.resolve(ref)) if ranks.rank == 0 else "")
+    text = ranks.agree("resolving the step", lambda: str(_captured(opened, ref)) if ranks.rank == 0 else "")
     found = opened.resolve(ranks.broadcast(text))
     takers = all_providers(loop.providers(), dataloader, providers)
     # Restoring a model's weights alone is usual. Whoever passes an optimizer too goes on training and needs everything.
@@ -95,6 +101,18 @@ def restore(
     restore_live(opened, found, ranks=ranks, providers=takers, whole=whole, verify=verify)
     note_origin(loop.subjects(), found)
     return found
+
+
+def _captured(history: History, ref: int | str | CheckpointRef) -> CheckpointRef:
+    """Return the checkpoint that is named. UnsupportedError for a step that is only in a redo log."""
+    step = find_step(history, ref)
+    if isinstance(step, RedoRef):
+        raise UnsupportedError(
+            f"step {step.ref} was not captured: its tensors and hyperparameters can be made again, but nothing has its "
+            "objects (scheduler, random numbers, counters, position in the data), so no training can go on from it: "
+            f"restore it without a target, or restore {step.base}"
+        )
+    return step
 
 
 def all_providers(

@@ -19,6 +19,7 @@ from catalog.disk.regular_file import check_folders
 from catalog.errors import HistoryError
 from catalog.format.audit_file import audited_step
 from catalog.format.journal import NO_RANK, Journal
+from catalog.format.redo_file import is_redo_segment
 from catalog.format.segments import is_segment
 from catalog.format.statistics_file import parse_name
 from catalog.paths import HistoryPaths, is_checkpoint_file, is_part_name, parse_removed_dir, parse_step_dir
@@ -63,6 +64,7 @@ def _collect_run(paths: HistoryPaths, run: str, collected: Collected) -> None:
         for path, is_known in (
             (paths.journal_dir(run), is_segment),
             (paths.fingerprints_dir(run), is_segment),
+            (paths.redo_dir(run), is_redo_segment),
             (paths.statistics_dir(run), lambda name: parse_name(name) is not None),
             (paths.audits_dir(run), lambda name: audited_step(name) is not None),
         ):

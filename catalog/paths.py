@@ -138,6 +138,9 @@ class HistoryPaths:
     def fingerprints_dir(self, run: str) -> Path:
         return self.run_dir(run) / "fingerprints"
 
+    def redo_dir(self, run: str) -> Path:
+        return self.run_dir(run) / "redo"
+
     def statistics_dir(self, run: str) -> Path:
         return self.run_dir(run) / "statistics"
 

@@ -23,6 +23,7 @@ from catalog.format.journal import read_segment
 from catalog.format.json_facts import read_history_json
 from catalog.format.manifest import Manifest
 from catalog.format.marker import read_marker
+from catalog.format.redo_file import read_blocks, read_redo_segment, redo_segments
 from catalog.format.segments import Segment, current_segments, segments
 from catalog.format.statistics_file import parse_name, read_statistics
 from catalog.history import History
@@ -119,6 +120,9 @@ class _Verification:
             self.link(link)
         self.segments(self.paths.journal_dir(run), partial(read_segment, run=run))
         self.segments(self.paths.fingerprints_dir(run), lambda path: list(read_fingerprints(path, run=run)))
+        for name in redo_segments(self.paths, run):
+            path = self.paths.redo_dir(run) / name.name
+            self.attempt(path, "content", partial(_check_redo, path, run))
         for path in _entries(self.paths.statistics_dir(run)):
             if parse_name(path.name) is not None:
                 self.attempt(path, "content", partial(read_statistics, path, run=run))
@@ -209,6 +213,13 @@ class _Verification:
 
     def add(self, path: Path, field: str, message: str) -> None:
         self.problems.append(Problem(self.paths.relative(path), field, message))
+
+
+def _check_redo(path: Path, run: str) -> None:
+    segment = read_redo_segment(path, run=run)
+    for step in segment.steps:
+        for _ in read_blocks(segment, step.blocks):
+            pass
 
 
 def _entries(folder: Path) -> list[Path]:

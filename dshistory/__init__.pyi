@@ -87,6 +87,7 @@ __all__ = [
     "prune",
     "rank_agreement",
     "rebuild",
+    "redo_check",
     "reindex",
     "remove",
     "replay",
@@ -285,6 +286,7 @@ def rebuild(
     batches_per_step: int = 1,
     quiet: bool = False,
 ) -> RebuiltTable: ...
+def redo_check(*, run: str | None = None) -> Table: ...
 def reindex() -> int: ...
 def remove(refs: Steps, *, force: bool = False, dry_run: bool = False) -> RemovalTable: ...
 def replay(

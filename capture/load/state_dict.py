@@ -9,6 +9,7 @@ import torch
 
 from capture.load.assignments import Assignment, assign
 from capture.load.read_into import read_into
+from capture.load.rebuilt import RebuiltStep
 from capture.state.dtypes import torch_dtype
 from catalog.errors import NotFoundError, SetupError
 from catalog.history import History
@@ -28,21 +29,28 @@ def state_dict_of(
     *,
     names: str | Sequence[str] | None = None,
     kinds: str | Sequence[str] | None = None,
+    rebuilt: RebuiltStep | None = None,
 ) -> StateDict:
-    """Return the tensors of a checkpoint in host memory, as rank 0 has them; tied names share one tensor.
+    """Return the tensors of a checkpoint in host memory, as rank 0 has them; tied names share one tensor. With
+    `rebuilt`, those of a step that was made again.
 
     `names` and `kinds` (glob patterns) choose, and only what is chosen is read. NotFoundError, with the nearest, for a
     pattern that fits nothing; CorruptError when bytes differ from their checksums or elements are missing.
     """
     names, kinds = _patterns("names", names), _patterns("kinds", kinds)
-    with pinned(history.paths, ref):
-        return _state_dict_of(history, ref, names=names, kinds=kinds)
+    with pinned(history.paths, ref if rebuilt is None else rebuilt.base):
+        return _state_dict_of(history, ref, names=names, kinds=kinds, rebuilt=rebuilt)
 
 
 def _state_dict_of(
-    history: History, ref: CheckpointRef, *, names: Sequence[str] | None, kinds: Sequence[str] | None
+    history: History,
+    ref: CheckpointRef,
+    *,
+    names: Sequence[str] | None,
+    kinds: Sequence[str] | None,
+    rebuilt: RebuiltStep | None,
 ) -> StateDict:
-    extents = history.state_extents(ref)
+    extents = history.state_extents(ref) if rebuilt is None else rebuilt.extents
     _check_patterns(ref, extents, names, kinds)
     # Chosen by key first: a tensor may be named by an alias that only some of its fragments carry, and a tensor that is
     # not asked for may be incomplete.
@@ -58,7 +66,7 @@ def _state_dict_of(
         tensor = torch.empty(stored.shape, dtype=torch_dtype(stored.dtype))
         assignments += assign(stored.fragments, tensor, start=0, numel=stored.numel)
         state.setdefault(kind, {}).update(dict.fromkeys((name, *stored.aliases), tensor))
-    read_into(history.root, assignments)
+    read_into(history.root, assignments, {} if rebuilt is None else rebuilt.kept())
     return state
 
 

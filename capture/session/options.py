@@ -20,6 +20,7 @@ class SessionOptions:
 
     also_at: further steps that are captured
     keep: the policy of what stays; None keeps everything
+    redo: whether what each update consumes is recorded
     """
 
     every: int = 50
@@ -31,6 +32,7 @@ class SessionOptions:
     fingerprints: bool = True
     also_at: frozenset[int] = frozenset()
     keep: Policy | None = None
+    redo: bool = False
 
     def is_due(self, step: int) -> bool:
         """Return whether a step is to be captured."""
@@ -47,7 +49,7 @@ class SessionOptions:
             raise SetupError(
                 f"stats_every={self.stats_every!r}: give a whole number of optimizer steps, or 0 for no statistics"
             )
-        for name in ("strict", "fingerprints"):
+        for name in ("strict", "fingerprints", "redo"):
             if not isinstance(getattr(self, name), bool):
                 raise SetupError(f"{name}={getattr(self, name)!r}: give True or False")
         limit_s: Any = self.sigterm_limit_s

@@ -23,8 +23,10 @@ import native
 from capture.background_thread import BackgroundThread
 from capture.exit_handler import call_at_exit
 from capture.loops.interface import Loop
+from capture.loops.module_hooks import install
 from capture.session.committer import Committer
 from capture.session.options import SessionOptions
+from capture.session.redo_recorder import RedoRecorder
 from capture.session.sigterm import LastSnapshotOnSigterm
 from capture.session.step_events import Observer, StepEvents
 from capture.session.user_records import checked_metrics, checked_tag
@@ -83,6 +85,7 @@ class Session:
         writer: native.Writer,
         options: SessionOptions,
         observer: Observer | None = None,
+        redo: RedoRecorder | None = None,
         resumed_from: CheckpointRef | None = None,
     ) -> None:
         self._loop = loop
@@ -103,8 +106,10 @@ class Session:
             options=options,
             close=self.close,
             observer=observer,
+            redo=redo,
         )
         self._observer = observer
+        self._redo = redo
         self._closed = False
         self._ended = False
         self._interrupted = False
@@ -268,7 +273,8 @@ class Session:
 
     def _begin_at_once(self) -> None:
         try:
-            self._detach = self._loop.attach(self._events)
+            detach = self._loop.attach(self._events)
+            self._detach = detach if self._redo is None else install([self._redo.attach(), detach])
             self._events.begin()
         except BaseException as error:
             self._detach()
@@ -345,6 +351,8 @@ class Session:
         self._detach()
 
         def give_up() -> None:
+            if self._redo is not None:
+                self._redo.give_up()
             self._committer.give_up()
             self._end()
 
@@ -358,6 +366,8 @@ class Session:
         self._closed = True
         if self._observer is not None:
             self._observer.end()
+        if self._redo is not None:
+            self._redo.close()
         self._committer.close()
         self._listing.end(self._writer)
         self._writer.close()

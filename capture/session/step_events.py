@@ -16,6 +16,7 @@ from capture.loops.interface import Loop
 from capture.session.committer import Committer
 from capture.session.current_step import CurrentStep
 from capture.session.options import SessionOptions
+from capture.session.redo_recorder import RedoRecorder
 from capture.snapshot.failures import Failures
 from capture.snapshot.snapshot import Snapshot
 from capture.snapshot.state_listing import StateListing
@@ -52,6 +53,7 @@ class StepEvents:
 
     close: closes the session, when the loop ends its life
     observer: is told of every step
+    redo: records what each update consumes
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class StepEvents:
         options: SessionOptions,
         close: Callable[[], None],
         observer: Observer | None = None,
+        redo: RedoRecorder | None = None,
     ) -> None:
         self.current = CurrentStep(
             listing,
@@ -74,6 +77,7 @@ class StepEvents:
             check=options.check,
             capture_again=self._try_capture,
             fingerprint_taken=committer.fingerprint,
+            became_final=(lambda: None) if redo is None else redo.is_final,
         )
         self.skipped = 0
         self.stall_s = 0.0
@@ -88,6 +92,7 @@ class StepEvents:
         self._options = options
         self._close = close
         self._observer = observer
+        self._redo = redo
         self._due = False
         self._stall_s = 0.0
         self._thread = threading.get_ident()
@@ -97,6 +102,8 @@ class StepEvents:
     def before_update(self) -> None:
         began = time.perf_counter()
         self.current.update_begins()
+        if self._redo is not None:
+            self._redo.update_begins()
         self._stall_s += time.perf_counter() - began
         if self._observer is not None:
             self._observer.update_begins(self._loop.step())
@@ -107,6 +114,8 @@ class StepEvents:
         began = time.perf_counter()
         step = self._loop.step()
         self.current.update_ended()
+        if self._redo is not None:
+            self._redo.update_ended(step)
         self._failures.warn()
         if self._options.is_due(step) or self._due:
             # A step whose update was skipped is no new state: the next one that is applied is captured instead.
@@ -141,6 +150,7 @@ class StepEvents:
                 self.layout_changed()
             return
         self.current.edit_begins()
+        self._note_written(f"session.{what}()" if what == "modify" else what)
         whole = False
         try:
             yield
@@ -155,6 +165,7 @@ class StepEvents:
         if threading.get_ident() == self._thread and not self.current.is_being_edited:
             self.current.finalize_objects()
         self.current.release()
+        self._note_written(what)
 
     def layout_changed(self) -> None:
         self.current.accessed()
@@ -205,6 +216,10 @@ class StepEvents:
         if step is not None:
             reason = "an exception has ended session.modify() after the step, so its state is half edited"
             self._committer.failed(step, SnapshotError(reason))
+
+    def _note_written(self, how: str) -> None:
+        if self._redo is not None:
+            self._redo.state_written(how)
 
     def _is_lost(self, step: int) -> bool:
         try:

@@ -67,6 +67,7 @@ def _changing(paths: HistoryPaths, run: str) -> Iterator[str]:
         paths.steps_dir(run),
         paths.journal_dir(run),
         paths.fingerprints_dir(run),
+        paths.redo_dir(run),
         paths.statistics_dir(run),
         paths.locks_dir(run),
     ):

@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterable, Mapping
 from glob import escape
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import torch
 
+from capture.load.rebuilt import RebuiltStep
 from capture.load.state_dict import state_dict_of
 from catalog.errors import SetupError
 from catalog.format.dtypes import DTYPES
@@ -37,7 +39,7 @@ from dshistory.tensors.stream import NOTHING_HELD, Held, side_by_side
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-__all__ = ["DiffTable", "compare", "diff", "select", "tensor"]
+__all__ = ["DiffTable", "Rebuilt", "compare", "diff", "select", "tensor"]
 
 _SCHEMA: Final = pa.schema(
     [
@@ -81,6 +83,8 @@ _MOST_SMALL: Final = 1_000
 """Beside estimates, so many tensors of so many bytes on both sides are read: a sketch of them would be a worse one."""
 
 Key = tuple[str, str]
+Rebuilt = Mapping[CheckpointRef, RebuiltStep]
+"""Steps that were not captured and are in memory."""
 
 
 class DiffTable(Table):
@@ -127,12 +131,19 @@ class DiffTable(Table):
         return plot.changed_tensors(self, metric=self.metric, top=top)
 
 
-def select(history: History, *refs: CheckpointRef, kinds: Patterns, names: Patterns) -> list[dict[Key, StoredTensor]]:
-    """Return, for each checkpoint, its logical tensors whose kind and name (or alias) match.
+def select(
+    history: History,
+    *refs: CheckpointRef,
+    kinds: Patterns,
+    names: Patterns,
+    rebuilt: Rebuilt = MappingProxyType({}),
+) -> list[dict[Key, StoredTensor]]:
+    """Return, for each checkpoint, its logical tensors whose kind and name (or alias) match; those of steps that were
+    made again are `rebuilt`.
 
     Raises NotFoundError, which names the nearest, for a pattern that matches nothing in any of the checkpoints."""
     where = " and ".join(map(str, refs)) if len(refs) <= 2 else f"{refs[0]} to {refs[-1]} ({len(refs)} checkpoints)"
-    sides = [history.state_extents(ref) for ref in refs]
+    sides = [rebuilt[ref].extents if ref in rebuilt else history.state_extents(ref) for ref in refs]
     wanted_kinds = matching({extent.kind for side in sides for extent in side}, kinds, what="kind", where=where)
     sides = [[extent for extent in side if extent.kind in wanted_kinds] for side in sides]
     known = {name for side in sides for extent in side for name in (extent.name, *extent.aliases)}
@@ -153,11 +164,12 @@ def diff(
     by: str,
     exact: bool,
     quiet: bool,
+    rebuilt: Rebuilt = MappingProxyType({}),
 ) -> DiffTable:
-    """Compare two checkpoints; see `Explorer.diff`."""
+    """Compare two checkpoints, or steps that are `rebuilt`; see `Explorer.diff`."""
     require_grouping(by)
-    with pinned(history.paths, before, after):
-        return _diff(history, before, after, kinds=kinds, names=names, by=by, exact=exact, quiet=quiet)
+    with pinned(history.paths, *(rebuilt[ref].base if ref in rebuilt else ref for ref in (before, after))):
+        return _diff(history, before, after, kinds=kinds, names=names, by=by, exact=exact, quiet=quiet, rebuilt=rebuilt)
 
 
 def _diff(
@@ -170,8 +182,10 @@ def _diff(
     by: str,
     exact: bool,
     quiet: bool,
+    rebuilt: Rebuilt,
 ) -> DiffTable:
-    sides = select(history, before, after, kinds=kinds, names=names)
+    sides = select(history, before, after, kinds=kinds, names=names, rebuilt=rebuilt)
+    held = {extent: elements for step in rebuilt.values() for extent, elements in step.held.items()}
     pairs = {key: (sides[0].get(key), sides[1].get(key)) for key in sides[0] | sides[1]}
     unread = {key: _bytes_to_read(*pair) for key, pair in pairs.items()}
     known = {} if exact or sum(unread.values()) <= AT_ONCE_BYTES else estimated(history, before, after)
@@ -182,7 +196,7 @@ def _diff(
     total = sum(nbytes for key, nbytes in unread.items() if key not in known)
     with ByteProgress(total, description=f"diff {before} {after}", quiet=quiet) as bar:
         for key, pair in pairs.items():
-            rows.append(_row(history.root, *pair, known.get(key), advance=bar.advance))
+            rows.append(_row(history.root, *pair, known.get(key), advance=bar.advance, held=held))
     note = _note(rows, sides, before, after)
     if by != "tensor" and any(row["status"] == "same" for row in rows):
         unchanged_norms = norms(history, after)
@@ -195,11 +209,14 @@ def _diff(
     return DiffTable(pa.Table.from_pylist(table, schema=_SCHEMA), formats=_FORMATS, note=note)
 
 
-def tensor(history: History, ref: CheckpointRef, *, name: str, kind: str) -> torch.Tensor:
+def tensor(
+    history: History, ref: CheckpointRef, *, name: str, kind: str, rebuilt: Rebuilt = MappingProxyType({})
+) -> torch.Tensor:
     """Return one logical tensor in its global shape; see `Explorer.tensor`."""
-    (selected,) = select(history, ref, kinds=escape(kind), names=escape(name))
+    (selected,) = select(history, ref, kinds=escape(kind), names=escape(name), rebuilt=rebuilt)
     (found,) = selected.values()
-    state = state_dict_of(history, ref, names=[escape(found.name)], kinds=[escape(kind)])
+    chosen: dict[str, Any] = {"names": [escape(found.name)], "kinds": [escape(kind)]}
+    state = state_dict_of(history, ref, **chosen, rebuilt=rebuilt.get(ref))
     return state[kind][found.name]
 
 
@@ -226,6 +243,7 @@ def _row(
     known: Mapping[str, Any] | None,
     *,
     advance: Callable[[int], None],
+    held: Held,
 ) -> dict[str, Any]:
     shown = after or before
     assert shown is not None
@@ -236,7 +254,7 @@ def _row(
     elif known is not None:
         figures = known
     elif status == "changed" and before and after:
-        compared = compare(root, before, after, advance)
+        compared = compare(root, before, after, advance, held=held)
         figures = {name: compared.figure(name) for name in _OF_ELEMENTS} | {"bound": 0.0}
     return {"name": shown.name, "kind": shown.kind, "shape": shown.shape, "status": status, **figures}
 

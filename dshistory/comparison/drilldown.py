@@ -17,7 +17,7 @@ from catalog.errors import MismatchError, NotFoundError, SetupError
 from catalog.history import History
 from catalog.records import CheckpointRef
 from dshistory import metrics
-from dshistory.comparison.diff import DiffTable, select
+from dshistory.comparison.diff import DiffTable, Rebuilt, select
 from dshistory.comparison.ranking import MEANING
 from dshistory.display.formats import Format
 from dshistory.display.progress import ByteProgress
@@ -39,6 +39,7 @@ def drill_down(
     axis: int,
     parts: int | None,
     quiet: bool,
+    rebuilt: Rebuilt,
 ) -> DiffTable:
     """Return a row for each index along `axis`, or for each of `parts` equal parts of it, all of which are peers; the
     most unusual first.
@@ -47,7 +48,8 @@ def drill_down(
     NotFoundError for a tensor that is missing on a side, MismatchError when the two shapes differ, SetupError for an
     axis or a number of parts that the tensor does not have.
     """
-    sides = select(history, before, after, kinds=escape(kind), names=escape(name))
+    sides = select(history, before, after, kinds=escape(kind), names=escape(name), rebuilt=rebuilt)
+    held = {extent: elements for step in rebuilt.values() for extent, elements in step.held.items()}
     found = [next(iter(side.values()), None) for side in sides]
     left, right = found
     if left is None or right is None:
@@ -59,7 +61,8 @@ def drill_down(
     sums = _Sums(groups.count)
     at = 0
     with ByteProgress(left.nbytes + right.nbytes, description=f"diff of {left.name}", quiet=quiet) as bar:
-        for one, other in side_by_side(history.root, (left, right), bar.advance, most_numel=_CHUNK_NUMEL):
+        pairs = side_by_side(history.root, (left, right), bar.advance, most_numel=_CHUNK_NUMEL, held=held)
+        for one, other in pairs:
             sums.add(groups.of(at, one.numel()), one.double(), other.double())
             at += one.numel()
     note = f"{before} to {after}: {kind} {left.name} {list(left.shape)} along axis {axis}; {MEANING}"

@@ -44,7 +44,8 @@ class Comparison(OpenedHistory):
         Computed in float64, whatever world size or ZeRO stage wrote the two, in bounded memory; tensors with equal
         checksums are not read. When more than 256 MiB would have to be read, tensors with sketches are estimated from
         those unless `exact` is given; the column bound then gives the error bound. Where values are not finite, norms
-        and changes cover the elements that are finite in both checkpoints.
+        and changes cover the elements that are finite in both checkpoints. A step that was not captured but is in a
+        redo log is made again first.
 
         Args:
             a: the checkpoint before
@@ -61,22 +62,41 @@ class Comparison(OpenedHistory):
         """
         from dshistory.comparison import diff, drilldown
 
-        before, after = self.history.resolve(a), self.history.resolve(b)
+        (before, after), rebuilt = self._steps(a, b)
         if tensor is not None:
             if not isinstance(kinds, str):
                 raise SetupError(f"diff: tensor= needs a single kind, not {kinds}")
             if by != "tensor":
                 raise SetupError(f"diff: by={by!r} groups tensors, and tensor={tensor!r} is one: leave one of them out")
             table = drilldown.drill_down(
-                self.history, before, after, name=tensor, kind=kinds, axis=axis, parts=parts, quiet=quiet
+                self.history,
+                before,
+                after,
+                name=tensor,
+                kind=kinds,
+                axis=axis,
+                parts=parts,
+                quiet=quiet,
+                rebuilt=rebuilt,
             )
         else:
-            table = diff.diff(self.history, before, after, kinds=kinds, names=names, by=by, exact=exact, quiet=quiet)
+            table = diff.diff(
+                self.history,
+                before,
+                after,
+                kinds=kinds,
+                names=names,
+                by=by,
+                exact=exact,
+                quiet=quiet,
+                rebuilt=rebuilt,
+            )
         return table if metrics is None else table.only(metrics)
 
     @verb("tensor lm_head.weight 1200", "tensor lm_head.weight 1200 --state exp_avg")
     def tensor(self, name: str, step: Ref = "latest", *, state: str = "model") -> "torch.Tensor":
-        """Read one logical tensor of one checkpoint: only its own bytes, verified against their checksums.
+        """Read one logical tensor of one checkpoint: only its own bytes, verified against their checksums. Of a step
+        that was not captured but is in a redo log, it is made again.
 
         Args:
             name: the tensor's name, or an alias of it
@@ -85,4 +105,5 @@ class Comparison(OpenedHistory):
         """
         from dshistory.comparison import diff
 
-        return diff.tensor(self.history, self.history.resolve(step), name=name, kind=state)
+        (ref,), rebuilt = self._steps(step)
+        return diff.tensor(self.history, ref, name=name, kind=state, rebuilt=rebuilt)

@@ -1,10 +1,15 @@
 """The history that an explorer has open, and how it shows itself."""
 
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from catalog.history import History
+from dshistory.options import Ref
 from dshistory.reports import show
+
+if TYPE_CHECKING:
+    from capture.load.rebuilt import RebuiltStep
+    from catalog.records import CheckpointRef
 
 __all__ = ["OpenedHistory"]
 
@@ -28,6 +33,16 @@ class OpenedHistory:
     def _named(self, run: str | None) -> str | None:
         """Return the run of which a user gave the name, or its beginning."""
         return None if run is None else self.history.run_named(run)
+
+    def _steps(self, *refs: Ref) -> "tuple[list[CheckpointRef], dict[CheckpointRef, RebuiltStep]]":
+        """Return the steps that are named, and in memory those that were not captured and are in a redo log."""
+        from capture.redo.rebuild import rebuilt_step
+        from capture.redo.steps import RedoRef, find_step
+
+        found = [find_step(self.history, ref) for ref in refs]
+        redo = {step.ref: step for step in found if isinstance(step, RedoRef)}
+        rebuilt = {ref: rebuilt_step(self.history, step) for ref, step in redo.items()}
+        return [step.ref if isinstance(step, RedoRef) else step for step in found], rebuilt
 
     def __repr__(self) -> str:
         return repr(show.overview(self.history))

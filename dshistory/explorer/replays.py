@@ -274,6 +274,18 @@ class Replays(OpenedHistory):
 
         return reproducibility.reproducibility(self.history, self._named(run) or self.history.current_run())
 
+    @verb("redo_check", "redo_check --run 20261121-101502-7f3a9c")
+    def redo_check(self, *, run: str | None = None) -> Table:
+        """Make every checkpoint of a run again by its redo log, from the checkpoint before it: a row for each, with
+        whether all bytes are the same, or else the reason, which names the step and the tensor.
+
+        Args:
+            run: the run; default: the current run
+        """
+        from dshistory.replays import redo_check
+
+        return redo_check.redo_check(self.history, self._named(run) or self.history.current_run())
+
     @verb("runs")
     def runs(self) -> "RunsTable":
         """List the runs as a tree: a row for each, with the step where it forked, what was changed, and its losses.

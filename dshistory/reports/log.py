@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from catalog.damage import damaged_checkpoints
 from catalog.history import History
+from catalog.read.redo import recorded_steps
 from catalog.records import CheckpointRef
 from dshistory.display.formats import Format, counted
 from dshistory.display.table import Table
@@ -158,6 +159,17 @@ def _with_damage(found: pa.Table, damaged: Mapping[CheckpointRef, str]) -> pa.Ta
     return found.set_column(found.column_names.index("health"), "health", pa.array(healths, pa.string()))
 
 
+def _redo_note(history: History, rows: pa.Table) -> list[str]:
+    """Say how many steps between the checkpoints are in redo logs."""
+    captured = set(zip(rows["run"].to_pylist(), rows["step"].to_pylist(), strict=True))
+    runs = {run for run, _ in captured}
+    recorded = {(run, step) for run in runs for step in recorded_steps(history.paths, run)}
+    count = len(recorded - captured)
+    return (
+        [f"and {counted(count, 'redo step')} between, which `restore`, `tensor` and `diff` take too"] if count else []
+    )
+
+
 def _gone_note(gone: "Sequence[Gone]") -> list[str]:
     steps = [f"{lost.run}:{lost.step}" for lost in gone if lost.step is not None]
     files = [str(lost.path) for lost in gone if lost.step is None]
@@ -184,7 +196,7 @@ def _note(
     earlier = [f"{removed} more were removed: `sql` has the events"] if removed else []
     if not rows.num_rows:
         return "; ".join([f"no checkpoint yet in {history.root}", *earlier, *_gone_note(gone)])
-    parts = [counted(rows.num_rows, "checkpoint"), *earlier, *_gone_note(gone)]
+    parts = [counted(rows.num_rows, "checkpoint"), *earlier, *_redo_note(history, rows), *_gone_note(gone)]
     if damaged:
         parts.append(f"{len(damaged)} damaged: bytes that they need are gone, so they can't be restored")
     committed = pc.equal(rows["state"], "committed")

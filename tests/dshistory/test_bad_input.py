@@ -94,6 +94,15 @@ VERB_CASES: Final[dict[str, tuple[Call, dict[str, str]]]] = {
         lambda h: h.reproducibility(),
         {**FIRST_STEP, "one": r"environment +not captured  the run is imported, or of an earlier release"},
     ),
+    "redo_check": (
+        lambda h: h.redo_check(),
+        {
+            "no run": NO_RUN,
+            "empty": "!run run-a of .* has no redo log that reaches a second checkpoint",
+            "one": "!run run-a of .* has no redo log that reaches a second checkpoint",
+            "two models": "!run run-b of .* has no redo log",
+        },
+    ),
     "fingerprints": (
         lambda h: h.fingerprints(),
         {

@@ -33,6 +33,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "capture": (
         "huggingface enable checkpoint_engine resume restore active_sessions",
+        "redo",
         "session load deepspeed_checkpoints replays",
         "snapshot loops",
         "devices",

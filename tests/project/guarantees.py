@@ -46,6 +46,10 @@ PROMISES = {
     ),
     "A replay gives the same bits": "Or it names the step, tensor, rank and element where it parts, and what on record "
     "may be the cause.",
+    "A redo step has the bits of the training": (
+        "A step that is made again from its redo log is what a capture of that step would have been. Where that can't "
+        "be known, or is not so, the step is refused, with its number and the reason."
+    ),
     "Damage is found and named": "Every byte has a checksum: `dshistory verify` names the file and the field.",
     "Nothing is unpickled": (
         "Opening a history executes nothing from it, and hostile files cost a named error, no hang and a bounded "

@@ -1,0 +1,53 @@
+"""A step that is not on the disk: its tensors as readers of a checkpoint find them, some in memory, the others in files
+of the checkpoint that it was made from.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+import native
+from capture.state.dtypes import dtype_name
+from catalog.format.dtypes import DTYPES
+from catalog.read.stored_bytes import Buffer
+from catalog.records import CheckpointRef, Extent, Placement
+
+__all__ = ["RebuiltStep", "held_extent"]
+
+_FILE = "in-memory/rank-00000"
+"""Readers take the rank from the name of a file."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RebuiltStep:
+    """The step `ref`, made from the checkpoint `base`: the extents of its tensors, and the elements, flat, of those
+    that no file has."""
+
+    ref: CheckpointRef
+    base: CheckpointRef
+    extents: Sequence[Extent]
+    held: Mapping[Extent, torch.Tensor]
+
+    def kept(self) -> dict[Extent, Buffer]:
+        """Return the bytes of what is held, as `read_into` takes them."""
+        return {extent: _bytes_of(elements) for extent, elements in self.held.items()}
+
+
+def held_extent(
+    key: tuple[str, str], tensor: torch.Tensor, *, number: int, placement: Placement, aliases: tuple[str, ...]
+) -> tuple[Extent, torch.Tensor]:
+    """Return the extent that a tensor in host memory would be, and its elements; `number` tells it from all others."""
+    kind, name = key
+    elements = tensor.detach().contiguous().view(-1)
+    dtype = dtype_name(tensor.dtype, what=f"{kind} {name!r}")
+    nbytes = elements.numel() * DTYPES[dtype]
+    digest = native.checksum(_bytes_of(elements))
+    place = _FILE, number, nbytes
+    extent = Extent(name, kind, dtype, tuple(tensor.shape), 0, elements.numel(), *place, digest, placement, aliases)
+    return extent, elements
+
+
+def _bytes_of(elements: torch.Tensor) -> Buffer:
+    found: Buffer = elements.view(torch.uint8).numpy()
+    return found

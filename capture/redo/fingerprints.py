@@ -1,0 +1,43 @@
+"""Compares tensors in memory with the fingerprint that a training has left of a step."""
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from capture.snapshot.fingerprints import seed_of
+from capture.state.dtypes import dtype_name
+from catalog.format.fingerprints import DIGEST_BYTES, StepFingerprint, TracedTensor
+from native import checksum_memory, sampled_digests
+
+__all__ = ["first_difference"]
+
+_READ_BY_HOST = ("whole", "sampled", "hash")
+
+
+def first_difference(known: StepFingerprint, tensors: Mapping[tuple[str, str], torch.Tensor]) -> str | None:
+    """Return the first tensor of a fingerprint that is another one here, or None when there is none. Tensors that are
+    not here, or of which only a device has read something, are left out.
+    """
+    for traced, digest in zip(known.table.tensors, known.digests.tolist(), strict=True):
+        tensor = tensors.get((traced.kind, traced.name))
+        if tensor is None or traced.coverage not in _READ_BY_HOST or traced.numel != math.prod(traced.shape):
+            continue
+        if _digest(tensor, traced, seed=seed_of(known.step)) != digest:
+            return traced.label
+    return None
+
+
+def _digest(tensor: torch.Tensor, traced: TracedTensor, *, seed: int) -> int | None:
+    """Return the digest of a tensor as the fingerprint has it; None when the tensor has another form."""
+    if tuple(tensor.shape) != traced.shape or dtype_name(tensor.dtype, what=traced.label) != traced.dtype:
+        return None
+    whole = tensor.contiguous()
+    addresses = np.array([whole.data_ptr()], np.uint64)
+    nbytes = np.array([whole.nbytes], np.uint64)
+    if traced.coverage == "hash":
+        found = checksum_memory(addresses=addresses, nbytes=nbytes)
+    else:
+        found = sampled_digests(addresses=addresses, nbytes=nbytes, seed=seed)
+    return int(np.frombuffer(found[:DIGEST_BYTES], np.uint64)[0])

@@ -1,0 +1,193 @@
+"""The redo log of a session on its way to the disk: a background thread packs what the training thread has copied.
+
+Gradients lie in a copy that is used again and again. There are two: one is packed while the next step fills the other.
+When both are still to be packed, the training waits, or the step is left out, as `on_full` says. What can't be written
+is left out too: the journal says so, no snapshot fails, and the training goes on.
+"""
+
+import collections
+import contextlib
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+
+from capture.background_thread import BackgroundThread
+from capture.session.options import OnFull
+from catalog.encoding.planes import packed
+from catalog.format.dtypes import DTYPES
+from catalog.format.redo_file import BLOCK_BYTES, RedoFileWriter, RedoTensor
+from catalog.run_writer import RunWriter
+
+__all__ = ["RedoLog", "StepInput"]
+
+_COPIES: Final = 2
+_SEGMENT_BYTES: Final = 256 << 20
+_SEGMENT_BLOCKS: Final = 200_000
+_SEGMENT_S: Final = 2.0
+"""A segment is published when so much has gathered, so many blocks, or so much time has passed since its first step: a
+process that is killed loses the steps of that time."""
+
+
+@dataclass(slots=True, eq=False)
+class StepInput:
+    """What one update has consumed. `tensors` are in `memory`, which the log takes back, or small copies of their own.
+
+    params: the names of the parameters of each param group
+    broken: why the state after the step is not what its update has made; then no tensor is needed
+    is_left_out: nothing was copied, because both copies were still to be packed
+    """
+
+    rule: Mapping[str, Any]
+    params: Sequence[Sequence[str]]
+    groups: Any
+    memory: torch.Tensor | None = None
+    tensors: list[tuple[RedoTensor, torch.Tensor]] = field(default_factory=list)
+    broken: str | None = None
+    is_left_out: bool = False
+    step: int = -1
+
+
+class RedoLog:
+    """Takes the steps of one rank from the training thread, and writes them until `close` or `give_up`."""
+
+    def __init__(self, run: RunWriter, *, on_full: OnFull) -> None:
+        self._run = run
+        self._on_full = on_full
+        self._changed = threading.Condition()
+        self._waiting: collections.deque[StepInput] = collections.deque()
+        self._free: list[torch.Tensor] = []
+        self._copies = 0
+        self._closing = False
+        self._given_up = False
+        self._segment: RedoFileWriter | None = None
+        self._begun = 0.0
+        self._thread = BackgroundThread(self._write_steps, name="dshistory-redo")
+
+    def memory(self, nbytes: int) -> torch.Tensor | None:
+        """Return a copy's memory of at least `nbytes` bytes, once one is free; None when the step is to be left out."""
+        with self._changed:
+            while not self._free and self._copies == _COPIES:
+                if self._on_full == "skip":
+                    return None
+                self._changed.wait()
+            if not self._free:
+                self._copies += 1
+                self._free.append(torch.empty(0, dtype=torch.uint8))
+            found = self._free.pop()
+        return found if found.numel() >= nbytes else torch.empty(nbytes, dtype=torch.uint8)
+
+    def release(self, memory: torch.Tensor | None) -> None:
+        """Take back a copy's memory."""
+        if memory is not None:
+            with self._changed:
+                self._free.append(memory)
+                self._changed.notify_all()
+
+    def add(self, step: StepInput) -> None:
+        """Write a step, the one after those that were added before."""
+        with self._changed:
+            self._waiting.append(step)
+            self._changed.notify_all()
+
+    def left_out(self, steps: Sequence[int], reason: str) -> None:
+        """Tell the journal of steps that the log does not have."""
+        if steps:
+            named = f"step {steps[0]}" if len(steps) == 1 else f"{len(steps)} steps, {steps[0]} to {steps[-1]}"
+            self._run.journal.event("redo_left_out", steps[0], reason=f"{named}: {reason}", last=steps[-1])
+
+    def close(self) -> None:
+        """Write what was added, and end."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.wait()
+
+    def give_up(self) -> None:
+        """End without writing what waits; the block that is being packed is not waited for."""
+        with self._changed:
+            self._given_up = self._closing = True
+            self._waiting.clear()
+            self._changed.notify_all()
+
+    def _write_steps(self) -> None:
+        while True:
+            with self._changed:
+                if not self._waiting and not self._closing:
+                    self._changed.wait(self._until_published_s())
+                step = self._waiting.popleft() if self._waiting else None
+                ends = self._closing and step is None
+            if step is not None:
+                self._write(step)
+            if self._given_up:
+                self._abort()
+            elif ends or self._is_due():
+                self._publish()
+            if ends:
+                return
+
+    def _write(self, step: StepInput) -> None:
+        try:
+            segment = self._segment_for(step)
+            if step.broken is None:
+                for tensor, content in step.tensors:
+                    _add(segment, tensor, content)
+            segment.end_step(step.step, groups=step.groups, broken=step.broken)
+        except Exception as error:  # noqa: BLE001 - whatever fails here must not end the thread that the training waits for
+            self._fail([step.step], error)
+        finally:
+            step.tensors.clear()
+            self.release(step.memory)
+
+    def _segment_for(self, step: StepInput) -> RedoFileWriter:
+        """Return the segment for a step: another one where the parameters, or what their updates depend on, differ."""
+        if self._segment is not None and (self._segment.params, self._segment.rule) != (step.params, step.rule):
+            self._publish()
+        if self._segment is None:
+            run = self._run
+            self._segment = RedoFileWriter(run.paths, run.run, run.rank, step.rule, step.params)
+            self._begun = time.monotonic()
+        return self._segment
+
+    def _is_due(self) -> bool:
+        segment = self._segment
+        full = segment is not None and (segment.nbytes >= _SEGMENT_BYTES or segment.blocks >= _SEGMENT_BLOCKS)
+        return full or self._until_published_s() == 0.0
+
+    def _until_published_s(self) -> float | None:
+        return None if self._segment is None else max(0.0, self._begun + _SEGMENT_S - time.monotonic())
+
+    def _publish(self) -> None:
+        if self._segment is None:
+            return
+        try:
+            self._segment.publish()
+        except Exception as error:  # noqa: BLE001 - as above
+            self._fail([], error)
+        self._segment = None
+
+    def _fail(self, steps: list[int], error: Exception) -> None:
+        """Leave out the steps of the segment that is being written, and `steps`."""
+        lost = [*(self._segment.steps if self._segment is not None else ()), *steps]
+        self._abort()
+        with contextlib.suppress(OSError):
+            self.left_out(lost, str(error))
+
+    def _abort(self) -> None:
+        if self._segment is not None:
+            self._segment.abort()
+        self._segment = None
+
+
+def _add(segment: RedoFileWriter, tensor: RedoTensor, content: torch.Tensor) -> None:
+    data = _bytes_of(content)
+    for at in range(0, max(1, len(data)), BLOCK_BYTES):
+        part = data[at : at + BLOCK_BYTES]
+        segment.add(tensor, packed(part, itemsize=DTYPES[tensor.dtype]), nbytes=len(part))
+
+
+def _bytes_of(content: torch.Tensor) -> memoryview:
+    return content.reshape(-1).view(torch.uint8).numpy().data if content.numel() else memoryview(b"")

@@ -1,0 +1,246 @@
+"""Records what every optimizer update of a training consumes, on the training thread.
+
+    update_begins ─▶ (the user's own hooks) ─▶ consumed: gradients and param groups are copied
+    ─▶ the update ─▶ update_ended: changed buffers are copied ─▶ is_final: the step goes to the log
+
+The hook that copies is the last one before the update, so that it sees the gradients that the update sees. A step is
+broken, which readers are told by name, when anything but its update has written a parameter or the optimizer's state
+since the step before: a declared edit, a load, another optimizer, or a write that torch's version counters have seen.
+"""
+
+import json
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+
+import native
+from capture.loops.interface import Loop
+from capture.loops.pytorch.loop import TorchLoop
+from capture.session.options import OnFull
+from capture.session.redo_log import RedoLog, StepInput
+from capture.state.dtypes import dtype_name
+from capture.state.module_tree import ModuleTree
+from capture.state.objects import encode_object, inlined
+from capture.state.optimizer_state import state_tensors
+from capture.state.providers import Buffers
+from capture.state.update_rule import refuse_unknown_update, update_rule
+from catalog.errors import SetupError, UnsupportedError
+from catalog.format.redo_file import RedoTensor
+from catalog.retention.policy import Policy
+from catalog.run_writer import RunWriter
+
+__all__ = ["RedoRecorder", "refuse_unrecordable"]
+
+_ALIGN: Final = 16
+_Version = tuple[int, int]
+_EMBEDDINGS = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+
+
+def refuse_unrecordable(loop: Loop, world_size: int, keep: Policy | None) -> None:
+    """Raise UnsupportedError, by name, for a training whose updates can't be recorded and made again, and SetupError
+    for a byte budget, which a redo log would not keep.
+    """
+    if not isinstance(loop, TorchLoop):
+        raise UnsupportedError("redo=True: a DeepSpeed engine can't be recorded yet, only a plain module")
+    if world_size > 1:
+        raise UnsupportedError(f"redo=True: {world_size} ranks can't be recorded yet, only a training of one process")
+    if keep is not None and keep.budget_bytes is not None:
+        raise SetupError(f"redo=True with keep={str(keep)!r}: a redo log does not keep to a budget of bytes yet")
+    refuse_unknown_update(loop.optimizers(), scaler=loop.may_skip_updates())
+    for name, part in _module_of(loop).named_modules():
+        if isinstance(part, _EMBEDDINGS) and (part.max_norm is not None or part.sparse):
+            what = "max_norm: forward writes its weights" if part.max_norm is not None else "sparse gradients"
+            raise UnsupportedError(f"redo=True: the embedding {name!r} has {what}, which can't be recorded")
+
+
+class RedoRecorder:
+    """The recording of one session, from `attach` on; then it is closed, or given up."""
+
+    def __init__(self, loop: Loop, *, run: RunWriter, on_full: OnFull) -> None:
+        module, (optimizer,) = _module_of(loop), loop.optimizers()
+        self._optimizer = optimizer
+        self._parameters = ModuleTree(module, of="parameters")
+        self._buffers = Buffers(module)
+        self._log = RedoLog(run, on_full=on_full)
+        self._rule = update_rule(optimizer)
+        self._known: list[torch.Tensor] = []
+        self._params: list[list[str]] = []
+        self._names: dict[int, str] = {}
+        self._consumed_now: StepInput | None = None
+        self._ended: StepInput | None = None
+        self._broken: str | None = None
+        self._buffer_hashes = self._hashed_buffers()
+        self._versions = self._read_versions()
+        self._hook_id: int | None = None
+
+    def attach(self) -> Callable[[], None]:
+        """Begin to see updates; return the function that ends it."""
+        hook = self._optimizer.register_step_pre_hook(self._consumes)
+        self._hook_id = hook.id
+        return hook.remove
+
+    # Events, in the order of a step.
+
+    def update_begins(self) -> None:
+        """The update is about to begin, and other hooks may still change what it reads: become the last of them."""
+        hooks = self._optimizer._optimizer_step_pre_hooks
+        if self._hook_id in hooks:
+            hooks.move_to_end(self._hook_id)  # type: ignore[attr-defined]
+
+    def _consumes(self, optimizer: torch.optim.Optimizer, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        self._drop_unended()
+        now = self._consumed_now = StepInput(self._rule, self._params, None)
+        try:
+            self._look_at_parameters()
+            now.params = self._params
+            now.groups = self._encoded_groups()
+            now.broken = self._broken or self._written_since() or self._unreadable(args, kwargs)
+            if now.broken is None:
+                self._copy_gradients(now)
+        except Exception as error:  # noqa: BLE001 - nothing that fails here may reach the training
+            now.broken = f"it could not be recorded: {error}"
+        self._broken = None
+
+    def update_ended(self, step: int) -> None:
+        """The update that makes `step` is over: copy the buffers that have changed since the step before."""
+        ended, self._consumed_now = self._consumed_now, None
+        self._versions = self._read_versions()
+        if ended is None or ended.is_left_out:
+            self._log.left_out([step], "the steps before it were still being written")
+            return
+        ended.step = step
+        try:
+            ended.tensors += self._changed_buffers()
+        except Exception as error:  # noqa: BLE001 - as above
+            ended.broken = f"its buffers could not be recorded: {error}"
+        self._ended = ended
+
+    def is_final(self) -> None:
+        """The step that has ended is final: hand it to the log."""
+        ended, self._ended = self._ended, None
+        if ended is not None:
+            ended.broken = ended.broken or self._broken or self._written_since()
+            self._log.add(ended)
+        self._broken = None
+        self._versions = self._read_versions()
+
+    def state_written(self, how: str) -> None:
+        """Anything but the update writes the state now: the step that has ended if it is not final yet, else the next
+        one, is broken."""
+        self._broken = self._broken or how
+
+    def close(self) -> None:
+        """Write the rest of the log."""
+        self._drop_unended()
+        self.is_final()
+        self._log.close()
+
+    def give_up(self) -> None:
+        """Let go of everything without waiting for the disk."""
+        self._log.give_up()
+
+    # What is copied.
+
+    def _look_at_parameters(self) -> None:
+        """Name the optimizer's parameters, anew when it has others."""
+        groups = self._optimizer.param_groups
+        known = [one for group in groups for one in group["params"]]
+        same = len(known) == len(self._known) and all(map(operator.is_, known, self._known))
+        if same and [len(group["params"]) for group in groups] == list(map(len, self._params)):
+            return
+        names = {id(one): name for name, one, _ in self._parameters}
+        self._known = known
+        self._params = [[names.get(id(one), "") for one in group["params"]] for group in groups]
+        self._names = {id(one): names[id(one)] for one in known if id(one) in names}
+
+    def _unreadable(self, args: Sequence[Any], kwargs: dict[str, Any]) -> str | None:
+        """Return why this update can't be made again from what is here; None when it can."""
+        if any(one is not None for one in (*args[1:], *kwargs.values())):
+            return "its update was given a closure, which makes gradients of its own"
+        if any(getattr(self._optimizer, name, None) is not None for name in ("grad_scale", "found_inf")):
+            return "its update was given a gradient scale"
+        for one in self._known:
+            if id(one) not in self._names:
+                return f"a parameter of shape {tuple(one.shape)} is not in the module, so it has no name"
+            grad = one.grad
+            if grad is not None and not (
+                grad.layout is torch.strided and grad.device.type == "cpu" and grad.is_contiguous()
+            ):
+                return f"the gradient of {self._names[id(one)]!r} is not dense in host memory, in row-major order"
+        return None
+
+    def _copy_gradients(self, into: StepInput) -> None:
+        gradients = [(self._names[id(one)], one.grad.detach()) for one in self._known if one.grad is not None]
+        memory = into.memory = self._log.memory(sum(_aligned(gradient.nbytes) for _, gradient in gradients))
+        if memory is None:
+            into.is_left_out = True
+            return
+        at = 0
+        for name, gradient in gradients:
+            copy = memory[at : at + gradient.nbytes].view(gradient.dtype).view(gradient.shape)
+            copy.copy_(gradient)
+            dtype = dtype_name(gradient.dtype, what=f"the gradient of {name!r}")
+            into.tensors.append((RedoTensor("gradient", name, dtype, tuple(gradient.shape)), copy))
+            at += _aligned(gradient.nbytes)
+
+    def _encoded_groups(self) -> Any:
+        groups = [
+            {key: value for key, value in group.items() if key != "params"} for group in self._optimizer.param_groups
+        ]
+        return json.loads(inlined(encode_object("param_groups", groups)).json)
+
+    def _hashed_buffers(self) -> dict[str, bytes]:
+        return {name: _checksum(buffer) for name, buffer in self._buffers.live()}
+
+    def _changed_buffers(self) -> list[tuple[RedoTensor, torch.Tensor]]:
+        found = []
+        for name, buffer in self._buffers.live():
+            digest = _checksum(buffer)
+            if self._buffer_hashes.get(name) != digest:
+                self._buffer_hashes[name] = digest
+                dtype = dtype_name(buffer.dtype, what=f"buffer {name!r}")
+                copy = buffer.detach().to("cpu", copy=True).contiguous()
+                found.append((RedoTensor("buffer", name, dtype, tuple(buffer.shape)), copy))
+        return found
+
+    # What was written beside the update.
+
+    def _read_versions(self) -> dict[str, _Version]:
+        """Return the identity and the version of every tensor that an update writes."""
+        found = {name: (id(one), one._version) for name, one, _ in self._parameters}
+        _, tensors = state_tensors(self._optimizer.state.values())
+        found.update({f"optimizer state {i}": (id(one), one._version) for i, one in enumerate(tensors)})
+        return found
+
+    def _written_since(self) -> str | None:
+        now = self._read_versions()
+        if now == self._versions:
+            return None
+        names = sorted(name for name in now | self._versions if now.get(name) != self._versions.get(name))
+        return (
+            f"{names[0]} and {len(names) - 1} more were written outside the update"
+            if names[1:]
+            else (f"{names[0]} was written outside the update")
+        )
+
+    def _drop_unended(self) -> None:
+        """Forget an update that an exception has ended: it belongs to no step, and the next one begins elsewhere."""
+        if self._consumed_now is not None:
+            self._log.release(self._consumed_now.memory)
+            self._consumed_now = None
+            self._broken = self._broken or "an exception has ended an update half-way"
+
+
+def _module_of(loop: Loop) -> torch.nn.Module:
+    return next(one for one in loop.subjects() if isinstance(one, torch.nn.Module))
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGN) * _ALIGN
+
+
+def _checksum(buffer: torch.Tensor) -> bytes:
+    content = buffer.detach().to("cpu").contiguous()
+    return native.checksum(content.view(-1).view(torch.uint8).numpy() if content.numel() else b"")

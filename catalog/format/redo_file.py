@@ -1,0 +1,316 @@
+"""Segments of a redo log: what the optimizer's updates of some steps consumed, so that these steps can be made again.
+
+    blocks, one after the other  |  the footer, canonical JSON with its checksum  |  its length, 8 bytes  |  DSHREDO1
+
+A block has the packed bytes of one gradient, of one changed buffer, or of a part of a large one, and the footer has its
+checksum: so a flipped bit anywhere in a segment is found. Blocks are written as they come; the footer is last, because
+only then their sizes are known. A segment is published whole, like every file of a history, so that a process that is
+killed leaves none that is torn, and loses the steps of one segment at most.
+"""
+
+import contextlib
+import itertools
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, Final, Literal, get_args
+
+import native
+from catalog.disk.durable import make_dirs, publish, temporary_path
+from catalog.disk.json_file import MAX_JSON_BYTES, decode, encode
+from catalog.disk.regular_file import is_real_folder, open_regular
+from catalog.errors import CorruptError, FormatError
+from catalog.format.dtypes import DTYPES, MAX_DIMENSIONS
+from catalog.paths import HistoryPaths
+
+__all__ = [
+    "BLOCK_BYTES",
+    "RedoBlock",
+    "RedoFileWriter",
+    "RedoSegment",
+    "RedoSegmentName",
+    "RedoStep",
+    "RedoTensor",
+    "is_redo_segment",
+    "read_blocks",
+    "read_redo_segment",
+    "redo_segments",
+]
+
+BLOCK_BYTES: Final = 16 << 20
+"""A block stands for at most so many bytes of a tensor, which bounds the memory of whoever packs and unpacks."""
+
+_MAGIC: Final = b"DSHREDO1"
+_TAIL_BYTES: Final = 8 + len(_MAGIC)
+_VERSION: Final = 1
+_NAME: Final = re.compile(r"rank-([0-9]{5})-([0-9]{12})-to-([0-9]{12})\.redo")
+_PACKED_SLACK: Final = 2
+"""Packed bytes are at most so many times as many as what they stand for, and 4 KiB more."""
+
+Kind = Literal["gradient", "buffer"]
+
+
+@dataclass(frozen=True, slots=True)
+class RedoTensor:
+    """A tensor of which a segment has bytes: the gradient of a parameter, or a buffer that forward changes."""
+
+    kind: Kind
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RedoBlock:
+    """Bytes of the segment's tensor number `tensor`, `nbytes` of them, in `stored` bytes of the file at `offset`."""
+
+    tensor: int
+    nbytes: int
+    offset: int
+    stored: int
+    checksum: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RedoStep:
+    """One step: the hyperparameters of each param group and what changed, in blocks. The blocks of a tensor follow each
+    other; a parameter without one had no gradient.
+
+    broken: why the state after this step is not what the update has made of the state before; None where it is
+    """
+
+    step: int
+    groups: Any
+    broken: str | None
+    blocks: tuple[RedoBlock, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RedoSegment:
+    """One segment as its footer describes it. `params` are the names of the parameters of each param group, in order;
+    `rule` is what the bits of an update depend on beside its input."""
+
+    path: Path
+    run: str
+    rank: int
+    rule: Mapping[str, Any]
+    params: tuple[tuple[str, ...], ...]
+    tensors: tuple[RedoTensor, ...]
+    steps: tuple[RedoStep, ...]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class RedoSegmentName:
+    """The rank that wrote a segment, and its first and last step."""
+
+    rank: int
+    first: int
+    last: int
+
+    @property
+    def name(self) -> str:
+        """The name of the segment's file."""
+        return f"rank-{self.rank:05d}-{self.first:012d}-to-{self.last:012d}.redo"
+
+
+def parse_redo_name(name: str) -> RedoSegmentName | None:
+    """Return what the name of a segment's file says, or None when no segment has such a name."""
+    match = _NAME.fullmatch(name)
+    found = RedoSegmentName(*map(int, match.groups())) if match else None
+    return found if found is not None and found.first <= found.last else None
+
+
+def is_redo_segment(name: str) -> bool:
+    """Return whether a published segment can have this name."""
+    return parse_redo_name(name) is not None
+
+
+def redo_segments(paths: HistoryPaths, run: str) -> list[RedoSegmentName]:
+    """Return the published segments of a run, ascending by rank and step; only the folder is read."""
+    folder = paths.redo_dir(run)
+    names = (path.name for path in folder.iterdir()) if is_real_folder(folder) else ()
+    return sorted(filter(None, map(parse_redo_name, names)))
+
+
+@dataclass(slots=True)
+class RedoFileWriter:
+    """Writes one segment: for each step its blocks and then `end_step`, and at last `publish`, or `abort`. Nothing is
+    seen under the segment's name before it is whole and durable."""
+
+    paths: HistoryPaths
+    run: str
+    rank: int
+    rule: Mapping[str, Any]
+    params: Sequence[Sequence[str]]
+    nbytes: int = 0
+    blocks: int = 0
+    _file: BinaryIO | None = None
+    _tmp: Path = Path()
+    _tensors: dict[RedoTensor, int] = field(default_factory=dict)
+    _blocks: list[list[Any]] = field(default_factory=list)
+    _steps: list[dict[str, Any]] = field(default_factory=list)
+    _groups: Any = None
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps that were written so far."""
+        return [step["step"] for step in self._steps]
+
+    def add(self, tensor: RedoTensor, packed: bytes, *, nbytes: int) -> None:
+        """Write the next block of the current step, which stands for `nbytes` bytes of `tensor`."""
+        self._opened().write(packed)
+        self.nbytes += len(packed)
+        self.blocks += 1
+        index = self._tensors.setdefault(tensor, len(self._tensors))
+        self._blocks.append([index, nbytes, len(packed), native.checksum(packed).hex()])
+
+    def end_step(self, step: int, *, groups: Any, broken: str | None) -> None:
+        """Note what else belongs to the step whose blocks were added; `groups` is a JSON tree."""
+        same = bool(self._steps) and groups == self._groups
+        self._groups = groups
+        blocks, self._blocks = self._blocks, []
+        self._steps.append({"step": step, "groups": None if same else groups, "broken": broken, "blocks": blocks})
+
+    def publish(self) -> None:
+        """Make the segment durable under its name, which follows from its steps."""
+        if not self._steps:
+            self.abort()
+            return
+        footer = encode(
+            {
+                "format": _VERSION,
+                "run": self.run,
+                "rank": self.rank,
+                "rule": dict(self.rule),
+                "params": [list(names) for names in self.params],
+                "tensors": [[one.kind, one.name, one.dtype, list(one.shape)] for one in self._tensors],
+                "steps": self._steps,
+            }
+        )
+        file = self._opened()
+        file.write(footer + len(footer).to_bytes(8, "little") + _MAGIC)
+        file.close()
+        name = RedoSegmentName(self.rank, self._steps[0]["step"], self._steps[-1]["step"]).name
+        publish(self._tmp, self.paths.redo_dir(self.run) / name)
+
+    def abort(self) -> None:
+        """Leave nothing of the segment on the disk."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
+            with contextlib.suppress(OSError):
+                self._tmp.unlink(missing_ok=True)
+
+    def _opened(self) -> BinaryIO:
+        if self._file is None:
+            folder = self.paths.redo_dir(self.run)
+            make_dirs(folder, root=self.paths.run_dir(self.run))
+            self._tmp = temporary_path(folder / RedoSegmentName(self.rank, 0, 0).name)
+            self._file = self._tmp.open("xb")
+        return self._file
+
+
+def read_redo_segment(path: Path, *, run: str) -> RedoSegment:
+    """Read the footer of one segment. CorruptError when it is damaged or torn, FormatError when it has another version,
+    belongs to another run, or contradicts itself. The blocks are checked by `read_blocks`."""
+    with open_regular(path) as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - _TAIL_BYTES))
+        tail = file.read(_TAIL_BYTES)
+        length = int.from_bytes(tail[:8], "little")
+        if len(tail) < _TAIL_BYTES or tail[8:] != _MAGIC or not 0 < length <= size - _TAIL_BYTES:
+            raise CorruptError(f"{path}: has no footer of a redo segment: it was cut off or damaged")
+        if length > MAX_JSON_BYTES:
+            raise FormatError(f"{path}: a footer of {length} bytes, where {MAX_JSON_BYTES} are allowed")
+        begin = size - _TAIL_BYTES - length
+        file.seek(begin)
+        content = decode(file.read(length), path=path)
+    try:
+        return _parsed(content, path=path, run=run, end=begin)
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        if isinstance(error, FormatError):
+            raise
+        raise FormatError(f"{path}: its footer is not that of a redo segment: {error!r}") from error
+
+
+def read_blocks(segment: RedoSegment, blocks: Sequence[RedoBlock]) -> Iterator[bytes]:
+    """Yield the packed bytes of the blocks, in order. CorruptError, which names the tensor, when they differ from their
+    checksum."""
+    with open_regular(segment.path) as file:
+        for block in blocks:
+            file.seek(block.offset)
+            data = file.read(block.stored)
+            if len(data) != block.stored or (actual := native.checksum(data)) != block.checksum:
+                tensor = segment.tensors[block.tensor]
+                step = next(one.step for one in segment.steps if block in one.blocks)
+                raise CorruptError(
+                    f"{segment.path}: step {step}: {tensor.kind} of {tensor.name!r}: checksum "
+                    f"{block.checksum.hex()} is recorded, its bytes give "
+                    f"{actual.hex() if len(data) == block.stored else 'fewer bytes'}: the file was changed or damaged"
+                )
+            yield data
+
+
+def _parsed(content: Mapping[str, Any], *, path: Path, run: str, end: int) -> RedoSegment:
+    if content["format"] != _VERSION:
+        raise FormatError(
+            f"{path}: field format: version {content['format']!r}, where this release reads {_VERSION}: use a release "
+            "that knows it"
+        )
+    name = parse_redo_name(path.name)
+    rank = content["rank"]
+    if content["run"] != run or name is None or rank != name.rank:
+        raise FormatError(f"{path}: is a segment of rank {rank} of run {content['run']!r}: it lies in another's place")
+    tensors = tuple(_tensor(row, path=path) for row in content["tensors"])
+    params = tuple(tuple(map(_text, names)) for names in content["params"])
+    steps: list[RedoStep] = []
+    at = 0
+    for row in content["steps"]:
+        blocks, at = _blocks(row["blocks"], tensors, at=at, path=path)
+        groups = row["groups"] if row["groups"] is not None else steps[-1].groups
+        steps.append(RedoStep(_whole(row["step"]), groups, _text(row["broken"], optional=True), blocks))
+    numbers = [one.step for one in steps]
+    ascending = all(one < other for one, other in itertools.pairwise(numbers))
+    if not ascending or [name.first, name.last] != [numbers[0], numbers[-1]] or at != end:
+        raise FormatError(
+            f"{path}: its footer has {len(numbers)} steps in {at} bytes, the file {name.first} to {name.last} in {end}"
+        )
+    if not isinstance(content["rule"], dict):
+        raise FormatError(f"{path}: field rule: is no object")
+    return RedoSegment(path, run, rank, content["rule"], params, tensors, tuple(steps))
+
+
+def _tensor(row: Any, *, path: Path) -> RedoTensor:
+    kind, name, dtype, shape = row
+    sizes = isinstance(shape, list) and len(shape) <= MAX_DIMENSIONS and all(_whole(size) >= 0 for size in shape)
+    if kind not in get_args(Kind) or dtype not in DTYPES or not sizes:
+        raise FormatError(f"{path}: field tensors: {json.dumps(row)[:200]} describes no tensor")
+    return RedoTensor(kind, str(_text(name)), dtype, tuple(shape))
+
+
+def _blocks(
+    rows: Sequence[Any], tensors: Sequence[RedoTensor], *, at: int, path: Path
+) -> tuple[tuple[RedoBlock, ...], int]:
+    found = []
+    for tensor, nbytes, stored, digest in rows:
+        if not 0 <= _whole(tensor) < len(tensors):
+            raise FormatError(f"{path}: field blocks: there is no tensor {tensor}")
+        if _whole(nbytes) > BLOCK_BYTES or _whole(stored) > _PACKED_SLACK * nbytes + 4096:
+            raise FormatError(f"{path}: field blocks: {stored} bytes for {nbytes} are no block")
+        found.append(RedoBlock(tensor, nbytes, at, stored, bytes.fromhex(digest)))
+        at += stored
+    return tuple(found), at
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 56:
+        raise FormatError(f"{value!r} is no whole number of the format")
+    return value
+
+
+def _text(value: Any, *, optional: bool = False) -> Any:
+    if not isinstance(value, str) and not (optional and value is None):
+        raise FormatError(f"{value!r} is no text")
+    return value

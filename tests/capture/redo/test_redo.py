@@ -1,0 +1,399 @@
+"""Steps of a redo log have the bits of a full capture of the same training; whatever breaks the chain is named."""
+
+import functools
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+import capture
+from capture.redo.key_frames import compare_key_frame, key_frames
+from capture.session import redo_log
+from capture.state.update_rule import update_rule
+from catalog.errors import CorruptError, MismatchError, NotFoundError, SetupError, UnsupportedError
+from catalog.format.redo_file import read_redo_segment, redo_segments
+from catalog.history import History
+from catalog.read.redo import recorded_steps
+from catalog.verify import verify
+
+ADAM = functools.partial(torch.optim.Adam, lr=1e-2)
+ADAMW = functools.partial(torch.optim.AdamW, lr=1e-2)
+SGD = functools.partial(torch.optim.SGD, lr=1e-2)
+
+VARIANTS = {
+    "adam": ADAM,
+    "adamw": ADAMW,
+    "adamw foreach": functools.partial(ADAMW, foreach=True),
+    "adamw fused": functools.partial(ADAMW, fused=True),
+    "adam fused amsgrad": functools.partial(ADAM, fused=True, amsgrad=True, maximize=True),
+    "adam amsgrad": functools.partial(ADAM, amsgrad=True, weight_decay=0.1),
+    "adamw maximize": functools.partial(ADAMW, maximize=True, foreach=True),
+    "adamw rate as a tensor": lambda groups: torch.optim.AdamW(groups, lr=torch.tensor(1e-2)),
+    "sgd": SGD,
+    "sgd momentum": functools.partial(SGD, momentum=0.9, dampening=0.1),
+    "sgd nesterov foreach": functools.partial(SGD, momentum=0.9, nesterov=True, foreach=True),
+    "sgd fused": functools.partial(SGD, momentum=0.9, fused=True, maximize=True, weight_decay=0.1),
+}
+
+
+class Model(torch.nn.Module):
+    """Weights whose size no vector divides, a frozen one, one without gradients, tied ones, and changing buffers."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Linear(7, 33)
+        self.norm = torch.nn.BatchNorm1d(33)
+        self.second = torch.nn.Linear(33, 1021, bias=False)
+        self.tied = torch.nn.Linear(33, 1021, bias=False)
+        self.tied.weight = self.second.weight
+        self.frozen = torch.nn.Linear(3, 3).requires_grad_(False)
+        self.unused = torch.nn.Linear(3, 3)
+        self.register_buffer("table", torch.arange(50))
+
+    def forward(self, x):
+        return self.tied(self.norm(self.first(x)))
+
+
+def clip(model):
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+
+
+def train(
+    history,
+    *,
+    make=ADAMW,
+    dtype=torch.float32,
+    steps=23,
+    between=lambda step, session, model, optimizer: None,
+    **options,
+):
+    """Train with clipping and a schedule, in which some steps have no gradient for some weights."""
+    torch.manual_seed(0)
+    model = Model().to(dtype)
+    decayed = [model.second.weight]
+    others = [parameter for parameter in model.parameters() if parameter is not model.second.weight]
+    optimizer = make([{"params": decayed, "weight_decay": 0.2}, {"params": others}])
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40)
+    # Hooks of the user's may change what the update reads, and run after those that a session has installed before.
+    session = capture.enable(model, optimizer=optimizer, scheduler=schedule, history=history, stats_every=0, **options)
+    optimizer.register_step_pre_hook(lambda *_: clip(model))
+    with session:
+        for step in range(1, steps + 1):
+            model(torch.randn(5, 7).to(dtype)).square().mean().backward()
+            if step % 5 == 0:
+                model.first.bias.grad = None
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+            between(step, session, model, optimizer)
+    return History.open(history), session.run
+
+
+def state_of_training(step, root):
+    """Return a step without the tensors of providers, of which a redo log knows nothing."""
+    state = capture.restore(step, history=root)
+    return {kind: tensors for kind, tensors in state.items() if kind != "lr_scheduler"}
+
+
+def assert_equal(one, other):
+    assert one.keys() == other.keys()
+    for kind, tensors in one.items():
+        assert tensors.keys() == other[kind].keys()
+        for name, tensor in tensors.items():
+            same = tensor.dtype == other[kind][name].dtype and torch.equal(
+                tensor.contiguous().view(-1).view(torch.uint8),
+                other[kind][name].contiguous().view(-1).view(torch.uint8),
+            )
+            assert same, f"{kind} {name}"
+
+
+@pytest.mark.guards("A redo step has the bits of the training")
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_rebuilt_step_is_the_captured_one(tmp_path, variant, precision):
+    if (variant, precision) == ("sgd fused", "bf16"):
+        pytest.skip("refused when the session begins, because torch gives it other bits each time")
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
+    whole, _ = train(tmp_path / "whole", make=VARIANTS[variant], dtype=dtype, steps=11, every=1)
+    sparse, run = train(tmp_path / "sparse", make=VARIANTS[variant], dtype=dtype, steps=11, every=5, redo=True)
+    assert sparse.steps(run) == [0, 5, 10, 11]
+    assert recorded_steps(sparse.paths, run) == list(range(1, 12))
+    for step in range(12):
+        captured, rebuilt = (state_of_training(step, history.root) for history in (whole, sparse))
+        assert_equal(captured, rebuilt)
+    assert [compare_key_frame(sparse, frame) > 0 for frame in key_frames(sparse, run)] == [True] * 3
+    assert verify(sparse) == []
+
+
+def test_several_threads_cut_a_fused_update_as_they_did(tmp_path):
+    """A fused update of a large tensor is cut among threads, and its bits depend on where."""
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        torch.manual_seed(0)
+        model = torch.nn.Linear(257, 1021)
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        states = []
+        with capture.enable(model, optimizer=optimizer, every=10, history=tmp_path, redo=True, stats_every=0):
+            for _ in range(8):
+                model(torch.randn(4, 257)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                states.append(model.weight.detach().clone())
+        torch.set_num_threads(1)
+        rebuilt = capture.restore(7, history=tmp_path)["model"]["weight"]
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(rebuilt, states[6])
+
+
+@pytest.mark.guards("A redo step has the bits of the training")
+def test_a_flipped_byte_is_found_and_named(tmp_path):
+    history, run = train(tmp_path, every=10, redo=True)
+    (name,) = redo_segments(history.paths, run)
+    path = history.paths.redo_dir(run) / name.name
+    segment = read_redo_segment(path, run=run)
+    step = next(step for step in segment.steps if step.step == 13)
+    block = next(one for one in step.blocks if segment.tensors[one.tensor].name == "second.weight")
+    content = bytearray(path.read_bytes())
+    content[block.offset + 100] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(CorruptError, match=r"step 13: gradient of 'second\.weight': checksum .* changed or damaged"):
+        capture.restore(15, history=tmp_path)
+    assert capture.restore(12, history=tmp_path)
+    assert [problem.file for problem in verify(history)] == [history.paths.relative(path)]
+    content[-30] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(CorruptError, match=r"rank-00000-0.*\.redo: "):
+        capture.restore(12, history=tmp_path)
+
+
+@pytest.mark.guards("A redo step has the bits of the training")
+def test_what_an_update_has_not_made_is_refused_by_name(tmp_path):
+    def edit(step, session, model, optimizer):
+        if step == 3:
+            with session.modify(), torch.no_grad():
+                model.first.weight.mul_(0.5)
+        if step == 13:
+            with torch.no_grad():
+                model.first.bias.clamp_(-0.01, 0.01)
+
+    history, _ = train(tmp_path, every=10, redo=True, between=edit)
+    assert capture.restore(2, history=history.root)
+    for step in (3, 9):
+        with pytest.raises(MismatchError, match=r"the state after step 3 is not what its update made: session\.modify"):
+            capture.restore(step, history=history.root)
+    assert capture.restore(12, history=history.root)
+    with pytest.raises(MismatchError, match=r"after step 13 .*: first\.bias was written outside the update"):
+        capture.restore(14, history=history.root)
+    assert capture.restore(21, history=history.root)
+
+
+def test_a_closure_is_refused_by_name(tmp_path):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(torch.ones(1, 3)).sum()
+        loss.backward()
+        return loss
+
+    with capture.enable(model, optimizer=optimizer, every=10, history=tmp_path, redo=True):
+        for _ in range(3):
+            optimizer.step(closure)
+    with pytest.raises(MismatchError, match=r"after step 1 .*: its update was given a closure"):
+        capture.restore(2, history=tmp_path)
+
+
+def test_bytes_written_past_the_version_counters_are_found_by_the_fingerprint(tmp_path):
+    def write(step, session, model, optimizer):
+        if step == 4:
+            model.second.weight.data.mul_(0.5)
+
+    train(tmp_path, every=10, redo=True, between=write)
+    assert capture.restore(4, history=tmp_path)
+    with pytest.raises(MismatchError, match=r"step 5 of run .*: model 'second\.weight' differs from the fingerprint"):
+        capture.restore(7, history=tmp_path)
+
+
+@pytest.mark.guards("A redo step has the bits of the training")
+def test_without_fingerprints_the_next_checkpoint_says_what_differs(tmp_path):
+    def write(step, session, model, optimizer):
+        if step == 4:
+            model.second.weight.data.mul_(0.5)
+
+    history, run = train(tmp_path, every=10, redo=True, fingerprints=False, between=write)
+    first, *others = key_frames(history, run)
+    with pytest.raises(MismatchError, match=r"step 10 of run .* has other bits"):
+        compare_key_frame(history, first)
+    assert [compare_key_frame(history, frame) > 0 for frame in others] == [True, True]
+
+
+@pytest.mark.parametrize("key", ["torch", "capability", "flush_denormal", "machine", "default_dtype"])
+def test_where_an_update_has_other_bits_it_is_refused(tmp_path, monkeypatch, key):
+    found = redo_rule()
+    monkeypatch.setattr("capture.session.redo_recorder.update_rule", lambda _: {**found, key: "another"})
+    train(tmp_path, every=10, redo=True)
+    with pytest.raises(MismatchError, match=r"step 1 of run .* would have other bits here: .* was 'another', here "):
+        capture.restore(5, history=tmp_path)
+
+
+def redo_rule():
+    return update_rule(torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))]))
+
+
+def test_a_step_that_is_missing_is_named(tmp_path, monkeypatch):
+    real = redo_log.packed
+    failing = iter([False] * 40 + [True])
+
+    def packed(*args, **kwargs):
+        if next(failing, False):
+            raise OSError(28, "No space left on device")
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(redo_log, "packed", packed)
+    monkeypatch.setattr(redo_log, "_SEGMENT_S", 0.0)
+    history, run = train(tmp_path, every=10, redo=True)
+    missing = sorted(set(range(1, 24)) - set(recorded_steps(history.paths, run)))
+    assert missing
+    assert missing[0] > 1
+    with pytest.raises(NotFoundError, match=f"the redo log has no record of step {missing[0]}"):
+        capture.restore(9, history=tmp_path)
+    assert capture.restore(missing[0] - 1, history=tmp_path)
+    events = history.query("SELECT step, detail FROM events WHERE name = 'redo_left_out'").to_pylist()
+    assert [row["step"] for row in events] == missing
+    assert "No space left" in events[0]["detail"]
+
+
+def test_a_training_that_does_not_wait_leaves_steps_out(tmp_path, monkeypatch):
+    real = redo_log.packed
+    go = threading.Event()
+    monkeypatch.setattr(redo_log, "packed", lambda *args, **kwargs: go.wait(30) and real(*args, **kwargs))
+    history, run = train(
+        tmp_path, every=10, redo=True, on_full="skip", steps=9, between=lambda step, *_: go.set() if step == 6 else None
+    )
+    recorded = recorded_steps(history.paths, run)
+    assert recorded[:2] == [1, 2]
+    assert not {3, 4, 5, 6} & set(recorded)
+    with pytest.raises(NotFoundError, match="no record of step 3"):
+        capture.restore(5, history=tmp_path)
+
+
+def test_parameters_that_join_begin_another_chain(tmp_path):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+    optimizer = torch.optim.AdamW(model[0].parameters())
+    with capture.enable(model, optimizer=optimizer, every=5, history=tmp_path, redo=True) as session:
+        for step in range(1, 13):
+            if step == 3:
+                optimizer.add_param_group({"params": list(model[1].parameters()), "lr": 0.1})
+            model(torch.randn(2, 3)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert session.failures == []
+    assert capture.restore(2, history=tmp_path)
+    with pytest.raises(MismatchError, match="step 3: the optimizer has other parameters from this step on"):
+        capture.restore(4, history=tmp_path)
+    assert capture.restore(6, history=tmp_path)
+
+
+SCRIPT = """
+import sys; sys.path.insert(0, {tests!r})
+import test_redo
+test_redo.train({history!r}, every=10, redo=True, steps=10**6, between=lambda step, *_: print(step, flush=True))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.guards("A redo step has the bits of the training")
+def test_a_killed_training_leaves_the_steps_up_to_the_tear(tmp_path):
+    script = SCRIPT.format(tests=str(Path(__file__).parent), history=str(tmp_path / "killed"))
+    process = subprocess.Popen([sys.executable, "-W", "ignore", "-c", script], stdout=subprocess.PIPE)
+    folder = None
+    try:
+        while folder is None or len(list(folder.glob("rank-*.redo"))) < 2:
+            assert process.stdout.readline(), "the training ended by itself"
+            folder = next(iter((tmp_path / "killed" / "runs").glob("*/redo")), None)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    history = History.open(tmp_path / "killed")
+    (run,) = (facts.run for facts in history.runs())
+    assert verify(history) == []
+    recorded = recorded_steps(history.paths, run)
+    assert recorded == list(range(1, recorded[-1] + 1))
+    last = max(step for step in recorded if step not in history.steps(run))
+    train(tmp_path / "whole", steps=last, every=last)
+    assert_equal(capture.restore(last, history=tmp_path / "whole"), capture.restore(last, history=tmp_path / "killed"))
+    with pytest.raises(NotFoundError, match=f"step {recorded[-1] + 1000} was not captured"):
+        capture.restore(recorded[-1] + 1000, history=tmp_path / "killed")
+
+
+def test_nothing_is_written_by_default(tmp_path):
+    history, run = train(tmp_path)
+    assert not history.paths.redo_dir(run).exists()
+    assert redo_segments(history.paths, run) == []
+    with pytest.raises(NotFoundError, match="step 3 was not captured"):
+        capture.restore(3, history=tmp_path)
+
+
+def test_a_live_training_is_not_put_back_to_it(tmp_path):
+    train(tmp_path, every=10, redo=True)
+    model = Model()
+    with pytest.raises(UnsupportedError, match=r"step .*:3 was not captured: .* or restore .*:0"):
+        capture.restore(3, history=tmp_path, model=model, optimizer=torch.optim.AdamW(model.parameters()))
+
+
+class Own(torch.optim.AdamW):
+    pass
+
+
+REFUSED = {
+    "an unknown class": (lambda m: {"optimizer": Own(m.parameters())}, r"\.Own may read more than gradients"),
+    "lbfgs": (lambda m: {"optimizer": torch.optim.LBFGS(m.parameters())}, r"LBFGS may read more than gradients"),
+    "several": (
+        lambda m: {"optimizer": [torch.optim.SGD(m.first.parameters()), torch.optim.SGD(m.second.parameters())]},
+        "SGD, SGD: only a training with one optimizer",
+    ),
+    "fused sgd of low precision": (
+        lambda m: {"optimizer": torch.optim.SGD(m.bfloat16().parameters(), fused=True)},
+        r"fused SGD gives torch\.bfloat16 weights other bits each time it runs",
+    ),
+    "a layout": (
+        lambda m: {"optimizer": ADAMW([torch.nn.Parameter(torch.ones(3, 4).t())])},
+        r"of shape \(4, 3\) whose elements are not in row-major order",
+    ),
+    "a budget": (lambda m: {"optimizer": ADAMW(m.parameters()), "keep": "5GB"}, "does not keep to a budget of bytes"),
+    "a scale": (
+        lambda m: {"optimizer": ADAMW(m.parameters(), fused=True), "scaler": torch.amp.GradScaler("cpu")},
+        "with a gradient scaler a fused update reads the scale too",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_recorded_is_refused(tmp_path, case):
+    model = Model()
+    make, message = REFUSED[case]
+    with pytest.raises((UnsupportedError, SetupError), match=message):
+        capture.enable(model, history=tmp_path, redo=True, **make(model))
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("options", [{"max_norm": 1.0}, {"sparse": True}])
+def test_embeddings_that_forward_writes_are_refused(tmp_path, options):
+    model = torch.nn.Embedding(5, 3, **options)
+    with pytest.raises(UnsupportedError, match="redo=True: the embedding"):
+        capture.enable(model, optimizer=torch.optim.SGD(model.parameters()), history=tmp_path, redo=True)
+
+
+def test_a_wrong_value_is_refused(tmp_path):
+    with pytest.raises(SetupError, match="redo=1: give True or False"):
+        train(tmp_path, redo=1)
