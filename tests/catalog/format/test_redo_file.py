@@ -1,0 +1,129 @@
+"""A segment of a redo log is whole or not there, and every way in which it contradicts itself is named."""
+
+import json
+
+import pytest
+
+from catalog.disk.json_file import encode
+from catalog.errors import CorruptError, FormatError
+from catalog.format.redo_file import (
+    RedoFileWriter,
+    RedoTensor,
+    is_redo_segment,
+    read_blocks,
+    read_redo_segment,
+    redo_segments,
+)
+from catalog.paths import HistoryPaths
+
+WEIGHT = RedoTensor("gradient", "a.weight", "F32", (2, 3))
+TABLE = RedoTensor("buffer", "table", "I64", ())
+
+
+@pytest.fixture
+def paths(tmp_path):
+    found = HistoryPaths(tmp_path)
+    found.run_dir("run-a").mkdir(parents=True)
+    return found
+
+
+def write(paths, *, steps=(3, 4, 6)):
+    writer = RedoFileWriter(paths, "run-a", 0, {"class": "SGD"}, [["a.weight"]])
+    for step in steps:
+        writer.add(WEIGHT, bytes([step]) * 24, nbytes=24)
+        if step == 4:
+            writer.add(TABLE, bytes(8), nbytes=8)
+        writer.end_step(step, groups=[{"lr": 0.1 if step < 6 else 0.05}], broken="an edit" if step == 6 else None)
+    writer.publish()
+    (name,) = redo_segments(paths, "run-a")
+    return paths.redo_dir("run-a") / name.name
+
+
+def rewritten(path, change):
+    """Write the footer anew, with a right checksum, after `change` has changed it."""
+    data = path.read_bytes()
+    length = int.from_bytes(data[-16:-8], "little")
+    content = json.loads(data[-16 - length : -16])
+    del content["checksum"]
+    change(content)
+    footer = encode(content)
+    path.write_bytes(data[: -16 - length] + footer + len(footer).to_bytes(8, "little") + data[-8:])
+
+
+def read_all(path):
+    segment = read_redo_segment(path, run="run-a")
+    return list(read_blocks(segment, [block for step in segment.steps for block in step.blocks]))
+
+
+def test_what_was_written_is_read(paths):
+    path = write(paths)
+    assert path.name == "rank-00000-000000000003-to-000000000006.redo"
+    assert is_redo_segment(path.name)
+    assert not is_redo_segment("rank-00000-000000000006-to-000000000003.redo")
+    segment = read_redo_segment(path, run="run-a")
+    assert (segment.rank, segment.rule, segment.params) == (0, {"class": "SGD"}, (("a.weight",),))
+    assert segment.tensors == (WEIGHT, TABLE)
+    assert [(one.step, one.groups, one.broken) for one in segment.steps] == [
+        (3, [{"lr": 0.1}], None),
+        (4, [{"lr": 0.1}], None),
+        (6, [{"lr": 0.05}], "an edit"),
+    ]
+    assert list(read_blocks(segment, segment.steps[1].blocks)) == [bytes([4]) * 24, bytes(8)]
+
+
+def test_what_is_given_up_leaves_nothing(paths):
+    writer = RedoFileWriter(paths, "run-a", 0, {}, [])
+    writer.add(WEIGHT, bytes(24), nbytes=24)
+    writer.abort()
+    RedoFileWriter(paths, "run-a", 0, {}, []).publish()
+    assert list(paths.redo_dir("run-a").iterdir()) == []
+
+
+@pytest.mark.guards("Damage is found and named")
+def test_every_flipped_byte_is_found(paths):
+    path = write(paths)
+    whole = path.read_bytes()
+    for at in range(len(whole)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with pytest.raises(FormatError, match="rank-00000"):
+            read_all(path)
+    for size in range(len(whole)):
+        path.write_bytes(whole[:size])
+        with pytest.raises(CorruptError, match="rank-00000"):
+            read_redo_segment(path, run="run-a")
+
+
+CHANGES = {
+    "version": (lambda one: one.update(format=2), r"field format: version 2, where this release reads 1"),
+    "run": (lambda one: one.update(run="run-b"), "is a segment of rank 0 of run 'run-b'"),
+    "rank": (lambda one: one.update(rank=1), "is a segment of rank 1"),
+    "no steps": (lambda one: one.update(steps=[]), "is not that of a redo segment"),
+    "order": (lambda one: one["steps"].reverse(), "its footer has 3 steps in"),
+    "dtype": (lambda one: one["tensors"].append(["gradient", "b", "F99", []]), "describes no tensor"),
+    "kind": (lambda one: one["tensors"].append(["weight", "b", "F32", []]), "describes no tensor"),
+    "shape": (lambda one: one["tensors"].append(["buffer", "b", "F32", [-1]]), "-1 is no whole number"),
+    "tensor": (lambda one: one["steps"][0]["blocks"][0].__setitem__(0, 9), "there is no tensor 9"),
+    "block": (lambda one: one["steps"][0]["blocks"][0].__setitem__(1, 1 << 40), "are no block"),
+    "stored": (lambda one: one["steps"][0]["blocks"][0].__setitem__(2, 23), r"3 steps in 79 bytes, .* in 80"),
+    "no groups": (lambda one: one["steps"][0].update(groups=None), "is not that of a redo segment"),
+    "broken": (lambda one: one["steps"][0].update(broken=7), "7 is no text"),
+    "rule": (lambda one: one.update(rule=[]), "field rule"),
+    "a field": (lambda one: one.pop("params"), "is not that of a redo segment"),
+}
+
+
+@pytest.mark.parametrize("case", CHANGES)
+def test_a_footer_that_contradicts_itself_is_refused(paths, case):
+    path = write(paths)
+    change, message = CHANGES[case]
+    rewritten(path, change)
+    with pytest.raises(FormatError, match=message):
+        read_redo_segment(path, run="run-a")
+
+
+def test_a_length_beyond_the_file_is_no_footer(paths):
+    path = write(paths)
+    data = path.read_bytes()
+    path.write_bytes(data[:-16] + (1 << 62).to_bytes(8, "little") + data[-8:])
+    with pytest.raises(CorruptError, match="has no footer"):
+        read_redo_segment(path, run="run-a")

@@ -1,0 +1,83 @@
+"""The verbs take steps of a redo log, and say of each checkpoint whether its log makes it again."""
+
+import pytest
+import torch
+
+import capture
+from catalog.errors import MismatchError, NotFoundError
+from dshistory.explorer import Explorer
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Return a history with a redo log, and the weights after each step; the sixth was edited past all counters."""
+    folder = tmp_path_factory.mktemp("redo")
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 12), torch.nn.BatchNorm1d(12), torch.nn.Linear(12, 4))
+    optimizer = torch.optim.AdamW(model.parameters())
+    weights = {}
+    options = {"every": 4, "history": folder, "redo": True, "fingerprints": False, "stats_every": 0}
+    with capture.enable(model, optimizer=optimizer, **options):
+        for step in range(1, 13):
+            model(torch.randn(4, 8)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            weights[step] = model[0].weight.detach().clone()
+            if step == 6:
+                model[2].bias.data.add_(1.0)
+    return Explorer.open(folder), weights
+
+
+def test_a_tensor_of_every_step_is_read(trained):
+    h, weights = trained
+    for step in (1, 3, 4, 10, 11):
+        assert torch.equal(h.tensor("0.weight", step), weights[step])
+    assert torch.equal(h.tensor("0.weight", f"{h.history.current_run()}:3"), weights[3])
+    assert h.tensor("0.weight", 3, state="exp_avg").shape == (12, 8)
+    assert set(h.restore(3, kinds=["buffer"])["buffer"]) == {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
+    assert h.tensor("1.num_batches_tracked", 3, state="buffer") == 3
+
+
+def test_steps_of_a_redo_log_are_compared_like_checkpoints(trained):
+    h, weights = trained
+    for a, b in ((1, 3), (3, 4), (4, 11), (8, 12)):
+        rows = {row["name"]: row for row in h.diff(a, b, quiet=True)}
+        expected = float((weights[b].double() - weights[a].double()).norm())
+        assert rows["0.weight"]["update_norm"] == pytest.approx(expected, rel=1e-12)
+        inside = h.diff(a, b, tensor="0.weight", quiet=True)
+        assert sum(row["update_norm"] ** 2 for row in inside) == pytest.approx(expected**2, rel=1e-12)
+    assert {row["status"] for row in h.diff(3, 3, kinds="*", quiet=True)} == {"same"}
+
+
+def test_the_log_counts_them(trained):
+    h, _ = trained
+    assert "4 checkpoints; and 9 redo steps between, which `restore`, `tensor` and `diff` take too" in repr(h.log())
+
+
+@pytest.mark.guards("A redo step has the bits of the training")
+def test_a_checkpoint_that_its_log_does_not_make_is_named(trained):
+    h, _ = trained
+    table = h.redo_check()
+    assert [(row["since"], row["step"], row["identical"]) for row in table] == [
+        (0, 4, True),
+        (4, 8, False),
+        (8, 12, True),
+    ]
+    assert "step 8 of run" in table[1]["reason"]
+    assert "has other bits" in table[1]["reason"]
+    assert "2 of 3 checkpoints come out of their redo log bit for bit" in repr(table)
+
+
+def test_a_step_that_no_log_has_is_refused_as_before(trained):
+    h, _ = trained
+    with pytest.raises(NotFoundError, match=r"step 13 was not captured .*: the nearest is 12"):
+        h.tensor("0.weight", 13)
+    with pytest.raises(NotFoundError, match="step 3000 was not captured"):
+        h.diff(3000, 4)
+
+
+def test_a_log_of_another_optimizer_is_refused(trained, monkeypatch):
+    h, _ = trained
+    monkeypatch.setattr("capture.redo.updates.known_optimizer", lambda _: torch.optim.SGD)
+    with pytest.raises(MismatchError, match=r"the optimizer of .*:0 is a torch\..*AdamW, that of the redo log a SGD"):
+        h.tensor("0.weight", 1)
