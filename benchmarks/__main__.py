@@ -12,6 +12,7 @@ from benchmarks import (
     imports,
     machine,
     queries,
+    redo,
     report,
     restore,
     save,
@@ -34,6 +35,7 @@ FULL = {
         "pause_s": 1.0,
     },
     "training": {"state_bytes": 1_000_000_000, "times": 3, "batch": 4},
+    "redo": {"state_bytes": 280_000_000, "times": 3, "steps": 8, "batch": 8},
     "imports": {"checkpoints": 20, "times": 15},
     "diagnose": {"every": (1, 5, 10)},
 }
@@ -46,6 +48,7 @@ SMOKE = {
     "statistics": {"total_bytes": 1 << 20, "times": 1},
     "queries": {"sizes": ((4, 12), (24, 12)), "times": 1, "pause_s": 0.0},
     "training": {"state_bytes": 1, "times": 1, "batch": 1},
+    "redo": {"state_bytes": 1, "times": 1, "steps": 3, "batch": 1},
     "imports": {"checkpoints": 2, "times": 1},
     "diagnose": {"every": (10,), "causes": ("nothing", "learning rate"), "optimizers": ("AdamW",)},
 }
@@ -58,6 +61,7 @@ SUITES = {
     "statistics": statistics,
     "queries": queries,
     "training": training,
+    "redo": redo,
     "imports": imports,
     "diagnose": diagnose,
 }

@@ -1,0 +1,125 @@
+"""The redo log of a training: its size, what it costs the training, and how fast a step is made again.
+
+A GPT trains on the CPU with AdamW, in fp32 or wholly in bf16, beside a redo log, beside full captures of every step,
+and without capture, in turn. *Step* is a window of a training divided by its steps; *against none* compares it with the
+training without capture of the same rotation. *Of the state* is what a step takes on the disk, as a share of weights
+and moments. *Made again* is the time that one more step takes a restore from the log, and *than trained* how many times
+as fast that is as a step of the training without capture. The checkpoints before and after the window count nowhere,
+but for the full captures of every step.
+"""
+
+import shutil
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import capture
+from benchmarks.measure import Rows, Series, clock, rotations
+from benchmarks.training_state import Training, filled, gpt
+
+COLUMNS = {
+    "step": "s",
+    "against none": "x",
+    "of the state": "%",
+    "made again": "s",
+    "than trained": "x",
+}
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to keep every step of a training in one precision; without options, to keep none."""
+
+    name: str
+    dtype: torch.dtype
+    options: Mapping[str, Any] | None
+
+
+NONE = "no capture"
+_FAR = 1_000_000
+CONTENDERS = [
+    Contender(f"{precision}, {name}", dtype, options)
+    for precision, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16))
+    for name, options in (
+        (NONE, None),
+        ("redo log", {"every": _FAR, "redo": True}),
+        ("every step whole", {"every": 1}),
+    )
+]
+
+
+def run(scratch: Path, *, state_bytes: int, times: int, steps: int, batch: int) -> tuple[Rows, dict[str, object]]:
+    """Measure every contender in `times` rotations, on one model for each precision that keeps training."""
+    trainings = {dtype: _training(state_bytes, dtype) for dtype in (torch.float32, torch.bfloat16)}
+    rows: Rows = {contender.name: defaultdict(Series) for contender in CONTENDERS}
+    for contender in rotations(CONTENDERS, times=times):
+        figures = _figures(trainings[contender.dtype], contender, scratch / "history", steps=steps, batch=batch)
+        for figure, value in figures.items():
+            rows[contender.name][figure].add(value)
+    for name, row in rows.items():
+        none = rows[f"{name.split(',')[0]}, {NONE}"]["step"].values
+        row["against none"] = Series([step / base for step, base in zip(row["step"].values, none, strict=True)])
+        if "made again" in row:
+            pairs = zip(none, row["made again"].values, strict=True)
+            row["than trained"] = Series([trained / again for trained, again in pairs])
+    sizes = {str(dtype): training.state_bytes() for dtype, training in trainings.items()}
+    return rows, {"state_bytes": sizes, "tokens": batch * 128, "steps": steps, "rotations": times}
+
+
+def _training(state_bytes: int, dtype: torch.dtype) -> Training:
+    training = filled(gpt(state_bytes))
+    model = training.model.to(dtype)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+    return Training(model, optimizer)
+
+
+def _figures(training: Training, contender: Contender, root: Path, *, steps: int, batch: int) -> dict[str, float]:
+    generator = torch.Generator().manual_seed(0)
+    # The first steps of a model are no figure: AdamW has no state yet.
+    _steps(training, 2, batch, generator)
+    session = None
+    if contender.options is not None:
+        session = capture.enable(
+            training.model, optimizer=training.optimizer, history=root, stats_every=0, **contender.options
+        )
+        _steps(training, 1, batch, generator)
+        session.wait()
+    with clock() as window:
+        _steps(training, steps, batch, generator)
+    figures = {"step": window.seconds / steps}
+    if session is not None:
+        first = session.step
+        session.close()
+        figures |= _of_history(training, contender, root, session, steps=steps, last=first - 1)
+        shutil.rmtree(root)
+    return figures
+
+
+def _of_history(
+    training: Training, contender: Contender, root: Path, session: capture.Session, *, steps: int, last: int
+) -> dict[str, float]:
+    folder = root / "runs" / session.run
+    kept = folder / ("redo" if "redo" in (contender.options or {}) else "steps")
+    written = sum(path.stat().st_size for path in kept.rglob("*") if path.is_file())
+    if kept.name == "steps":
+        return {"of the state": written / len(list(kept.iterdir())) / training.state_bytes()}
+    begin = last - steps + 1
+    seconds = []
+    for step in (begin, last):
+        with clock() as rebuilding:
+            capture.restore(step, history=root)
+        seconds.append(rebuilding.seconds)
+    again = (seconds[1] - seconds[0]) / (last - begin)
+    return {"of the state": written / (steps + 1) / training.state_bytes(), "made again": again}
+
+
+def _steps(training: Training, count: int, batch: int, generator: torch.Generator) -> None:
+    for _ in range(count):
+        tokens = torch.randint(0, 256, (batch, 129), generator=generator)
+        training.optimizer.zero_grad()
+        training.model(tokens[:, :-1], tokens[:, 1:]).backward()
+        training.update()
