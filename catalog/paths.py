@@ -13,8 +13,10 @@ __all__ = [
     "data_file",
     "is_checkpoint_file",
     "is_lock_name",
+    "is_packed_name",
     "is_part_name",
     "is_run_id",
+    "packed_file",
     "parse_data_file",
     "parse_removed_dir",
     "parse_step_dir",
@@ -27,7 +29,8 @@ _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _STEP_DIR = re.compile(r"[0-9]{12}")
 _REMOVED_DIR = re.compile(r"\.([0-9]{12})\.[0-9a-f]{8}\.tmp")
 _MARKER = "commit.json"
-_PART = re.compile(r"rank-[0-9]{5}\.(safetensors|manifest\.parquet)")
+_PACKED = ".packed"
+_PART = re.compile(r"rank-[0-9]{5}\.(safetensors|packed|manifest\.parquet)")
 _LOCK = re.compile(r"rank-[0-9]{5}\.lock")
 _DATA_FILE = re.compile(rf"runs/({_RUN_ID.pattern})/steps/([0-9]{{12}})/rank-([0-9]{{5}})\.safetensors")
 
@@ -61,7 +64,7 @@ def is_checkpoint_file(name: str) -> bool:
 
 
 def is_part_name(name: str) -> bool:
-    """Return whether a rank's data file or manifest, in the folder of its step, can have this name."""
+    """Return whether a rank's data file, the packed image of it, or its manifest can have this name."""
     return _PART.fullmatch(name) is not None
 
 
@@ -73,6 +76,16 @@ def is_lock_name(name: str) -> bool:
 def data_file(run: str, step: int, rank: int) -> str:
     """Return the name of one rank's data file as manifests and markers write it: relative to the history's root."""
     return f"runs/{run}/steps/{step:012d}/rank-{rank:05d}.safetensors"
+
+
+def is_packed_name(name: str) -> bool:
+    """Return whether the packed image of a rank's data file can have this name."""
+    return is_part_name(name) and name.endswith(_PACKED)
+
+
+def packed_file(file: str) -> str:
+    """Return the name of the packed image of a data file, beside it."""
+    return file.removesuffix(".safetensors") + _PACKED
 
 
 def parse_data_file(file: str) -> tuple[str, int, int] | None:

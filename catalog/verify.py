@@ -199,7 +199,7 @@ class _Verification:
         if any(path != root / file for file, path in reached.items()):
             return
         path = self.paths.root / manifest.file
-        self.attempt(path, "header", lambda: check_header(path, manifest))
+        self.attempt(path, "header", lambda: check_header(self.paths.root, manifest))
         for found in check_data_file(self.paths.root, manifest, progress=self.progress, share=self.share):
             self.add(self.paths.root / found.file, found.field, found.message)
 

@@ -66,6 +66,7 @@ __all__ = [
     "average",
     "bisect",
     "bisect_replay",
+    "compact",
     "compare",
     "convert",
     "crossover",
@@ -161,6 +162,9 @@ def bisect_replay(
     batches_per_step: int = 1,
     quiet: bool = False,
 ) -> ReplayBisection: ...
+def compact(
+    steps: Steps | None = None, *, run: str | None = None, key_every: int = 10, newest: int = 1, quiet: bool = False
+) -> Table: ...
 def compare(
     *runs: str, names: Patterns = "*", kinds: Patterns = "model", exact: bool = False, quiet: bool = False
 ) -> ComparedRuns: ...

@@ -16,10 +16,19 @@ from catalog.disk.regular_file import open_regular
 from catalog.errors import FormatError
 from catalog.format.dtypes import DTYPES, MAX_DIMENSIONS
 
-__all__ = ["Entry", "Header", "encode_header", "entries_json", "header_bytes_needed", "parse_header", "read_header"]
+__all__ = [
+    "HEADER_LENGTH_BYTES",
+    "Entry",
+    "Header",
+    "encode_header",
+    "entries_json",
+    "header_bytes_needed",
+    "parse_header",
+    "read_header",
+]
 
 MAX_HEADER_BYTES = 100_000_000
-_LENGTH_BYTES = 8
+HEADER_LENGTH_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +62,7 @@ def entries_json(entries: Iterable[Entry]) -> bytes:
 
 def header_bytes_needed(entries: Iterable[Entry], *, metadata: Mapping[str, str]) -> int:
     """Return the smallest `data_start` that these entries fit in."""
-    return _LENGTH_BYTES + len(_text([entries_json(entries)], metadata))
+    return HEADER_LENGTH_BYTES + len(_text([entries_json(entries)], metadata))
 
 
 def encode_header(fragments: Iterable[bytes], *, metadata: Mapping[str, str], data_start: int) -> bytes:
@@ -62,10 +71,10 @@ def encode_header(fragments: Iterable[bytes], *, metadata: Mapping[str, str], da
     FormatError when the fragments do not fit.
     """
     text = _text(fragments, metadata)
-    reserved = data_start - _LENGTH_BYTES
+    reserved = data_start - HEADER_LENGTH_BYTES
     if len(text) > reserved:
         raise FormatError(f"the header needs {len(text)} bytes where {reserved} were reserved")
-    return reserved.to_bytes(_LENGTH_BYTES, "little") + text.ljust(reserved, b" ")
+    return reserved.to_bytes(HEADER_LENGTH_BYTES, "little") + text.ljust(reserved, b" ")
 
 
 def _text(fragments: Iterable[bytes], metadata: Mapping[str, str]) -> bytes:
@@ -82,8 +91,8 @@ def read_header(path: Path) -> Header:
     wrong."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
-        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-        if length > min(MAX_HEADER_BYTES, size - _LENGTH_BYTES):
+        length = int.from_bytes(file.read(HEADER_LENGTH_BYTES), "little")
+        if length > min(MAX_HEADER_BYTES, size - HEADER_LENGTH_BYTES):
             raise FormatError(f"{path}: field header length: {length} bytes in a file of {size}")
         text = file.read(length)
     return parse_header(text, file_bytes=size, path=path)
@@ -103,7 +112,7 @@ def parse_header(text: bytes, *, file_bytes: int, path: Path) -> Header:
     metadata = tree.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise FormatError(f"{path}: field __metadata__: must map strings to strings")
-    data_start = _LENGTH_BYTES + len(text)
+    data_start = HEADER_LENGTH_BYTES + len(text)
     entries = tuple(_entry(key, value, path) for key, value in tree.items())
     _check_cover(sorted(entries, key=lambda entry: (entry.begin, entry.end)), file_bytes - data_start, path)
     return Header(entries, metadata, data_start)

@@ -1,6 +1,5 @@
 """Checks a data file against its manifest: its size, its header, and every byte by checksum."""
 
-import stat
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate, takewhile
@@ -8,10 +7,10 @@ from math import prod
 from pathlib import Path
 from time import monotonic
 
-from catalog.disk.regular_file import what_it_is
 from catalog.errors import FormatError
-from catalog.format.header import Entry, read_header
+from catalog.format.header import HEADER_LENGTH_BYTES, Entry, Header, parse_header, read_header
 from catalog.format.manifest import Manifest
+from catalog.read.data_files import data_file_bytes, only_packed
 from catalog.read.stored_bytes import Buffer, Piece, ReadBuffer, batches, mismatches
 from catalog.records import Extent
 
@@ -30,9 +29,10 @@ class DamagedExtent:
     message: str
 
 
-def check_header(path: Path, manifest: Manifest) -> None:
+def check_header(root: Path, manifest: Manifest) -> None:
     """Raise FormatError when the entries are not the manifest's rows, or the header belongs to another part."""
-    header = read_header(path)
+    path = root / manifest.file
+    header = _header(root, manifest)
     facts = {"format": "dshistory-1", "run": manifest.run, "step": str(manifest.step), "rank": str(manifest.rank)}
     for field, value in facts.items():
         if header.metadata.get(field, value) != value:
@@ -45,6 +45,19 @@ def check_header(path: Path, manifest: Manifest) -> None:
             raise FormatError(
                 f"{path}: header entry {key!r}: the header has {found.get(key)}, the manifest {expected.get(key)}"
             )
+
+
+def _header(root: Path, manifest: Manifest) -> Header:
+    """Return the header of a part's data file, from wherever its bytes are."""
+    path = root / manifest.file
+    if not only_packed(root, [manifest.file]):
+        return read_header(path)
+    (extent,) = (extent for extent in manifest.extents() if extent.kind == "header")
+    (found,), _ = ReadBuffer().read(root, _pieces([extent]))
+    content = found.tobytes()
+    length = int.from_bytes(content[:HEADER_LENGTH_BYTES], "little")
+    text = content[HEADER_LENGTH_BYTES : HEADER_LENGTH_BYTES + length]
+    return parse_header(text, file_bytes=manifest.data_bytes, path=path)
 
 
 def _entry(extent: Extent, data_start: int) -> Entry:
@@ -65,18 +78,16 @@ def check_data_file(
 
     Takes memory for the largest extent, or BATCH_BYTES. An extent that can't be read is damaged, too.
     """
-    path = root / manifest.file
     try:
-        facts = path.lstat()
+        size = data_file_bytes(root, manifest.file)
     except FileNotFoundError:
         yield DamagedExtent(manifest.file, "data_bytes", "the file is missing")
         return
-    if not stat.S_ISREG(facts.st_mode):
-        told = f"is {what_it_is(facts.st_mode)} where a history has a regular file"
-        yield DamagedExtent(manifest.file, "data_bytes", told)
+    except FormatError as error:
+        yield DamagedExtent(manifest.file, "data_bytes", str(error))
         return
-    if facts.st_size != manifest.data_bytes:
-        told = f"{facts.st_size} bytes, the manifest says {manifest.data_bytes}"
+    if size != manifest.data_bytes:
+        told = f"{size} bytes, the manifest says {manifest.data_bytes}"
         yield DamagedExtent(manifest.file, "data_bytes", told)
     yield from check_extents(root, _share_of(manifest, share), progress=progress)
 

@@ -1,6 +1,5 @@
 """One committed checkpoint: its marker and its manifests, checked against each other."""
 
-import stat
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -8,11 +7,12 @@ import pyarrow.compute as pc
 
 import native
 from catalog.disk.checked_parquet import read_bounded
-from catalog.disk.regular_file import check_folders, what_it_is
+from catalog.disk.regular_file import check_folders
 from catalog.errors import CorruptError, FormatError
 from catalog.format.manifest import Manifest, decode_manifest
 from catalog.format.marker import check_manifest, read_marker
 from catalog.paths import HistoryPaths
+from catalog.read.data_files import data_file_bytes
 from catalog.read.needed_files import NeededFile
 from catalog.records import Marker, MarkerPart
 
@@ -88,14 +88,11 @@ def check_data_files(paths: HistoryPaths, checkpoint: Checkpoint) -> None:
             raise FormatError(f"{path}: field file: leads out of the history {root}")
         check_folders(path.parent, root=paths.root)
         try:
-            facts = path.lstat()
+            size = data_file_bytes(paths.root, file)
         except FileNotFoundError as error:
             raise CorruptError(
                 f"{path}: the file is missing, checkpoint {checkpoint.marker.run}:{checkpoint.marker.step} needs it"
             ) from error
-        if not stat.S_ISREG(facts.st_mode):
-            raise FormatError(f"{path}: is {what_it_is(facts.st_mode)} where a history has a regular file")
-        size = facts.st_size
         if size != sizes.get(file, size):
             raise CorruptError(
                 f"{path}: field data_bytes: {size} bytes, the marker says {sizes[file]}: truncated or changed"

@@ -1,7 +1,7 @@
 """The data files that a checkpoint needs, its own and those that it refers to, and whether they are there.
 
-Only names and sizes are looked at, so it takes no time to find out that bytes are gone; whether they are the right ones
-is what `catalog.verify` says.
+Only names and sizes are looked at, and the tables of packed images, so it takes no time to find out that bytes are
+gone; whether they are the right ones is what `catalog.verify` says.
 """
 
 import os
@@ -9,9 +9,11 @@ import stat
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from catalog.paths import HistoryPaths, parse_data_file
+from catalog.errors import FormatError
+from catalog.paths import HistoryPaths, packed_file, parse_data_file
+from catalog.read.data_files import image_of, only_packed
 
-__all__ = ["NeededFile", "missing_file"]
+__all__ = ["NeededFile", "bases_of", "missing_file"]
 
 
 class NeededFile(NamedTuple):
@@ -25,15 +27,47 @@ def missing_file(paths: HistoryPaths, needed: Iterable[NeededFile]) -> str:
     """Return what is needed and is not there, as "needs runs/.../rank-00000.safetensors (step 20), which is gone"; ""
     when all is there, as far as names and sizes tell."""
     for file, nbytes in needed:
-        try:
-            facts = os.lstat(paths.root / file)
-        except (FileNotFoundError, NotADirectoryError):
-            return _needs(file, "which is gone")
-        if not stat.S_ISREG(facts.st_mode):
-            return _needs(file, "which is no regular file")
-        if facts.st_size < nbytes:
-            return _needs(file, f"which has {facts.st_size} of {nbytes} bytes")
+        problem = _problem(paths, file, nbytes)
+        if problem:
+            return _needs(file, problem)
+        for base in bases_of(paths, file):
+            problem = _problem(paths, base, 0)
+            if problem:
+                return f"{_needs(base, problem)}: {packed_file(file)} was packed against it"
     return ""
+
+
+def bases_of(paths: HistoryPaths, file: str) -> tuple[str, ...]:
+    """Return the data files without which the bytes of this one can't be made: none, unless it is packed against them.
+    None either where its image can't be read, which `missing_file` says."""
+    if not only_packed(paths.root, [file]):
+        return ()
+    try:
+        return image_of(paths.root, file).bases
+    except (FormatError, OSError):
+        return ()
+
+
+def _problem(paths: HistoryPaths, file: str, nbytes: int) -> str:
+    """Return what is wrong with a data file, or with its packed image where that stands for it."""
+    path = paths.root / file
+    try:
+        facts = os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return _image_problem(paths, file, nbytes)
+    if not stat.S_ISREG(facts.st_mode):
+        return "which is no regular file"
+    return f"which has {facts.st_size} of {nbytes} bytes" if facts.st_size < nbytes else ""
+
+
+def _image_problem(paths: HistoryPaths, file: str, nbytes: int) -> str:
+    try:
+        found = image_of(paths.root, file).data_bytes
+    except (FileNotFoundError, NotADirectoryError):
+        return "which is gone"
+    except (FormatError, OSError) as error:
+        return f"whose packed image can't be read: {error}"
+    return f"whose packed image has {found} of {nbytes} bytes" if found < nbytes else ""
 
 
 def _needs(file: str, problem: str) -> str:

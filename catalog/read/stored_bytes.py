@@ -1,13 +1,14 @@
 """The bytes of data files: many ranges are read in one call and compared with their checksums.
 
-`native.read` is called here alone. Whoever only looks at bytes reads them into a `ReadBuffer`, which the disk fills
+`native.read` is called here alone, and here alone it is found out that of a data file only the packed image is there:
+nobody above can tell. Whoever only looks at bytes reads them into a `ReadBuffer`, which the disk fills
 without a copy. Whole extents are verified; a piece of an extent has no checksum of its own, so only
 `verify` vouches for those.
 """
 
 import contextlib
 import mmap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -16,6 +17,8 @@ import numpy.typing as npt
 
 import native
 from catalog.errors import CorruptError
+from catalog.read.data_files import only_packed
+from catalog.read.packed_bytes import Wanted, read_images
 from catalog.records import CHECKSUM_BYTES, Extent
 
 __all__ = ["Buffer", "Piece", "ReadBuffer", "batches", "mismatches", "read_to", "read_unverified", "read_verified"]
@@ -110,15 +113,56 @@ def read_to(
     when the caller hashes them (`checksums=False`).
 
     The memory at an address must hold the piece until this returns. OSError names the path and offset that can't be
-    read; ValueError when two pieces of a file overlap. After an error the memory holds a mixture.
+    read; FormatError or CorruptError the packed image, or its base, that can't be used; ValueError when two pieces of a
+    data file overlap. After an error the memory holds a mixture.
     """
+    files = {file for file, _, _ in pieces}
+    targets = np.asarray(addresses, np.uint64)
+    packed = only_packed(root, files)
+    while True:
+        try:
+            return _read_forms(root, pieces, targets, packed, checksums=checksums)
+        except FileNotFoundError:
+            # A data file that was there a moment ago has given way to its image.
+            before, packed = packed, only_packed(root, files)
+            if packed == before:
+                raise
+
+
+def _read_forms(
+    root: Path,
+    pieces: Sequence[Piece],
+    addresses: npt.NDArray[np.uint64],
+    packed: Collection[str],
+    *,
+    checksums: bool,
+) -> bytes:
+    """Read pieces of data files, and of those that are packed from their images; return the checksums."""
+    if not packed:
+        return _read_files(root, pieces, addresses, checksums=checksums)
+    is_packed = np.array([file in packed for file, _, _ in pieces])
+    plain = [piece for piece, image in zip(pieces, is_packed, strict=True) if not image]
+    wanted = (Wanted(*piece, int(at)) for piece, at in zip(pieces, addresses, strict=True) if piece[0] in packed)
+    read_images(root, wanted)
+    found = np.empty((len(pieces), CHECKSUM_BYTES), np.uint8)
+    digests = _read_files(root, plain, addresses[~is_packed], checksums=checksums)
+    if not checksums:
+        return b""
+    found[~is_packed] = np.frombuffer(digests, np.uint8).reshape(-1, CHECKSUM_BYTES)
+    nbytes = np.array([nbytes for _, _, nbytes in pieces], np.uint64)
+    unpacked = native.checksum_memory(addresses=addresses[is_packed], nbytes=nbytes[is_packed])
+    found[is_packed] = np.frombuffer(unpacked, np.uint8).reshape(-1, CHECKSUM_BYTES)
+    return found.tobytes()
+
+
+def _read_files(root: Path, pieces: Sequence[Piece], addresses: npt.NDArray[np.uint64], *, checksums: bool) -> bytes:
     files = sorted({file for file, _, _ in pieces})
     index = {file: i for i, file in enumerate(files)}
     return native.read(
         [str(root / file) for file in files],
         file_index=np.array([index[file] for file, _, _ in pieces], np.uint32),
         offsets=np.array([offset for _, offset, _ in pieces], np.uint64),
-        addresses=np.asarray(addresses, np.uint64),
+        addresses=addresses,
         nbytes=np.array([nbytes for _, _, nbytes in pieces], np.uint64),
         checksums=checksums,
     )

@@ -15,7 +15,7 @@ from catalog.errors import HistoryError, NotFoundError
 from catalog.history import History
 from catalog.paths import parse_data_file
 from catalog.read.checkpoint import needed_by, read_checkpoint
-from catalog.read.needed_files import NeededFile, missing_file
+from catalog.read.needed_files import NeededFile, bases_of, missing_file
 from catalog.read.pins import is_pinned
 from catalog.records import CheckpointRef
 
@@ -31,7 +31,7 @@ class CheckpointFacts:
 
     created_s: the time at which its last part was published, in seconds since 1970
     nbytes: what its own files take on the disk, as the file system counts them, its statistics included
-    needs: the other checkpoints whose files have bytes of it
+    needs: the other checkpoints whose files have bytes of it, or bytes that its own were packed against
     healthy: whether all values in it are finite, or None where that is not known
     damage: what is wrong with its files, "" when nothing is
     child: "run ... goes on from it", when one does
@@ -84,7 +84,7 @@ class FactsReader:
                         ref,
                         created_s=published.created_s,
                         nbytes=bytes_on_disk(history.paths.step_dir(run, ref.step)) + statistics[ref.step],
-                        needs=published.needs,
+                        needs=published.needs | self._packed_against(published, ref),
                         tags=tuple(known.tags[ref.step]),
                         metrics=known.metrics[ref.step],
                         healthy=known.healthy(ref.step),
@@ -96,6 +96,13 @@ class FactsReader:
             except (NotFoundError, FileNotFoundError):
                 continue
         return found
+
+    def _packed_against(self, published: _Published, ref: CheckpointRef) -> frozenset[CheckpointRef]:
+        """Return the other checkpoints that have bases of packed files that this one needs."""
+        paths = self._history.paths
+        bases = (base for file, _ in published.needed for base in bases_of(paths, file))
+        places = (parse_data_file(base) for base in bases)
+        return frozenset(CheckpointRef(place[0], place[1]) for place in places if place is not None) - {ref}
 
     def _published_of(self, ref: CheckpointRef, refs: Sequence[CheckpointRef]) -> _Published:
         if ref not in self._published:

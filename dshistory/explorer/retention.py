@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from catalog.retention.policy import Keep
 from dshistory.display.report import Report
+from dshistory.display.table import Table
 from dshistory.explorer.opened import OpenedHistory
 from dshistory.options import Steps
 from dshistory.registry import verb
@@ -51,6 +52,38 @@ class Retention(OpenedHistory):
         from dshistory.retention import removal
 
         return removal.prune(self.history, keep, run=self._named(run), dry_run=dry_run)
+
+    @verb("compact", "compact 'last 100' --key-every 20", "compact --run 20261121-101502-7f3a9c --newest 0")
+    def compact(
+        self,
+        steps: Steps | None = None,
+        *,
+        run: str | None = None,
+        key_every: int = 10,
+        newest: int = 1,
+        quiet: bool = False,
+    ) -> Table:
+        """Pack the data files of checkpoints without loss, so that they take less disk: a row for each.
+
+        Whoever reads a packed checkpoint gets the very bytes of before, a little later. Key frames are packed by
+        themselves, the others against the key frame before them, which is kept as long as they are there. Each file is
+        unpacked again and compared before the original goes; interrupted anywhere, nothing is lost, and the next call
+        goes on. Runs that are being written are left out, and what a reader has open. Raises SetupError when a run that
+        was named is being written.
+
+        Args:
+            steps: a list of checkpoints, or 'last 10'; default: all but the newest
+            run: only this run; default: every run that nobody writes
+            key_every: of so many checkpoints one is a key frame
+            newest: without steps: how many of the newest of each run stay as they are
+            quiet: no progress bar
+        """
+        from dshistory.hindsight.chosen_steps import chosen_steps
+        from dshistory.retention import compaction
+
+        name = self._named(run)
+        refs = None if steps is None else chosen_steps(self.history, steps, run=name, verb="compact")
+        return compaction.compact(self.history, refs, run=name, key_every=key_every, newest=newest, quiet=quiet)
 
     @verb("remove 40", "remove '10, 20, 30' --yes")
     def remove(self, refs: Steps, *, force: bool = False, dry_run: bool = False) -> "RemovalTable":

@@ -8,6 +8,8 @@ import pyarrow as pa
 from catalog.errors import SetupError
 from catalog.history import History
 from catalog.index import index
+from catalog.paths import data_file
+from catalog.read.data_files import data_file_bytes
 from catalog.records import CheckpointRef
 from catalog.statistics.compute import analyze_part, missing_parts
 from dshistory.display.formats import counted
@@ -25,7 +27,7 @@ def analyze(history: History, refs: Sequence[CheckpointRef], *, quiet: bool) -> 
     parts = {ref: missing_parts(history.paths, ref) for ref in refs}
     missing = {ref: found for ref, found in parts.items() if found}
     sizes = {
-        ref: sum(history.paths.data(ref.run, ref.step, part.rank).stat().st_size for part in found)
+        ref: sum(data_file_bytes(history.root, data_file(ref.run, ref.step, part.rank)) for part in found)
         for ref, found in missing.items()
     }
     with ByteProgress(sum(sizes.values()), description=f"analyze {len(missing)} checkpoints", quiet=quiet) as bar:

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from catalog.damage import damaged_checkpoints
 from catalog.history import History
+from catalog.read.data_files import packed_bytes
 from catalog.read.redo import recorded_steps
 from catalog.records import CheckpointRef
 from dshistory.display.formats import Format, counted
@@ -106,7 +107,7 @@ def log(history: History, *, run: str | None, metrics: Patterns | None) -> LogTa
         listed = ask(_LOG, {"run": run})
         removed = int(ask(_REMOVED, {"run": run})["count"][0].as_py())
         damaged = damaged_checkpoints(history.paths, ask, run)
-    found = _with_damage(_with_gone(listed, gone), damaged)
+    found = _with_damage(_with_gone(_with_packed(history, listed), gone), damaged)
     rows, left_out = _with_own_metrics(found, metrics, where=f"the log of {history.root}")
     note = _note(history, rows, left_out, gone, damaged, removed)
     table = LogTable(rows, formats=_FORMATS, note=note, layout=_LAYOUT)
@@ -135,6 +136,14 @@ def _with_own_metrics(found: pa.Table, metrics: Patterns | None, *, where: str) 
         column[rows[of_name]], unknown[rows[of_name]] = values[of_name], False
         table = table.add_column(at + place, name, pa.array(column, mask=unknown))
     return table, [] if metrics is not None else [name for name in known if name not in shown]
+
+
+def _with_packed(history: History, found: pa.Table) -> pa.Table:
+    """Return the rows with what packed checkpoints take now as their new bytes."""
+    keys = zip(found["run"].to_pylist(), found["step"].to_pylist(), strict=True)
+    packed = (packed_bytes(history.paths, CheckpointRef(*key)) for key in keys)
+    taken = [now or written for now, written in zip(packed, found["new_bytes"].to_pylist(), strict=True)]
+    return found.set_column(found.column_names.index("new_bytes"), "new_bytes", pa.array(taken, pa.int64()))
 
 
 def _with_gone(found: pa.Table, gone: "Sequence[Gone]") -> pa.Table:

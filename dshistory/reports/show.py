@@ -8,8 +8,9 @@ from typing import Final
 import pyarrow as pa
 
 from catalog import verify as verification
+from catalog.errors import HistoryError
 from catalog.history import History
-from catalog.records import CheckpointRef, Extent
+from catalog.records import CheckpointRef, Extent, MarkerPart
 from dshistory.display.formats import Format, counted
 from dshistory.display.progress import ByteProgress
 from dshistory.display.report import Report
@@ -120,11 +121,18 @@ def _kinds(extents: Sequence[Extent]) -> list[dict[str, object]]:
     ]
 
 
+def _parts(history: History, ref: CheckpointRef) -> tuple[MarkerPart, ...]:
+    """Return the parts of a checkpoint, as far as its marker can be read."""
+    try:
+        return history.marker(ref).parts
+    except (HistoryError, OSError):
+        return ()
+
+
 def verify(history: History, refs: Sequence[CheckpointRef] | None, *, quiet: bool) -> Table:
     """See `Explorer.verify`."""
     checked = history.checkpoints() if refs is None else list(refs)
-    folders = [history.paths.step_dir(ref.run, ref.step) for ref in checked]
-    total = sum(path.stat().st_size for folder in folders for path in folder.glob("*.safetensors"))
+    total = sum(part.data_bytes for ref in checked for part in _parts(history, ref))
     with ByteProgress(total, description="verify", quiet=quiet) as bar:
         problems = verification.verify(history, refs, progress=bar.advance)
     rows = [{"file": problem.file, "field": problem.field, "problem": problem.message} for problem in problems]

@@ -304,6 +304,7 @@ ELSEWHERE: Final = frozenset(
         "attribute",
         "average",
         "bisect_replay",
+        "compact",
         "compare",
         "crossover",
         "delta",

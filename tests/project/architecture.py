@@ -41,7 +41,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "argument_names background_thread collectives defaults environment exit_handler lazy_doors user_warning",
     ),
     "catalog": (
-        "retention",
+        "retention compaction",
         "run_writer gc damage verify history lineage_metrics lineage_batches references later_metrics",
         "index",
         "statistics",

@@ -36,6 +36,10 @@ PROMISES = {
         "random numbers of the training that never stopped. Under another world size or ZeRO stage the logical tensors "
         "are equal."
     ),
+    "A packed checkpoint is the checkpoint": (
+        "What was packed takes less disk and gives every reader the very bytes of before. It is unpacked again and "
+        "compared before the original goes, and a base that others need is kept."
+    ),
     "A checkpoint exists whole or not at all": (
         "This also holds after SIGKILL and after a loss of power at any moment. Published files never change, and the "
         "index repairs itself."

@@ -128,7 +128,7 @@ def _named_alone(manifest: Manifest, root: Path, path: Path) -> set[str]:
     """Return the files in which the functions that read a data file find damage."""
     named = {damaged.file for damaged in check_data_file(root, manifest, progress=lambda nbytes: None)}
     try:
-        check_header(path, manifest)
+        check_header(root, manifest)
     except HistoryError:
         named.add(manifest.file)
     return named

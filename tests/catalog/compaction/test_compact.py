@@ -1,0 +1,141 @@
+"""A compacted history gives the very bytes of before, and an interrupted compaction loses none."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from catalog_helpers import Run, flip_bit
+from packed_helpers import RUN, STEPS, all_bytes, compacted, make_history, packed_files_of, ref
+from retention_helpers import cut_off
+
+from catalog.compaction.compact import compact_run
+from catalog.errors import SetupError
+from catalog.gc import collect_garbage
+from catalog.history import History
+from catalog.paths import data_file, packed_file
+from catalog.read.pins import pinned
+from catalog.retention.facts import bytes_on_disk
+from catalog.verify import verify
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("made") / "h"
+    make_history(root)
+    return root
+
+
+@pytest.fixture
+def history(made: Path, tmp_path: Path) -> History:
+    root = tmp_path / "h"
+    shutil.copytree(made, root)
+    return History.open(root)
+
+
+def data_files(history: History) -> list[Path]:
+    return sorted(history.root.glob("runs/*/steps/*/*.safetensors"))
+
+
+def test_every_byte_is_there_and_takes_less(history: History) -> None:
+    before, taken = all_bytes(history), bytes_on_disk(history.paths.steps_dir(RUN))
+    done = compacted(history)
+    assert done.left == {}
+    assert [(one.ref.step, one.base) for one in done.steps] == [
+        (0, None), (10, 0), (20, 0), (30, None), (40, 30), (50, 30),
+    ]  # fmt: skip
+    assert data_files(history) == []
+    assert len(packed_files_of(history)) == 2 * len(STEPS)
+    assert all_bytes(history) == before
+    assert verify(history) == []
+    assert bytes_on_disk(history.paths.steps_dir(RUN)) < 0.6 * taken
+    for one in done.steps:
+        assert one.packed_bytes < one.raw_bytes
+
+
+def test_a_second_compaction_finds_nothing_to_do(history: History) -> None:
+    compacted(history)
+    files = {path: path.stat().st_mtime_ns for path in packed_files_of(history)}
+    done = compacted(history, key_every=2)
+    assert done.steps == []
+    assert done.left == {}
+    assert {path: path.stat().st_mtime_ns for path in packed_files_of(history)} == files
+
+
+def test_compactions_of_some_steps_at_a_time_keep_chains_of_one_link(history: History) -> None:
+    before = all_bytes(history)
+    assert [one.base for one in compacted(history, steps=range(20, 30)).steps] == [None]
+    assert [one.base for one in compacted(history, steps=range(30, 50)).steps] == [20, 20]
+    assert [one.base for one in compacted(history, steps=STEPS).steps] == [None, 0, None]
+    assert all_bytes(history) == before
+    assert verify(history) == []
+
+
+@pytest.mark.guards("A checkpoint exists whole or not at all")
+def test_a_compaction_that_is_cut_off_anywhere_loses_nothing(tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    before = all_bytes(make_history(made, steps=range(0, 30, 10), elements=500))
+    after = 0
+    while True:
+        root = tmp_path / f"h{after}"
+        shutil.copytree(made, root)
+        history = History.open(root)
+        with cut_off(after) as cut:
+            compacted(history)
+        assert all_bytes(history) == before, after
+        assert verify(history) == [], after
+        collect_garbage(history.paths)
+        compacted(history)
+        assert data_files(history) == [], after
+        assert all_bytes(history) == before, after
+        assert verify(history) == [], after
+        assert [path for path in root.rglob("*.tmp")] == [], after
+        shutil.rmtree(root)
+        if not cut.happened:
+            break
+        after += 1
+    assert after == len(["open", "rename", "remove"]) * 2 * 3
+
+
+def test_a_run_that_is_being_written_is_left(tmp_path: Path) -> None:
+    history = make_history(tmp_path / "h", steps=range(0, 20, 10), elements=10)
+    with Run(history.root, "run-b") as run:
+        run.checkpoint(0, [])
+        with pytest.raises(SetupError, match="run run-b: is being written"):
+            compact_run(history, "run-b", [0], key_every=2)
+
+
+def test_what_a_reader_has_open_stays_and_the_next_compaction_finishes_it(history: History) -> None:
+    before = all_bytes(history)
+    with pinned(history.paths, ref(20)):
+        done = compacted(history)
+    assert list(done.left) == [ref(20)]
+    assert "a reader has it open" in done.left[ref(20)]
+    assert (history.root / data_file(RUN, 20, 0)).exists()
+    assert all_bytes(history) == before
+    assert [one.ref for one in compacted(history).steps] == [ref(20)]
+    assert data_files(history) == []
+    assert all_bytes(history) == before
+
+
+def test_a_damaged_data_file_is_never_packed(history: History) -> None:
+    path = history.root / data_file(RUN, 0, 1)
+    flip_bit(path, offset=path.stat().st_size // 2)
+    done = compacted(history)
+    assert list(done.left) == [ref(0)]
+    assert "damaged, and therefore not packed" in done.left[ref(0)]
+    assert path.exists()
+    assert [one.base for one in done.steps] == [None, 10, 10, None, 40]
+
+
+def test_an_image_that_is_damaged_beside_its_data_file_is_made_anew(history: History) -> None:
+    before = all_bytes(history)
+    saved = history.root / data_file(RUN, 20, 0)
+    content = saved.read_bytes()
+    compacted(history)
+    saved.write_bytes(content)
+    image = history.root / packed_file(data_file(RUN, 20, 0))
+    flip_bit(image, offset=100)
+    assert verify(history) == []
+    assert [one.ref for one in compacted(history).steps] == [ref(20)]
+    assert verify(history) == []
+    assert all_bytes(history) == before
