@@ -33,6 +33,7 @@ from capture.snapshot.writer_choice import Backend, ChosenWriter, WriterOptions,
 from capture.state.averages import uncaptured_averages
 from capture.state.interface import StateProvider, read_at
 from capture.state.unwrap import unwrapped
+from capture.state.weights_only import Rounded, What, facts_of, weights_of
 from capture.user_warning import warn_user
 from catalog.errors import HistoryError, SetupError
 from catalog.history import History
@@ -68,6 +69,8 @@ def enable(
     keep: Keep | None = None,
     fingerprints: bool = True,
     redo: bool = False,
+    what: What = "state",
+    dtype: Rounded | None = None,
 ) -> Session:
     """Capture every `every`-th optimizer step of a DeepSpeed engine, or of a module with its optimizer, from now on.
 
@@ -122,9 +125,14 @@ def enable(
        `budget_bytes`; with `on_full="skip"` a step whose predecessors are still being written is left out, and those
        after it up to the next checkpoint can't be made again. For plain modules of one process on the host, with one
        of torch's Adam, AdamW or SGD.
+    what: "state" is all that the training needs to go on; "weights" only the parameters and buffers, for a history to
+       look at. Nothing restores a training from that, so `dataloader` and `providers` are refused.
+    dtype: with what="weights", "bf16" or "fp16" rounds the copies of parameters with 32 bits or more, to nearest as
+       `parameter.to(torch.bfloat16)` does (in fp16, what is larger than 65504 becomes infinite). The live parameters
+       stay as they are.
 
     In a script that `dshistory replay` has started, this puts the training back to the step asked for, whatever
-    `resume` and `history` say, changes it as asked, and captures it as a child of the run that is replayed.
+    `resume`, `history` and `what` say, changes it as asked, and captures it as a child of the run that is replayed.
 
     The logger `capture` tells the run, its folder and where it goes on from once (INFO). A failed snapshot is a
     warning, which `logging.captureWarnings(True)` brings into the log.
@@ -144,21 +152,28 @@ def enable(
         keep=None if keep is None else policy_of(keep),
         fingerprints=fingerprints,
         redo=redo,
+        what=what,
+        dtype=dtype,
     )
+    if what == "weights":
+        _refuse_further_state(dataloader, providers)
     writing = WriterOptions(backend=backend, budget_bytes=budget_bytes)
     if resume not in (None, "auto"):
         raise SetupError(f'resume={resume!r}: give "auto" or None; for a certain step call capture.restore first')
     replay = asked_replay()
     if replay is not None:
-        options = dataclasses.replace(options, also_at=replay.capture_at)
+        options = dataclasses.replace(options, also_at=replay.capture_at, what="state", dtype=None)
     root = history_path(history) if replay is None else replay.history
     loop = loop_for(target, optimizer=optimizer, scheduler=scheduler, scaler=scaler)
     ranks = Ranks(*loop.ranks())
-    every_provider = ranks.agree("looking at the training", lambda: _providers(loop, dataloader, providers))
+    every_provider = ranks.agree(
+        "looking at the training", lambda: _providers(loop, dataloader, providers, whole=options.what == "state")
+    )
     subjects = loop.subjects()
     if redo:
         ranks.agree("looking at the optimizer", lambda: refuse_unrecordable(loop, ranks.world_size, options.keep))
-    _warn_of_averages(subjects, every_provider)
+    if options.what == "state":
+        _warn_of_averages(subjects, every_provider)
     for previous in sessions_of(subjects):
         if previous.is_open and ranks.rank == 0:
             warn_user(
@@ -206,6 +221,8 @@ def _begin(
     course: ReplayCourse | None,
 ) -> Session:
     """Choose the writer, begin the run and capture the first step; leave nothing open when one of these fails."""
+    if options.what == "weights":
+        providers = weights_of(providers, options.dtype)
     file_system = native.probe_file_system(str(root))
     listing = StateListing(
         providers, rank=ranks.rank, world_size=ranks.world_size, align=int(file_system["place_align"])
@@ -240,13 +257,25 @@ def _begin(
     return session
 
 
-def _providers(loop: Loop, dataloader: Any, providers: Sequence[StateProvider]) -> Sequence[StateProvider]:
-    loop.check_capturable()
+def _providers(
+    loop: Loop, dataloader: Any, providers: Sequence[StateProvider], *, whole: bool
+) -> Sequence[StateProvider]:
+    loop.check_capturable(whole=whole)
     found = all_providers(loop.providers(), dataloader, providers)
     for provider in found:
         # A declaration that is misspelt is refused here, not at the first step.
         read_at(provider)
     return found
+
+
+def _refuse_further_state(dataloader: Any, providers: Sequence[StateProvider]) -> None:
+    further = {"dataloader": dataloader, "providers": providers or None}
+    given = [f"{name}=" for name, value in further.items() if value is not None]
+    if given:
+        raise SetupError(
+            f'what="weights": {" and ".join(given)} can\'t be captured in a history of weights '
+            'alone: leave it out, or capture all with what="state"'
+        )
 
 
 def _warn_of_averages(subjects: Sequence[Any], providers: Sequence[StateProvider]) -> None:
@@ -275,6 +304,7 @@ def _facts(loop: Loop, writer: ChosenWriter, options: SessionOptions) -> dict[st
         "check": options.check,
         "fingerprints": options.fingerprints,
         "redo": options.redo,
+        **facts_of(options.what, options.dtype),
         "host": socket.gethostname(),
         "environment": environment(),
         **({} if options.keep is None else {FACT: str(options.keep)}),

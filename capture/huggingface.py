@@ -132,7 +132,9 @@ class HistoryCallback(TrainerCallback):  # type: ignore[misc]
             note_origin(loop_for(target, **of_torch).subjects(), parent)
         self._position.note(state)
         position = Stateful("trainer", self._position, placement="rank_local", read_at="next_forward")
-        options = {**self._options, "providers": [*self._options.get("providers", ()), position]}
+        options = self._options
+        if options.get("what") != "weights":
+            options = {**options, "providers": [*options.get("providers", ()), position]}
         self._session = enable(target, **of_torch, **options)
         state.stateful_callbacks[_ENTRY] = {"run": self._session.run}
         self._training = True

@@ -23,6 +23,7 @@ from capture.load.read_into import read_into
 from capture.load.spare_memory import processes_here, spare_bytes
 from capture.load.state_dict import StateDict, state_dict_of
 from capture.load.unclaimed import TrackedObjects, warn_of_unclaimed
+from capture.load.whole_state import require_whole_state
 from capture.loops.select import loop_for
 from capture.redo.rebuild import rebuilt_step
 from capture.redo.steps import RedoRef, find_step
@@ -146,11 +147,13 @@ def restore_live(
 ) -> None:
     """Put the state of `ref` into what the providers list; on error all ranks raise.
 
-    All ranks call it. `whole`: warn of objects that no provider asks for. `verify`: read all bytes once before the
-    first is overwritten.
+    All ranks call it. `whole`: a training is to go on, so warn of objects that no provider asks for. `verify`: read all
+    bytes once before the first is overwritten.
     """
     with contextlib.ExitStack() as pins:
         ranks.agree(f"opening checkpoint {ref}", lambda: pins.enter_context(pinned(history.paths, ref)))
+        if whole:
+            ranks.agree(f"looking at what checkpoint {ref} holds", lambda: require_whole_state(history, ref))
         _restore_live(history, ref, ranks=ranks, providers=providers, whole=whole, verify=verify)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from capture.collectives import Ranks
+from capture.load.whole_state import require_whole_state
 from capture.restore import restore_live
 from capture.state.interface import StateProvider
 from capture.user_warning import warn_user
@@ -25,7 +26,7 @@ def resume_newest(history: History, ranks: Ranks, providers: Sequence[StateProvi
     """Restore the newest checkpoint of the current run's lineage that verifies, and return it; None when there is none.
 
     All ranks call it. Damage that any of them finds makes all of them go on with the checkpoint before. SetupError when
-    the run is still being written.
+    the run is still being written, MismatchError when it holds weights only.
     """
     newest_first = ranks.broadcast(
         ranks.agree("choosing a checkpoint", lambda: _candidates(history) if ranks.rank == 0 else None)
@@ -53,6 +54,8 @@ def _candidates(history: History) -> list[tuple[str, int]]:
             f"resume: run {run} of {history.root} is still being written, by another process or by a session here: end "
             "it first, or name another history"
         )
+    if candidates:
+        require_whole_state(history, candidates[-1])
     return [(ref.run, ref.step) for ref in reversed(candidates)]
 
 

@@ -83,3 +83,13 @@ class RunFacts:
     parent_step: int | None
     layout_hash: str
     facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def holds(self) -> str:
+        """What its checkpoints hold where that is not all of the training's state: "weights only", or "weights only,
+        rounded to bf16"; else "".
+        """
+        if self.facts.get("what") != "weights":
+            return ""
+        dtype = self.facts.get("dtype")
+        return "weights only" if dtype is None else f"weights only, rounded to {dtype}"

@@ -224,18 +224,17 @@ def checksum_memory(*, addresses: Any, nbytes: Any) -> bytes:
     region that is not mapped.
     """
 
-def split_planes(data: Any, *, into: Any, itemsize: int, transform: int, base: object | None = None) -> None:
-    """Cut the elements of a buffer into planes, one for each byte of an element, the least significant first.
+class RunningChecksum:
+    """The XXH3-128 of bytes that come in pieces, in order. For one thread at a time."""
+    def __init__(self) -> None: ...
+    def add(self, data: Any) -> None:
+        """Add the bytes of a contiguous buffer."""
+    def end(self) -> bytes:
+        """Return what `checksum` returns for all bytes so far: 16 bytes."""
 
-    data: any contiguous buffer of elements of `itemsize` (1, 2, 4 or 8) bytes; into: a writable one of the same size.
-    transform: what each element becomes before: 0 itself; 1 rotated left by a bit; 2 XOR with the base's element; 3 the
-    same, rotated; 4 the zigzag difference of both as integers. base: for 2 to 4, a buffer of the same size. ValueError
-    names what does not fit.
-    """
-
-def join_planes(planes: Sequence[Any], *, into: Any, transform: int, base: object | None = None) -> None:
-    """Put together what `split_planes` cut: into `into`, from the planes (1, 2, 4 or 8 buffers), bit for bit.
-    ValueError names what does not fit.
+def copy_memory(*, address: int, into: Any) -> None:
+    """Fill a contiguous writable buffer with this process's memory from `address` on. OSError (EFAULT) when it is not
+    mapped, or not any more; the buffer's content is then undefined.
     """
 
 SAMPLED_WHOLE_BYTES: int
@@ -255,6 +254,20 @@ def sampled_digests(*, addresses: Any, nbytes: Any, seed: int = 0) -> bytes:
 
 def probe_io_uring() -> str:
     """Return an empty string when an io_uring can be made here, else the reason why not, as one sentence."""
+
+def split_planes(data: Any, *, into: Any, itemsize: int, transform: int, base: object | None = None) -> None:
+    """Cut the elements of a buffer into planes, one for each byte of an element, the least significant first.
+
+    data: any contiguous buffer of elements of `itemsize` (1, 2, 4 or 8) bytes; into: a writable one of the same size.
+    transform: what each element becomes before: 0 itself; 1 rotated left by a bit; 2 XOR with the base's element; 3 the
+    same, rotated; 4 the zigzag difference of both as integers. base: for 2 to 4, a buffer of the same size. ValueError
+    names what does not fit.
+    """
+
+def join_planes(planes: Sequence[Any], *, into: Any, transform: int, base: object | None = None) -> None:
+    """Put together what `split_planes` cut: into `into`, from the planes (1, 2, 4 or 8 buffers), bit for bit.
+    ValueError names what does not fit.
+    """
 
 def probe_file_system(directory: str) -> dict[str, Any]:
     """Return what the file system of a folder supports, probed with a temporary file that is removed again.

@@ -21,7 +21,7 @@ import torch
 import native
 from capture.deepspeed_checkpoints.tree import CheckpointTree
 from capture.devices.copies import CUDA, DeviceCopier
-from capture.devices.feed import Copies, DeviceTake, NoCopies
+from capture.devices.feed import Copies, FeedTake, NoCopies
 from capture.snapshot.change_detector import ChangeDetector, Comparison
 from capture.snapshot.data_file import PlacedObject, make_trailer
 from capture.snapshot.parts import HUGE
@@ -90,9 +90,9 @@ class FileWrite:
         # Before the job starts, and on this thread: the copies must be queued on the device before anything that could
         # overwrite the tensors.
         taken = None
-        if plan.device_parts:
-            offsets, parts = zip(*plan.device_parts, strict=True)
-            taken = DeviceTake(parts, offsets, end=plan.data_end, writer=writer, copies=copies)
+        if plan.fed_parts:
+            offsets, parts = zip(*plan.fed_parts, strict=True)
+            taken = FeedTake(parts, offsets, end=plan.data_end, writer=writer, copies=copies)
         tmp = temporary_path(final)
         job = writer.start(plan.write, str(tmp))
         return cls(final, state.json, plan, tmp, job, NoCopies() if taken is None else taken.feed(job), change_detector)

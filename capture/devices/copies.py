@@ -1,7 +1,7 @@
 """From device memory to host memory: copies that run beside the training, ordered with it by events.
 
-Host tensors need none of this: they are written from where they are. The bytes of device tensors go into slots of the
-writer's own staging budget, block by block, in the background (`feed`):
+Host tensors need none of this: they are written from where they are, or rounded (`rounding`). The bytes of device
+tensors go into slots of the writer's own staging budget, block by block, in the background (`feed`):
   1. At the step, on the training thread, tensors that the next forward changes are cloned on the device; then
      `DeviceCopier.begin`. While a CUDA graph is captured, `require_running` refuses before anything is recorded.
   2. In the background, `DeviceCopier.copy` into slot after slot; work that comes after `begin` on the training's stream
@@ -42,19 +42,20 @@ class Mirror:
 @dataclass(frozen=True, slots=True, eq=False)
 class Piece:
     """Bytes that lie side by side at one position of the slot: those of `sources`, tensors of one device and dtype,
-    each in the order of its dimensions.
+    each in the order of its dimensions, rounded to `dtype`.
     """
 
     sources: Sequence[torch.Tensor]
     position: int
     nbytes: int
+    dtype: torch.dtype
 
     def joined(self) -> torch.Tensor:
-        """Return the bytes as a vector: a view of one contiguous source, else a copy that one operation makes, in the
-        order of the work that the calling thread gives to the device.
+        """Return the bytes as a vector: a view of one contiguous source, else a copy that one operation makes, and one
+        more where they are rounded, in the order of the work that the calling thread gives to the device.
         """
         flat = [source.reshape(-1) for source in self.sources]
-        return (flat[0] if len(flat) == 1 else torch.cat(flat)).view(torch.uint8)
+        return (flat[0] if len(flat) == 1 else torch.cat(flat)).to(self.dtype).view(torch.uint8)
 
 
 class Transfer(Protocol):
@@ -120,13 +121,14 @@ def _may_join(before: Piece, piece: Piece) -> bool:
         and piece.nbytes < GATHERED_BYTES
         and before.position + before.nbytes == piece.position
         and before.sources[0].dtype == piece.sources[0].dtype
+        and before.dtype == piece.dtype
         and before.sources[0].device == piece.sources[0].device
     )
 
 
 def _joined(run: Sequence[Piece]) -> Piece:
     sources = [source for piece in run for source in piece.sources]
-    return Piece(sources, run[0].position, sum(piece.nbytes for piece in run))
+    return Piece(sources, run[0].position, sum(piece.nbytes for piece in run), run[0].dtype)
 
 
 class _Streams(NamedTuple):

@@ -1,4 +1,5 @@
-"""Feeds the writer with the bytes of one snapshot's device tensors, in a thread.
+"""Feeds the writer with the bytes of one snapshot that it can't read itself, in a thread: those of device tensors, and
+those that are rounded.
 
 Several blocks are on their way at once. A slot goes back to the writer only when its copy has ended, whatever happened
 meanwhile; the writer hashes and writes it in threads of its own, so this one only has to keep the device busy.
@@ -18,9 +19,10 @@ import torch
 import native
 from capture.devices.copies import GATHERED_BYTES, DeviceCopier, Piece, Transfer, coalesced
 from capture.devices.digests import words_of
+from capture.devices.rounding import RoundedPart
 from capture.state.row_major import row_major
 
-__all__ = ["Copies", "DevicePart", "DeviceTake", "NoCopies"]
+__all__ = ["Copies", "DevicePart", "FedPart", "FeedTake", "NoCopies"]
 
 BLOCKS_IN_FLIGHT = 4
 """Blocks that one feeder copies at once, so that the device has the next ones while the feeder hands one over."""
@@ -28,40 +30,55 @@ BLOCKS_IN_FLIGHT = 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DevicePart:
-    """Bytes `[begin, begin + nbytes)` of `tensor`, in the order of its dimensions. `keep`: the tensor must be cloned at
-    the step, because the next forward changes it.
+    """Elements `[begin, end)` of `tensor`, in the order of its dimensions, which have the dtype `stored` in the file.
+    `keep`: the tensor must be cloned at the step, because the next forward changes it.
     """
 
     tensor: torch.Tensor
     begin: int
-    nbytes: int
+    end: int
+    stored: torch.dtype
     keep: bool
 
+    @property
+    def nbytes(self) -> int:
+        """How many bytes they have in the file."""
+        return (self.end - self.begin) * self.stored.itemsize
+
     def memory(self) -> torch.Tensor | None:
-        """Return the memory of these bytes as a vector of words, in its own order; None when it is not in one piece."""
+        """Return the memory of these elements as a vector of words, in its own order; None when it is not in one
+        piece.
+        """
         tensor = self.tensor.detach()
-        if self.nbytes == tensor.nbytes:
+        if self.end - self.begin == tensor.numel():
             return words_of(tensor)
         if not tensor.is_contiguous():
             return None
-        size = tensor.element_size()
-        return words_of(tensor.view(-1)[self.begin // size : (self.begin + self.nbytes) // size])
+        return words_of(tensor.view(-1)[self.begin : self.end])
 
     def pieces(self, *, most_bytes: int) -> Iterator[Piece]:
         """Yield the bytes in order, in pieces of about `most_bytes`, each for the beginning of a slot."""
-        size = self.tensor.element_size()
-        begin, end, step = self.begin // size, (self.begin + self.nbytes) // size, max(1, most_bytes // size)
-        for at in range(begin, end, step):
-            upto = min(end, at + step)
-            yield Piece(row_major(self.tensor.detach(), at, upto), 0, (upto - at) * size)
+        size = self.stored.itemsize
+        step = max(1, most_bytes // size)
+        for at in range(self.begin, self.end, step):
+            upto = min(self.end, at + step)
+            yield Piece(row_major(self.tensor.detach(), at, upto), 0, (upto - at) * size, self.stored)
+
+
+FedPart = DevicePart | RoundedPart
+"""Bytes that a feeder supplies."""
 
 
 class Copies(Protocol):
-    """The copies of one snapshot's device tensors."""
+    """The copies of what one snapshot feeds to the writer."""
 
     @property
     def failure(self) -> Exception | None:
         """The error of the device, not of the writer; None while there is none."""
+
+    @property
+    def is_done(self) -> bool:
+        """True once no copy is left."""
 
     def wait(self) -> None:
         """Return once no copy is left, so that the tensors may be overwritten. Idempotent, from any thread; never
@@ -70,23 +87,24 @@ class Copies(Protocol):
 
 
 class NoCopies:
-    """The copies of a state without device tensors."""
+    """The copies of a state of which the writer reads all bytes itself."""
 
     failure: Exception | None = None
+    is_done = True
 
     def wait(self) -> None:
         """Nothing to wait for."""
 
 
-class DeviceTake:
-    """The device tensors of a plan as they are at the step: `parts` at these file `offsets`, in order, in blocks up to
-    `end`. Made on the training thread, before anything else is given to the device. SetupError when the staging memory
-    can't be pinned, UnsupportedError while a CUDA graph is captured.
+class FeedTake:
+    """The parts of a plan that are fed, as they are at the step: `parts` at these file `offsets`, in order, in blocks
+    up to `end`. Made on the training thread, before anything else is given to the device. SetupError when the staging
+    memory can't be pinned for it, UnsupportedError while a CUDA graph is captured.
     """
 
     def __init__(
         self,
-        parts: Sequence[DevicePart],
+        parts: Sequence[FedPart],
         offsets: Sequence[int],
         *,
         end: int,
@@ -94,9 +112,10 @@ class DeviceTake:
         copies: DeviceCopier,
     ) -> None:
         copies.require_running()
-        copies.pin(writer)
-        self._sources = _sources(parts)
-        copies.begin(self._sources)
+        self._sources = _sources([part for part in parts if isinstance(part, DevicePart)])
+        if self._sources:
+            copies.pin(writer)
+            copies.begin(self._sources.values())
         self._parts = parts
         self._offsets = offsets
         self._end = end
@@ -109,51 +128,69 @@ class DeviceTake:
 
     def enter_thread(self) -> None:
         """Prepare the calling thread, which is new, for `copy`."""
-        self._copies.enter_thread(self._sources[0].device)
+        for source in list(self._sources.values())[:1]:
+            self._copies.enter_thread(source.device)
 
     def copy(self, feed: native.Feed) -> Transfer:
-        """Begin to copy the bytes of this block into its slot."""
+        """Begin to copy the bytes of this block into its slot. What is rounded is there when this returns."""
         slot = torch.frombuffer((ctypes.c_ubyte * feed.nbytes).from_address(feed.address), dtype=torch.uint8)
         pieces = []
+        rounded = []
         for i in range(max(0, bisect_right(self._offsets, feed.offset) - 1), len(self._parts)):
             offset, part = self._offsets[i], self._parts[i]
             begin = max(offset, feed.offset)
             end = min(offset + part.nbytes, feed.offset + feed.nbytes)
             if offset >= feed.offset + feed.nbytes:
                 break
-            if begin < end:
-                source, skip = self._sources[i], part.begin - offset
+            if begin < end and isinstance(part, RoundedPart):
+                rounded.append((part, slot[begin - feed.offset : end - feed.offset], begin - offset))
+            elif begin < end and isinstance(part, DevicePart):
                 # Blocks and parts begin at multiples of the item size, so no element is cut.
-                size = source.element_size()
-                sources = row_major(source, (skip + begin) // size, (skip + end) // size)
-                pieces.append(Piece(sources, begin - feed.offset, end - begin))
-        return self._copies.copy(coalesced(pieces), slot)
+                size = part.stored.itemsize
+                first, last = part.begin + (begin - offset) // size, part.begin + (end - offset) // size
+                sources = row_major(self._sources[part], first, last)
+                pieces.append(Piece(sources, begin - feed.offset, end - begin, part.stored))
+        transfer: Transfer = self._copies.copy(coalesced(pieces), slot) if pieces else _Copied()
+        with contextlib.ExitStack() as failing:
+            # The slot is nobody else's before the device has filled its share, also when the host can't fill its own.
+            failing.callback(transfer.wait)
+            for one, target, skip in rounded:
+                one.round_into(target, begin=skip)
+            failing.pop_all()
+        return transfer
 
 
-def _sources(parts: Sequence[DevicePart]) -> list[torch.Tensor]:
+class _Copied:
+    """The transfer of a block that no device fills."""
+
+    def wait(self) -> None:
+        """Nothing to wait for."""
+
+
+def _sources(parts: Sequence[DevicePart]) -> dict[DevicePart, torch.Tensor]:
     """Return the tensor of each part, or its clone where it is to be kept. Small ones are cloned together, because each
     operation costs the training thread more than their bytes: capturable optimizers keep one `step` a parameter.
     """
-    sources = [part.tensor.detach() for part in parts]
-    together: dict[tuple[torch.device, torch.dtype], list[int]] = {}
-    for i, part in enumerate(parts):
+    sources = {part: part.tensor.detach() for part in parts}
+    together: dict[tuple[torch.device, torch.dtype], list[DevicePart]] = {}
+    for part, source in sources.items():
         if not part.keep:
             continue
-        if sources[i].is_contiguous() and sources[i].nbytes < GATHERED_BYTES:
-            together.setdefault((sources[i].device, sources[i].dtype), []).append(i)
+        if source.is_contiguous() and source.nbytes < GATHERED_BYTES:
+            together.setdefault((source.device, source.dtype), []).append(part)
         else:
-            sources[i] = sources[i].clone(memory_format=torch.contiguous_format)
-    for indices in together.values():
-        joined = torch.cat([sources[i].view(-1) for i in indices])
-        for i, clone in zip(indices, joined.split_with_sizes([sources[i].numel() for i in indices]), strict=True):
-            sources[i] = clone
+            sources[part] = source.clone(memory_format=torch.contiguous_format)
+    for group in together.values():
+        joined = torch.cat([sources[part].view(-1) for part in group])
+        for part, clone in zip(group, joined.split_with_sizes([part.tensor.numel() for part in group]), strict=True):
+            sources[part] = clone
     return sources
 
 
 class _Feeder:
-    """The Copies of a `DeviceTake`. A failure of the device fails the job; a failure of the job ends the feeding."""
+    """The Copies of a `FeedTake`. A failure of the device fails the job; a failure of the job ends the feeding."""
 
-    def __init__(self, take: DeviceTake, job: native.WriteJob, *, writer: native.Writer, end: int) -> None:
+    def __init__(self, take: FeedTake, job: native.WriteJob, *, writer: native.Writer, end: int) -> None:
         self.failure: Exception | None = None
         # The writer's memory is unpinned when the writer is gone, which must not be while copies are on their way.
         self._writer = writer
@@ -161,10 +198,14 @@ class _Feeder:
         self._left = threading.Event()
         threading.Thread(target=self._run, args=(take, job), name="dshistory-feed", daemon=True).start()
 
+    @property
+    def is_done(self) -> bool:
+        return self._left.is_set()
+
     def wait(self) -> None:
         self._left.wait()
 
-    def _run(self, take: DeviceTake, job: native.WriteJob) -> None:
+    def _run(self, take: FeedTake, job: native.WriteJob) -> None:
         try:
             take.enter_thread()
             self._feed(take, job)
@@ -175,7 +216,7 @@ class _Feeder:
         finally:
             self._left.set()
 
-    def _feed(self, take: DeviceTake, job: native.WriteJob) -> None:
+    def _feed(self, take: FeedTake, job: native.WriteJob) -> None:
         flying: deque[tuple[native.Feed, Transfer]] = deque()
         try:
             while True:

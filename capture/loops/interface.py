@@ -53,8 +53,10 @@ class LoopEvents(Barrier, Protocol):
 class Loop(Protocol):
     """One training loop: a DeepSpeed engine, or a module with its optimizer."""
 
-    def check_capturable(self) -> None:
-        """Raise SetupError for a loop that can only be restored; warn of state that is not captured."""
+    def check_capturable(self, *, whole: bool) -> None:
+        """Raise SetupError for a loop that can only be restored. `whole`: raise UnsupportedError for state beside the
+        weights that can't be captured, and warn of what is not.
+        """
 
     def step(self) -> int:
         """Return the number of optimizer steps so far, skipped ones included."""

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from capture.snapshot.change_detector import Check
+from capture.state.weights_only import Rounded, What
 from catalog.errors import SetupError
 from catalog.retention.policy import Policy
 
@@ -21,6 +22,7 @@ class SessionOptions:
     also_at: further steps that are captured
     keep: the policy of what stays; None keeps everything
     redo: whether what each update consumes is recorded
+    what, dtype: what the checkpoints hold
     """
 
     every: int = 50
@@ -33,6 +35,8 @@ class SessionOptions:
     also_at: frozenset[int] = frozenset()
     keep: Policy | None = None
     redo: bool = False
+    what: What = "state"
+    dtype: Rounded | None = None
 
     def is_due(self, step: int) -> bool:
         """Return whether a step is to be captured."""
@@ -48,6 +52,20 @@ class SessionOptions:
         if not _is_whole(self.stats_every) or self.stats_every < 0:
             raise SetupError(
                 f"stats_every={self.stats_every!r}: give a whole number of optimizer steps, or 0 for no statistics"
+            )
+        if self.what not in get_args(What):
+            raise SetupError(f'what={self.what!r}: give "state", or "weights" for a history to look at only')
+        if self.dtype is not None and self.dtype not in get_args(Rounded):
+            raise SetupError(f'dtype={self.dtype!r}: give "bf16", "fp16", or None for the weights as they are')
+        if self.dtype is not None and self.what == "state":
+            raise SetupError(
+                f'dtype={self.dtype!r}: a training can\'t go on from rounded weights: give what="weights" too, for a '
+                "history to look at only, or leave dtype= out"
+            )
+        if self.redo and self.what == "weights":
+            raise SetupError(
+                'redo=True: a step is made again from the whole state, and what="weights" captures no more '
+                "than the weights: leave one of them out"
             )
         for name in ("strict", "fingerprints", "redo"):
             if not isinstance(getattr(self, name), bool):

@@ -182,13 +182,19 @@ class UnchangedCheck:
             self.mispredicted = frozenset(part.key for part in mispredicted)
 
     def _same_in_host(self, parts: Sequence[Part]) -> set[str]:
+        same = {
+            part.key
+            for part in parts
+            if part.rounded is not None and part.rounded.checksum() == self._stored[part.key].checksum
+        }
+        parts = [part for part in parts if part.rounded is None]
         checksums = native.checksum_memory(
             addresses=np.array([part.address for part in parts], dtype=np.uint64),
             nbytes=np.array([part.nbytes for part in parts], dtype=np.uint64),
         )
         found = [checksums[at : at + CHECKSUM_BYTES] for at in range(0, len(checksums), CHECKSUM_BYTES)]
         pairs = zip(parts, found, strict=True)
-        return {part.key for part, checksum in pairs if checksum == self._stored[part.key].checksum}
+        return same | {part.key for part, checksum in pairs if checksum == self._stored[part.key].checksum}
 
     def _same_on_device(self, parts: Sequence[Part]) -> set[str]:
         same = set()
@@ -200,10 +206,12 @@ class UnchangedCheck:
 
     def _chunks(self, parts: Sequence[Part]) -> Iterator[Chunk]:
         for part in parts:
-            if part.device is None:
-                yield part.address, part.nbytes
-            else:
+            if part.device is not None:
                 yield from chunks_of(part.device, self._copies)
+            elif part.rounded is not None:
+                yield from ((piece.data_ptr(), piece.nbytes) for piece in part.rounded.pieces())
+            else:
+                yield part.address, part.nbytes
 
 
 def digests_of(parts: Iterable[Part]) -> Callable[[], Mapping[str, bytes]]:

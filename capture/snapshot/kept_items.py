@@ -27,7 +27,7 @@ class _KeptItem(TensorItem):
 
     def __init__(self, item: TensorItem, owner: torch.Tensor) -> None:
         # The base is frozen, and its slot `tensor` stays empty.
-        for name in ("name", "kind", "shape", "start", "placement", "when", "aliases", "dtensor"):
+        for name in ("name", "kind", "shape", "start", "placement", "when", "aliases", "dtensor", "rounded_to"):
             object.__setattr__(self, name, getattr(item, name))
         object.__setattr__(self, "owner", None)
         object.__setattr__(self, "_ref", weakref.ref(owner))

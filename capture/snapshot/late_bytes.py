@@ -154,7 +154,7 @@ class ObjectTensors:
     def _chunks(self) -> Iterator[Chunk]:
         for live in self._tensors:
             if self._copies.owns(live.tensor):
-                yield from chunks_of(DevicePart(live.tensor, 0, live.tensor.nbytes, keep=False), self._copies)
+                yield from chunks_of(_whole(live.tensor), self._copies)
             else:
                 yield live.tensor.data_ptr(), live.tensor.nbytes
 
@@ -164,6 +164,10 @@ def _watching(tensors: Sequence[LiveTensor], copies: DeviceCopier) -> ChangeDete
     addresses = [live.tensor.data_ptr() for live in tensors]
     nbytes = [0 if copies.owns(live.tensor) else live.tensor.nbytes for live in tensors]
     return ChangeDetector(Watched(items, addresses=addresses, nbytes=nbytes, copies=copies))
+
+
+def _whole(tensor: torch.Tensor) -> DevicePart:
+    return DevicePart(tensor, 0, tensor.numel(), tensor.dtype, keep=False)
 
 
 def _digest(tensor: torch.Tensor) -> bytes:

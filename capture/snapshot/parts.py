@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from capture.devices.feed import DevicePart
+from capture.devices.feed import DevicePart, FedPart
+from capture.devices.rounding import RoundedPart
 from capture.state.interface import TensorItem
 from catalog.format.header import Entry
 
@@ -18,8 +19,9 @@ _LEAST_REFERENCED_BYTES = 64 << 10
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """Elements `[start, start + numel)` of a logical tensor that this rank writes, read from `address` or fed from
-    `device`. `live`: the training's own memory is read after the step too, until the barrier.
+    """Elements `[start, start + numel)` of a logical tensor that this rank writes, read from `address`, or fed from
+    `device`, or `rounded` on their way. `live`: the training's own memory is read after the step too, until the
+    barrier. `itemsize` and `dtype` are those of the file.
     """
 
     item: TensorItem
@@ -30,10 +32,23 @@ class Part:
     dtype: str
     live: bool
     device: DevicePart | None = None
+    rounded: RoundedPart | None = None
 
     @property
     def nbytes(self) -> int:
         return self.numel * self.itemsize
+
+    @property
+    def fed(self) -> FedPart | None:
+        """What feeds the writer with its bytes, which it does not read itself."""
+        return self.device or self.rounded
+
+    @property
+    def bytes_in_host(self) -> int:
+        """The length of its memory from `address` on; 0 for memory of a device."""
+        if self.device is not None:
+            return 0
+        return self.nbytes if self.rounded is None else self.rounded.live_bytes
 
     @property
     def key(self) -> str:

@@ -1,13 +1,13 @@
-"""The plan of one rank's data file: which bytes come from which address, or device, and go to which offset.
+"""The plan of one rank's data file: which bytes come from which address, or feeder, and go to which offset.
 
     0            data_start                                                            data_end
-    | header ... | eager and small parts | large runs, at their phase | fed by devices | trailer
+    | header ... | eager and small parts | large runs, at their phase | fed | trailer
                    by falling item size    (address - offset) % align = 0   from a multiple of align on
 
 Why in this order: by falling item size every small part is aligned to its own item size without padding. A large
 *memory run* (neighbouring fragments, such as a flat ZeRO partition) gets an offset congruent to its address modulo
-`align`, so that O_DIRECT can write it from where it is, without a copy. Parts of devices come last, because their bytes
-arrive block by block in staging memory, which is aligned anyway.
+`align`, so that O_DIRECT can write it from where it is, without a copy. Parts that are fed, from devices or
+rounded, come last, because their bytes arrive block by block in staging memory, which is aligned anyway.
 
 The whole layout, with the length of the header, is known before the first byte is written: nothing is moved afterwards.
 A plan is pure arithmetic, and valid while no address moves.
@@ -23,7 +23,8 @@ import torch
 
 import native
 from capture.devices.copies import CUDA, GATHERED_BYTES, DeviceCopier, Mirror
-from capture.devices.feed import DevicePart
+from capture.devices.feed import DevicePart, FedPart
+from capture.devices.rounding import RoundedPart
 from capture.snapshot.change_detector import Watched
 from capture.snapshot.parts import HUGE, Part, can_be_referenced, entry_shape, widest_entry
 from capture.snapshot.planned_rows import PlannedRows
@@ -60,9 +61,9 @@ class Plan:
     """The layout of one rank's data file. `parts[i]` is at the absolute offset `offsets[i]`; `pads` are the gaps as
     (offset, nbytes); all of them between data_start and data_end.
 
-    `mirrors` are copies of host tensors that are not dense, to be made anew at every snapshot. Parts of device tensors
-    come last, from a multiple of `align` on; `copies` copies them. The parts in `expected_unchanged` have no offset: an
-    earlier checkpoint is expected to have their bytes.
+    `mirrors` are copies of host tensors that are not dense, or that are eager and rounded, to be made anew at every
+    snapshot. Parts that are fed come last, from a multiple of `align` on; `copies` copies those of device tensors. The
+    parts in `expected_unchanged` have no offset: an earlier checkpoint is expected to have their bytes.
     """
 
     parts: tuple[Part, ...]
@@ -83,8 +84,8 @@ class Plan:
             offsets=np.array(self.offsets, dtype=np.uint64),
             addresses=np.array([part.address for part in self.parts], dtype=np.uint64),
             nbytes=np.array([part.nbytes for part in self.parts], dtype=np.uint64),
-            eager=np.array([part.item.when == "eager" and part.device is None for part in self.parts], dtype=np.uint8),
-            fed=np.array([part.device is not None for part in self.parts], dtype=np.uint8),
+            eager=np.array([part.item.when == "eager" and part.fed is None for part in self.parts], dtype=np.uint8),
+            fed=np.array([part.fed is not None for part in self.parts], dtype=np.uint8),
             data_start=self.data_start,
             data_end=self.data_end,
             align=self.align,
@@ -145,15 +146,15 @@ class Plan:
         return Watched(
             [part.item for part in self.live_parts],
             addresses=[part.address for part in self.live_parts],
-            nbytes=[0 if part.device is not None else part.nbytes for part in self.live_parts],
+            nbytes=[part.bytes_in_host for part in self.live_parts],
             copies=self.copies,
         )
 
     @cached_property
-    def device_parts(self) -> tuple[tuple[int, DevicePart], ...]:
-        """The parts that devices feed, with their offsets, in order."""
+    def fed_parts(self) -> tuple[tuple[int, FedPart], ...]:
+        """What is fed to the writer, with its offsets, in order."""
         placed = zip(self.offsets, self.parts, strict=True)
-        return tuple((offset, part.device) for offset, part in placed if part.device is not None)
+        return tuple((offset, part.fed) for offset, part in placed if part.fed is not None)
 
     @property
     def state_bytes(self) -> int:
@@ -172,6 +173,7 @@ def signature_of(items: Iterable[TensorItem]) -> tuple[Any, ...]:
             item.when,
             item.tensor.data_ptr() if item.tensor.layout is torch.strided else 0,
             item.tensor.dtype,
+            item.rounded_to,
             item.tensor.shape,
             item.tensor.stride(),
         )
@@ -232,8 +234,8 @@ class _Placer:
         self._align = align
 
     def place(self, parts: Sequence[Part]) -> None:
-        fed = [part for part in parts if part.device is not None]
-        host = [part for part in parts if part.device is None]
+        fed = [part for part in parts if part.fed is not None]
+        host = [part for part in parts if part.fed is None]
         eager = [part for part in host if part.item.when == "eager"]
         lazy = [part for part in host if part.item.when == "lazy"]
         runs = _runs(lazy)
@@ -275,21 +277,24 @@ class _Sources:
         self.mirrors: list[Mirror] = []
         self._copies = copies
 
-    def source_of(self, item: TensorItem, begin: int, end: int) -> tuple[int, bool, DevicePart | None]:
+    def source_of(self, item: TensorItem, begin: int, end: int) -> tuple[int, bool, FedPart | None]:
         """Return for elements [begin, end) of the item's tensor the address of host memory, whether the training's own
-        memory is read after the step, and the part that a device has to feed.
+        memory is read after the step, and what has to be fed to the writer.
         """
-        tensor, eager = item.tensor, item.when == "eager"
-        dense, itemsize = tensor.is_contiguous(), tensor.element_size()
+        tensor, eager, stored = item.tensor, item.when == "eager", item.stored_dtype
         if self._copies.owns(tensor):
             if begin == end:
                 return 0, False, None
-            return 0, not eager, DevicePart(tensor, begin * itemsize, (end - begin) * itemsize, keep=eager)
-        if dense:
-            return tensor.data_ptr() + begin * itemsize, not eager, None
-        mirror = Mirror(torch.empty(tensor.shape, dtype=tensor.dtype), tensor)
+            return 0, not eager, DevicePart(tensor, begin, end, stored, keep=eager)
+        address = tensor.data_ptr() + begin * tensor.element_size()
+        rounded = stored != tensor.dtype
+        if tensor.is_contiguous() and not rounded:
+            return address, not eager, None
+        if tensor.is_contiguous() and not eager and begin < end:
+            return address, True, RoundedPart(address, end - begin, tensor.dtype, stored)
+        mirror = Mirror(torch.empty(tensor.shape, dtype=stored), tensor)
         self.mirrors.append(mirror)
-        return mirror.host.data_ptr() + begin * itemsize, False, None
+        return mirror.host.data_ptr() + begin * stored.itemsize, False, None
 
 
 def _by_itemsize(part: Part) -> int:
@@ -328,7 +333,7 @@ def _shares(items: Sequence[TensorItem], rank: int, world_size: int, sources: _S
     lower, upper = total * rank // world_size, total * (rank + 1) // world_size
     at = 0
     for item in items:
-        numel, itemsize = item.tensor.numel(), item.tensor.element_size()
+        numel, itemsize = item.tensor.numel(), item.stored_dtype.itemsize
         begin, end = 0, numel
         if item.placement == "replicated":
             # Rounded in the same direction on both sides of a cut, so that the shares meet.
@@ -340,9 +345,10 @@ def _shares(items: Sequence[TensorItem], rank: int, world_size: int, sources: _S
         elif item.placement == "partitioned" and not numel:
             # A rank that holds no element of a tensor writes no row for it.
             continue
-        address, live, device = sources.source_of(item, begin, end)
-        dtype = dtype_name(item.tensor.dtype, what=f"{item.kind} {item.name!r}")
-        yield Part(item, item.start + begin, end - begin, address, itemsize, dtype, live, device)
+        address, live, fed = sources.source_of(item, begin, end)
+        dtype = dtype_name(item.stored_dtype, what=f"{item.kind} {item.name!r}")
+        device, rounded = (fed, None) if isinstance(fed, DevicePart) else (None, fed)
+        yield Part(item, item.start + begin, end - begin, address, itemsize, dtype, live, device, rounded)
 
 
 def _check_items(items: Sequence[TensorItem], *, copies: DeviceCopier) -> None:
@@ -372,7 +378,7 @@ def _check_items(items: Sequence[TensorItem], *, copies: DeviceCopier) -> None:
 
 
 def _tensor_bytes(item: TensorItem) -> int:
-    return item.tensor.numel() * item.tensor.element_size()
+    return item.tensor.numel() * item.stored_dtype.itemsize
 
 
 def _round_up(value: int, align: int) -> int:

@@ -123,13 +123,13 @@ class Snapshot:
         except OSError as error:
             if self._failure is not None:
                 raise self._failure from error
-            if error.errno == errno.EFAULT:
+            if errno.EFAULT in (error.errno, getattr(self.copies.failure, "errno", None)):
                 # The writer knows only an address; the plan knows whose memory it was.
                 self._require_unchanged()
             if self.copies.failure is None:
                 raise
             raise SnapshotError(
-                f"the device tensors of step {self.step} can't be copied: {self.copies.failure}"
+                f"the tensors of step {self.step} that are fed to the writer can't be copied: {self.copies.failure}"
             ) from self.copies.failure
 
     def abort(self) -> None:
@@ -241,7 +241,8 @@ class Snapshot:
         pause_s = _LEAST_PAUSE_S
         while not self._judged.wait(pause_s):
             began = time.monotonic()
-            finally_ = self.job.released() and self.unchanged.is_done and not self.plan.watched.on_device
+            read = self.job.released() and self.copies.is_done and self.unchanged.is_done
+            finally_ = read and not self.plan.watched.on_device
             self._judge(partial(self.detector.compare_beside, all_bytes=finally_), finally_=finally_)
             pause_s = max(_LEAST_PAUSE_S, _PAUSE_PER_LOOK * (time.monotonic() - began))
 

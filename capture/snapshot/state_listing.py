@@ -13,7 +13,7 @@ import torch
 
 import native
 from capture.devices.copies import CUDA, DeviceCopier
-from capture.devices.feed import DeviceTake
+from capture.devices.feed import FeedTake
 from capture.snapshot.change_detector import ChangeDetector, Check, Watched, bytes_compared_whole
 from capture.snapshot.data_file import PlacedObject, object_entries
 from capture.snapshot.dedup import StoredAt
@@ -251,16 +251,16 @@ class StateListing:
         """Raise UnsupportedError while a CUDA graph is captured: there is no state then."""
         self._copies.require_running()
 
-    def take(self, plan: Plan, writer: native.Writer) -> DeviceTake | None:
-        """Copy host tensors that are not dense, and prepare to feed device tensors, None where there are none. To be
-        called at the step. SetupError when the staging memory can't be pinned.
+    def take(self, plan: Plan, writer: native.Writer) -> FeedTake | None:
+        """Copy what the plan mirrors, and prepare to feed what it feeds, None where there is nothing. To be called at
+        the step. SetupError when the staging memory can't be pinned.
         """
         for mirror in plan.mirrors:
             mirror.host.copy_(mirror.source.detach())
-        if not plan.device_parts:
+        if not plan.fed_parts:
             return None
-        offsets, parts = zip(*plan.device_parts, strict=True)
-        return DeviceTake(parts, offsets, end=plan.data_end, writer=writer, copies=self._copies)
+        offsets, parts = zip(*plan.fed_parts, strict=True)
+        return FeedTake(parts, offsets, end=plan.data_end, writer=writer, copies=self._copies)
 
     def begin_tensors(
         self, objects: Sequence[PlacedObject], *, job: native.WriteJob, align: int, after: Callable[[], None]

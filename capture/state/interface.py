@@ -13,6 +13,7 @@ __all__ = [
     "Available",
     "ChangedByForward",
     "Fingerprinted",
+    "HoldsWeights",
     "ReadAt",
     "Rooted",
     "StateProvider",
@@ -42,7 +43,7 @@ class TensorItem:
     items are offered whole by every rank; the plan gives each rank its share. `dtensor` is the DTensor around `tensor`,
     through which the same memory can be written. `owner` is the training's own tensor object with exactly this memory;
     while an item is kept for the next snapshot, its memory is free as soon as the training lets it go. None: the item
-    holds it.
+    holds it. `rounded_to`: the dtype of its copy in the file, where that is another one.
     """
 
     name: str
@@ -55,6 +56,12 @@ class TensorItem:
     aliases: tuple[str, ...] = ()
     dtensor: torch.Tensor | None = None
     owner: torch.Tensor | None = None
+    rounded_to: torch.dtype | None = None
+
+    @property
+    def stored_dtype(self) -> torch.dtype:
+        """The dtype of its elements in the file."""
+        return self.tensor.dtype if self.rounded_to is None else self.rounded_to
 
     @property
     def label(self) -> str:
@@ -121,6 +128,14 @@ class Rooted(Fingerprinted, Protocol):
         objects, and the memory of the second, and of the owners of all other items, is at the same addresses, `tensors`
         lists the same memory.
         """
+
+
+@runtime_checkable
+class HoldsWeights(Rooted, Protocol):
+    """A State Provider whose tensors are weights, among others perhaps."""
+
+    def weights(self) -> Sequence[TensorItem]:
+        """Return those of `tensors` that are weights: of kind `model`."""
 
 
 @runtime_checkable

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Iterator
 
+from capture.load.whole_state import require_whole_state
 from capture.replays.change import Change
 from catalog.errors import SetupError
 from catalog.history import History
@@ -44,6 +45,7 @@ def start(
             "replay: give what trains: behind -- the script, as -- python train.py; in Python train_step= with engine= "
             "or model=, or command="
         )
+    require_whole_state(history, ref)
     if command is not None:
         if any(value not in (None, ()) for value in live.given()):
             raise SetupError("replay: pass command=, or train_step= with what it trains, not both")

@@ -73,6 +73,7 @@ def show(history: History, ref: CheckpointRef) -> Report:
         "step": ref.step,
         "world size": marker.world_size,
         "parent": None if run.parent_run is None else f"{run.parent_run}:{run.parent_step}",
+        "holds": run.holds or "all of the training's state",
         "writer backend": run.facts.get("backend"),
         "tensors": len({(extent.kind, extent.name) for extent in tensors}),
         "bytes": sum(part.data_bytes for part in marker.parts),

@@ -13,7 +13,7 @@ from capture_helpers import MIB, assert_same, make, reference
 import capture
 import native
 from capture.devices.copies import CUDA
-from capture.devices.feed import DeviceTake
+from capture.devices.feed import FeedTake
 from capture.snapshot.plan import Plan, make_plan
 from capture.state.interface import TensorItem
 from catalog.errors import UnsupportedError
@@ -38,9 +38,9 @@ def plan_of(tensors: list[torch.Tensor], **when: str) -> Plan:
     return make_plan(items, rank=0, world_size=1, align=4096, reserve=())
 
 
-def take(plan: Plan, writer: native.Writer) -> DeviceTake:
-    offsets, parts = zip(*plan.device_parts, strict=True)
-    return DeviceTake(parts, offsets, end=plan.data_end, writer=writer, copies=CUDA)
+def take(plan: Plan, writer: native.Writer) -> FeedTake:
+    offsets, parts = zip(*plan.fed_parts, strict=True)
+    return FeedTake(parts, offsets, end=plan.data_end, writer=writer, copies=CUDA)
 
 
 def landed(job: native.WriteJob, plan: Plan, path: Path) -> dict[str, bytes]:

@@ -18,6 +18,7 @@ from capture.session.session import Session
 from capture.snapshot.snapshot import Snapshot
 from capture.snapshot.state_listing import StateListing
 from capture.state.providers import RandomState
+from capture.state.weights_only import weights_of
 from catalog.errors import UnsupportedError
 from catalog.records import RunFacts
 from catalog.run_writer import RunWriter, create_history, create_run, new_run_id
@@ -157,9 +158,13 @@ def session_on(
     facts = RunFacts(new_run_id(), datetime.datetime.now(datetime.UTC).isoformat(), 1, None, None, "layout", {})
     create_run(root, facts)
     loop = loop_for(model, optimizer=optimizer)
-    source = StateListing([*loop.providers(), RandomState()], rank=0, world_size=1, align=4096, copies=device)
+    chosen = SessionOptions(**{"every": 1, **options})
+    providers = [*loop.providers(), RandomState()]
+    if chosen.what == "weights":
+        providers = weights_of(providers, chosen.dtype)
+    source = StateListing(providers, rank=0, world_size=1, align=4096, copies=device)
     run = RunWriter(root, run=facts.run, rank=0, world_size=1, layout_hash="layout")
-    return Session(loop, source, run=run, writer=writer, options=SessionOptions(**{"every": 1, **options}))
+    return Session(loop, source, run=run, writer=writer, options=chosen)
 
 
 def small_writer(*, budget_bytes: int = LEAST_BUDGET, **faults: Any) -> native.Writer:

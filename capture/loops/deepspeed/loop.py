@@ -48,7 +48,7 @@ class DeepSpeedLoop:
         _refuse_unsupported(engine)
         self._engine = engine
 
-    def check_capturable(self) -> None:
+    def check_capturable(self, *, whole: bool) -> None:
         """Do nothing: configurations that can't be captured were refused when this was made."""
 
     def step(self) -> int:

@@ -68,11 +68,15 @@ class ZeroState:
         self._require_here()
         items = [*self._weights(), *self._masters(), *self._states()]
         if self._restoring is None:
-            return items if self._topology is None else list(self._topology.own(items))
+            return self._own(items)
         kinds = {"master", *self._restoring.objects.get("optimizer", {"kinds": ()})["kinds"]}
         derived = self._derived(self._restoring)
         targets = (item for item in items if item.kind in kinds or (item.kind == "model" and item.name not in derived))
         return [*targets, *(TensorItem(name, "step", (), target) for name, target in self._steps.items())]
+
+    def weights(self) -> Sequence[TensorItem]:
+        self._require_here()
+        return self._own(list(self._weights()))
 
     def fingerprint(self) -> Hashable:
         self._require_here()
@@ -130,6 +134,9 @@ class ZeroState:
             self._optimizer.checkpoint_event_prologue()
             self._optimizer.checkpoint_event_epilogue()
         self._forget()
+
+    def _own(self, items: Sequence[TensorItem]) -> Sequence[TensorItem]:
+        return items if self._topology is None else list(self._topology.own(items))
 
     def _require_here(self) -> None:
         if getattr(self._optimizer, "offloaded_states", None):

@@ -46,9 +46,13 @@ class TorchLoop:
         self._scheduler = _with_state("scheduler", unwrapped_scheduler(scheduler))
         self._scaler = _with_state("scaler", scaler if scaler is not None else scaler_of(optimizer))
 
-    def check_capturable(self) -> None:
+    def check_capturable(self, *, whole: bool) -> None:
         if not self._optimizers:
             raise SetupError("capturing a plain module needs its optimizer: capture.enable(model, optimizer=optimizer)")
+        if whole:
+            self._check_state()
+
+    def _check_state(self) -> None:
         self._refuse_sparse_momentum()
         # Every scheduler of torch leaves this mark in the groups whose rate it sets.
         groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]

@@ -52,6 +52,9 @@ class ModuleParameters:
             items.append(TensorItem(name, "model", part.shape, part.tensor, *place, when, aliases, part.through, owner))
         return items
 
+    def weights(self) -> Sequence[TensorItem]:
+        return self.tensors()
+
     def _renormed(self) -> set[int]:
         """Return the ids of the parameters that forward writes to: embeddings with `max_norm`."""
         kinds = (torch.nn.Embedding, torch.nn.EmbeddingBag)

@@ -1,5 +1,6 @@
 // Binds base/: checksums, byte planes and the file-system probe.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -13,6 +14,7 @@
 #include "base/byte_planes.hpp"
 #include "base/checksum.hpp"
 #include "base/file_system_probe.hpp"
+#include "base/io_error.hpp"
 #include "base/mapped_memory.hpp"
 #include "base/sampled_digest.hpp"
 #include "bindings/bind.hpp"
@@ -23,6 +25,8 @@ namespace dsh::bindings {
 namespace {
 
 using namespace nb::literals;
+
+constexpr std::uint64_t most_copied_bytes = 1 << 30; // by one call of copy_memory
 
 nb::bytes checksum_buffer(nb::handle data) {
     const Buffer buffer(data);
@@ -51,6 +55,25 @@ nb::bytes checksum_regions(Column<std::uint64_t> addresses, Column<std::uint64_t
         digests = checksum_memory(regions);
     }
     return digest_bytes(digests);
+}
+
+void add_buffer(RunningChecksum &self, nb::handle data) {
+    const Buffer buffer(data);
+    const WithoutGil unlocked;
+    self.add(buffer.data(), buffer.nbytes());
+}
+
+void copy_region(std::uint64_t address, nb::handle into) {
+    const WritableBuffer buffer(into);
+    const WithoutGil unlocked;
+    for (std::uint64_t done = 0; done < buffer.nbytes();) {
+        const std::uint64_t piece = std::min(most_copied_bytes, buffer.nbytes() - done);
+        const CopiedRegion region{static_cast<std::byte *>(buffer.data()) + done, {address + done, piece}};
+        if (const auto failure = copy_memory(std::span(&region, 1))) {
+            throw IoError("copying memory that is no longer mapped,", "", 0, failure->code);
+        }
+        done += piece;
+    }
 }
 
 nb::bytes sample_regions(Column<std::uint64_t> addresses, Column<std::uint64_t> nbytes, std::uint64_t seed) {
@@ -96,7 +119,7 @@ void split_buffer(nb::handle data, nb::handle into, std::size_t itemsize, unsign
         throw nb::value_error("the data is no whole number of elements");
     }
     const Base other(kind, base, from.nbytes());
-    nb::gil_scoped_release unlocked;
+    const WithoutGil unlocked;
     split_planes(static_cast<const std::byte *>(from.data()), other.data(), from.nbytes() / itemsize, itemsize, kind,
                  static_cast<std::byte *>(planes.data()));
 }
@@ -112,7 +135,7 @@ void join_buffers(std::vector<nb::object> planes, nb::handle into, unsigned tran
         require_same_length(buffer->nbytes() * planes.size(), "a plane, for all of them,", data.nbytes(), "the data");
         addresses.push_back(static_cast<const std::byte *>(buffer->data()));
     }
-    nb::gil_scoped_release unlocked;
+    const WithoutGil unlocked;
     join_planes(addresses, other.data(), data.nbytes() / (planes.empty() ? 1 : planes.size()), kind,
                 static_cast<std::byte *>(data.data()));
 }
@@ -139,6 +162,14 @@ nb::dict file_system_dict(const std::string &directory) {
 void bind_base(nb::module_ &module) {
     module.def("checksum", &checksum_buffer, "data"_a);
     module.def("checksum_memory", &checksum_regions, nb::kw_only(), "addresses"_a, "nbytes"_a);
+    nb::class_<RunningChecksum>(module, "RunningChecksum")
+        .def(nb::init<>())
+        .def("add", &add_buffer, "data"_a)
+        .def("end", [](const RunningChecksum &self) {
+            const Digest digest = self.end();
+            return digest_bytes(std::span(&digest, 1));
+        });
+    module.def("copy_memory", &copy_region, nb::kw_only(), "address"_a, "into"_a);
     module.def("sampled_digests", &sample_regions, nb::kw_only(), "addresses"_a, "nbytes"_a, "seed"_a = 0);
     module.def("split_planes", &split_buffer, "data"_a, nb::kw_only(), "into"_a, "itemsize"_a, "transform"_a,
                "base"_a = nb::none());

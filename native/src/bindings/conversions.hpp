@@ -30,8 +30,8 @@ inline void require_same_length(std::size_t count, const char *name, std::size_t
 // held.
 class Buffer {
   public:
-    explicit Buffer(nb::handle data, int flags = PyBUF_C_CONTIGUOUS) {
-        if (PyObject_GetBuffer(data.ptr(), &view_, flags) != 0) {
+    explicit Buffer(nb::handle data, int flags = 0) {
+        if (PyObject_GetBuffer(data.ptr(), &view_, PyBUF_C_CONTIGUOUS | flags) != 0) {
             throw nb::python_error();
         }
     }
@@ -49,7 +49,7 @@ class Buffer {
 // A Buffer that may be written to; BufferError for one that may not.
 class WritableBuffer : public Buffer {
   public:
-    explicit WritableBuffer(nb::handle data) : Buffer(data, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE) {}
+    explicit WritableBuffer(nb::handle data) : Buffer(data, PyBUF_WRITABLE) {}
 
     void *data() const { return view_.buf; }
 };

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import capture
 import native
 from capture.devices.copies import GATHERED_BYTES, Piece, coalesced
-from capture.devices.feed import DeviceTake
+from capture.devices.feed import FeedTake
 from capture.session.step_events import MAX_PENDING, StepEvents
 from capture.snapshot.change_detector import Comparison
 from capture.snapshot.plan import Plan, make_plan
@@ -110,7 +110,7 @@ def test_a_device_failure_fails_the_snapshot_with_the_devices_message(history, m
         except SnapshotError as error:
             warnings.warn(str(error), stacklevel=1)
 
-    with pytest.warns(UserWarning, match="device tensors of step 0 can't be copied: no memory to gather in"):
+    with pytest.warns(UserWarning, match="fed to the writer can't be copied: no memory to gather in"):
         train()
     assert committed_steps(history, session.run) == [1, 2, 3]
     assert device.waited == device.begun, "a slot has gone back under its copy"
@@ -136,9 +136,9 @@ def items_of_all_sorts() -> list[TensorItem]:
     ]
 
 
-def take(plan: Plan, writer: native.Writer, device: LateDevice) -> DeviceTake:
-    offsets, parts = zip(*plan.device_parts, strict=True)
-    return DeviceTake(parts, offsets, end=plan.data_end, writer=writer, copies=device)
+def take(plan: Plan, writer: native.Writer, device: LateDevice) -> FeedTake:
+    offsets, parts = zip(*plan.fed_parts, strict=True)
+    return FeedTake(parts, offsets, end=plan.data_end, writer=writer, copies=device)
 
 
 @pytest.mark.parametrize("rank", range(3))
@@ -297,8 +297,8 @@ def test_only_small_neighbours_are_gathered():
     large = torch.zeros(GATHERED_BYTES, dtype=torch.uint8)
     behind = 401 + GATHERED_BYTES
     pieces = [
-        *(Piece([small], 0, 100), Piece([small], 100, 100), Piece([small], 201, 100), Piece([other], 301, 100)),
-        *(Piece([large], 401, GATHERED_BYTES), Piece([small], behind, 100)),
+        Piece([source], at, len(source), source.dtype)
+        for source, at in ((small, 0), (small, 100), (small, 201), (other, 301), (large, 401), (small, behind))
     ]
     gathered = coalesced(pieces)
     assert [(piece.position, piece.nbytes) for piece in gathered] == [
@@ -313,7 +313,7 @@ def test_only_a_ranks_share_of_a_device_tensor_is_fed():
     device = LateDevice()
     for rank in range(4):
         plan = make_plan(items, rank=rank, world_size=4, align=4096, reserve=(), copies=device)
-        assert [(part.begin, part.nbytes) for _, part in plan.device_parts] == [(2000 * (rank % 2), 2000)]
+        assert [(part.begin, part.nbytes) for _, part in plan.fed_parts] == [(500 * (rank % 2), 2000)]
         assert plan.mirrors == ()
 
 
@@ -333,7 +333,7 @@ def test_without_device_tensors_nothing_is_copied_or_fed():
         TensorItem("b", "buffer", (3,), torch.zeros(3), when="eager"),
     ]
     plan = make_plan(items, rank=0, world_size=1, align=4096, reserve=())
-    assert plan.mirrors == plan.device_parts == ()
+    assert plan.mirrors == plan.fed_parts == ()
 
 
 def test_an_unsupported_device_is_refused_by_name():

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import deepspeed
+import pytest
 import torch
 from deepspeed_cases_original import state_of
 from deepspeed_eager import assert_same
@@ -19,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 import capture
 import dshistory
+from catalog.errors import MismatchError
 
 WORLD, RANK = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
 CAPTURED, LAST = 3, 6
@@ -145,6 +147,35 @@ def case_frozen_weights_are_written_once(folder: Path) -> None:
         for step in (2, 4):
             capture.restore(step, history=history, engine=engine)
             assert_same(state_of(engine), copies[step])
+        engine.destroy()
+
+
+def rounded_weights(engine: Any) -> dict[str, torch.Tensor]:
+    """Return what each parameter is in bf16, gathered from all ranks by DeepSpeed."""
+    found = {}
+    for name, parameter in engine.module.named_parameters(remove_duplicate=False):
+        with deepspeed.zero.GatheredParameters([parameter]):
+            found[name] = parameter.detach().to(torch.bfloat16, copy=True)
+    return found
+
+
+@covers("weights only, rounded to bf16: ZeRO 1, 2, 3, of fp32, bf16 and fp16 engines")
+def case_weights_only(folder: Path) -> None:
+    for stage, dtype in ((1, "fp32"), (2, "bf16"), (3, "fp32"), (3, "fp16")):
+        engine, history = make_engine(stage=stage, dtype=dtype), folder / f"weights-{stage}-{dtype}"
+        with capture.enable(engine, every=1, history=history, what="weights", dtype="bf16", strict=True) as session:
+            train(engine, 2)
+            expected = rounded_weights(engine)
+        torch.distributed.barrier()
+        found = capture.restore("latest", history=history)
+        assert found.keys() == {"model", "buffer"}, found.keys()
+        for name, tensor in found["model"].items():
+            # The weights of an fp16 engine have 16 bits already: they stay as they are.
+            assert tensor.dtype == (torch.float16 if dtype == "fp16" else torch.bfloat16)
+            assert torch.equal(tensor.to(torch.bfloat16), expected[name]), name
+        with pytest.raises(MismatchError, match="weights only"):
+            capture.restore("latest", history=history, engine=engine)
+        assert session.stats.failed == 0
         engine.destroy()
 
 
