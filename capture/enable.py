@@ -119,8 +119,8 @@ def enable(
        between two checkpoints, and ranks with each other. They are written each minute, and at `close`. With
        them 8 bytes for what the training forwards of each step were given: they name a batch.
 
-    redo: whether what every update consumes is recorded: gradients, hyperparameters, and the buffers that forward
-       changes. Then `h.restore`, `h.tensor` and `h.diff` take every step, captured or not: it is made again from the
+    redo: whether what every update consumes is recorded: gradients, hyperparameters, the buffers that forward changes,
+       and objects. Then `restore`, `h.tensor` and `h.diff` take every step, captured or not: it is made again from the
        checkpoint before it, bit for bit, by the same updates. Takes two copies of the gradients in host memory, beside
        `budget_bytes`; with `on_full="skip"` a step whose predecessors are still being written is left out, and those
        after it up to the next checkpoint can't be made again. For plain modules of one process on the host, with one

@@ -20,6 +20,7 @@ from capture.defaults import history_path
 from capture.load.assignments import Assignment, match
 from capture.load.objects import read_objects
 from capture.load.read_into import read_into
+from capture.load.rebuilt import RebuiltStep
 from capture.load.spare_memory import processes_here, spare_bytes
 from capture.load.state_dict import StateDict, state_dict_of
 from capture.load.unclaimed import TrackedObjects, warn_of_unclaimed
@@ -29,7 +30,7 @@ from capture.redo.rebuild import rebuilt_step
 from capture.redo.steps import RedoRef, find_step
 from capture.state.interface import Available, StateProvider, TensorItem
 from capture.state.providers import DataloaderPosition, ModuleParameters, RandomState
-from catalog.errors import CorruptError, MismatchError, RestoreError, SetupError, UnsupportedError
+from catalog.errors import CorruptError, MismatchError, RestoreError, SetupError
 from catalog.format.manifest import NOT_STATE
 from catalog.history import History
 from catalog.read.check_data import check_extents
@@ -68,8 +69,11 @@ def restore(
        `enable` begins a child run. Returns the checkpoint.
 
     Without both: `{kind: {name: tensor}}` in host memory, in their global shapes; `names` and `kinds` (glob patterns)
-       choose, and only what is chosen is read. A step that was not captured but is in a redo log is made again, bit for
-       bit: its weights, buffers and optimizer state.
+       choose, and only what is chosen is read.
+
+    A step that was not captured but is in a redo log is made again, bit for bit, in host memory, and is then restored
+    in the same way; without a target it has weights, buffers and optimizer state. UnsupportedError names an object that
+    was too large for the log.
 
     Raises NotFoundError (names the nearest step), MismatchError (names what does not fit), CorruptError, RestoreError.
     """
@@ -94,26 +98,24 @@ def restore(
     for session in sessions_of(loop.subjects()):
         session.close()
     ranks = Ranks(*loop.ranks())
-    text = ranks.agree("resolving the step", lambda: str(_captured(opened, ref)) if ranks.rank == 0 else "")
-    found = opened.resolve(ranks.broadcast(text))
+    text = ranks.agree("resolving the step", lambda: str(_named(opened, ref)) if ranks.rank == 0 else "")
+    step = find_step(opened, ranks.broadcast(text))
+    found, rebuilt = (step, None) if isinstance(step, CheckpointRef) else (step.ref, _made_again(opened, step, ranks))
     takers = all_providers(loop.providers(), dataloader, providers)
     # Restoring a model's weights alone is usual. Whoever passes an optimizer too goes on training and needs everything.
     whole = engine is not None or optimizer is not None
-    restore_live(opened, found, ranks=ranks, providers=takers, whole=whole, verify=verify)
+    restore_live(opened, found, ranks=ranks, providers=takers, whole=whole, verify=verify, rebuilt=rebuilt)
     note_origin(loop.subjects(), found)
     return found
 
 
-def _captured(history: History, ref: int | str | CheckpointRef) -> CheckpointRef:
-    """Return the checkpoint that is named. UnsupportedError for a step that is only in a redo log."""
+def _named(history: History, ref: int | str | CheckpointRef) -> CheckpointRef:
     step = find_step(history, ref)
-    if isinstance(step, RedoRef):
-        raise UnsupportedError(
-            f"step {step.ref} was not captured: its tensors and hyperparameters can be made again, but nothing has its "
-            "objects (scheduler, random numbers, counters, position in the data), so no training can go on from it: "
-            f"restore it without a target, or restore {step.base}"
-        )
-    return step
+    return step.ref if isinstance(step, RedoRef) else step
+
+
+def _made_again(history: History, step: RedoRef, ranks: Ranks) -> RebuiltStep:
+    return ranks.agree(f"making step {step.ref} again", lambda: rebuilt_step(history, step))
 
 
 def all_providers(
@@ -144,17 +146,19 @@ def restore_live(
     providers: Sequence[StateProvider],
     whole: bool,
     verify: bool,
+    rebuilt: RebuiltStep | None = None,
 ) -> None:
     """Put the state of `ref` into what the providers list; on error all ranks raise.
 
     All ranks call it. `whole`: a training is to go on, so warn of objects that no provider asks for. `verify`: read all
-    bytes once before the first is overwritten.
+    bytes once before the first is overwritten. `rebuilt`: the step `ref`, which was made again.
     """
+    opened = ref if rebuilt is None else rebuilt.base
     with contextlib.ExitStack() as pins:
-        ranks.agree(f"opening checkpoint {ref}", lambda: pins.enter_context(pinned(history.paths, ref)))
+        ranks.agree(f"opening checkpoint {opened}", lambda: pins.enter_context(pinned(history.paths, opened)))
         if whole:
-            ranks.agree(f"looking at what checkpoint {ref} holds", lambda: require_whole_state(history, ref))
-        _restore_live(history, ref, ranks=ranks, providers=providers, whole=whole, verify=verify)
+            ranks.agree(f"looking at what checkpoint {opened} holds", lambda: require_whole_state(history, opened))
+        _restore_live(history, ref, ranks=ranks, providers=providers, whole=whole, verify=verify, rebuilt=rebuilt)
 
 
 def _restore_live(
@@ -165,11 +169,12 @@ def _restore_live(
     providers: Sequence[StateProvider],
     whole: bool,
     verify: bool,
+    rebuilt: RebuiltStep | None,
 ) -> None:
     available, objects, assignments = ranks.agree(
-        f"checking checkpoint {ref}", lambda: _prepare(history, ref, ranks.rank, providers)
+        f"checking checkpoint {ref}", lambda: _prepare(history, ref, ranks.rank, providers, rebuilt)
     )
-    kept: dict[Extent, Buffer] = {}
+    kept: dict[Extent, Buffer] = {} if rebuilt is None else rebuilt.kept()
     if verify:
         # A restore overwrites its targets in place. So damage must be found while the live state is still whole, on
         # every rank, or a training that asked for another step is left with a mixture of two.
@@ -186,7 +191,7 @@ def _restore_live(
 
 def _verify(history: History, assignments: Sequence[Assignment], ranks: Ranks, kept: dict[Extent, Buffer]) -> None:
     """Compare every checksum, and keep as many bytes as there is room for: a copy of all may not fit in memory."""
-    extents = {assignment.extent for assignment in assignments}
+    extents = {assignment.extent for assignment in assignments} - kept.keys()
     room = spare_bytes(processes_here(ranks.world_size))
     for damage in check_extents(history.root, extents, kept=kept, most_kept_bytes=room):
         raise CorruptError(
@@ -207,19 +212,23 @@ def _overwrite(
 
 
 def _prepare(
-    history: History, ref: CheckpointRef, rank: int, providers: Sequence[StateProvider]
+    history: History,
+    ref: CheckpointRef,
+    rank: int,
+    providers: Sequence[StateProvider],
+    rebuilt: RebuiltStep | None,
 ) -> tuple[Available, TrackedObjects, list[Assignment]]:
     """Check everything but the bytes, and let providers create state they lack; no value that training produced
     changes.
     """
-    extents = history.extents(ref)
+    extents = history.extents(ref) if rebuilt is None else rebuilt.extents
     chosen = choose(extents, rank=rank)
     tensors = {
         key: (tuple(members[0].shape), members[0].dtype)
         for key, members in chosen.by_key.items()
         if key[0] not in NOT_STATE
     }
-    objects = TrackedObjects(read_objects(history.root, chosen))
+    objects = TrackedObjects(read_objects(history.root, chosen) if rebuilt is None else rebuilt.objects())
     available = Available(tensors, objects)
     _check_all_wanted(ref, chosen, providers)
     for provider in providers:

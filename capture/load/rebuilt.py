@@ -2,8 +2,9 @@
 of the checkpoint that it was made from.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -22,12 +23,13 @@ _FILE = "in-memory/rank-00000"
 @dataclass(frozen=True, slots=True, eq=False)
 class RebuiltStep:
     """The step `ref`, made from the checkpoint `base`: the extents of its tensors, and the elements, flat, of those
-    that no file has."""
+    that no file has. `objects` returns its objects by name; UnsupportedError where one of them is not known."""
 
     ref: CheckpointRef
     base: CheckpointRef
     extents: Sequence[Extent]
     held: Mapping[Extent, torch.Tensor]
+    objects: Callable[[], Mapping[str, Any]]
 
     def kept(self) -> dict[Extent, Buffer]:
         """Return the bytes of what is held, as `read_into` takes them."""

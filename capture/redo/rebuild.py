@@ -23,7 +23,7 @@ from catalog.read.pins import pinned
 from catalog.read.redo import redo_chain
 from catalog.records import CheckpointRef, Extent
 
-__all__ = ["rebuilt_step", "repeated"]
+__all__ = ["rebuilt_step"]
 
 
 def rebuilt_step(history: History, step: RedoRef) -> RebuiltStep:
@@ -35,15 +35,12 @@ def rebuilt_step(history: History, step: RedoRef) -> RebuiltStep:
     """
     with pinned(history.paths, step.base):
         stored = stored_tensors(history.state_extents(step.base))
-        made, kinds = repeated(history, step.base, step.ref.step, stored)
-        return _described(step, stored, made, kinds)
+        updates = _repeated(history, step.base, step.ref.step, stored)
+        return _described(step, stored, updates)
 
 
-def repeated(
-    history: History, base: CheckpointRef, until: int, stored: Mapping[Key, StoredTensor]
-) -> tuple[dict[Key, torch.Tensor], frozenset[str]]:
-    """Return what the updates after `base` up to the step `until` make of its tensors, `stored`, and the kinds of the
-    optimizer's state. Errors as of `rebuilt_step`."""
+def _repeated(history: History, base: CheckpointRef, until: int, stored: Mapping[Key, StoredTensor]) -> RepeatedUpdates:
+    """Make the updates after `base`, whose tensors are `stored`, up to the step `until`."""
     chain = redo_chain(history.paths, base, until)
     for record in chain:
         require_same_update(record.rule, what=f"step {record.step} of run {base.run}")
@@ -60,15 +57,14 @@ def repeated(
                     f"{differs} differs from the fingerprint of the step; restore {base.step}, or rebuild the step by "
                     "a replay"
                 )
-    made = updates.tensors()
-    return made, updates.kinds | {kind for kind, _ in made} - {"model", "buffer"}
+    return updates
 
 
-def _described(
-    step: RedoRef, stored: Mapping[Key, StoredTensor], made: Mapping[Key, torch.Tensor], kinds: frozenset[str]
-) -> RebuiltStep:
+def _described(step: RedoRef, stored: Mapping[Key, StoredTensor], updates: RepeatedUpdates) -> RebuiltStep:
     """Return the extents of the step: those of what was made, and of what no update changes. What a provider of the
     user's has is left out, since nothing tells what it was."""
+    made = updates.tensors()
+    kinds = {"model", "buffer", *updates.kinds}
     extents: list[Extent] = []
     held: dict[Extent, torch.Tensor] = {}
     for number, (key, tensor) in enumerate(made.items()):
@@ -79,7 +75,7 @@ def _described(
         extents.append(extent)
         held[extent] = elements
     for key, unchanged in stored.items():
-        if key not in made and key[0] in {"model", "buffer", *kinds}:
+        if key not in made and key[0] in kinds:
             extents += unchanged.fragments
     ordered = sorted(extents, key=lambda extent: (extent.kind, extent.name, extent.start))
-    return RebuiltStep(step.ref, step.base, ordered, held)
+    return RebuiltStep(step.ref, step.base, ordered, held, updates.objects)

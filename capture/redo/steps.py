@@ -42,8 +42,7 @@ def _recorded(history: History, ref: int | str | CheckpointRef, run: str | None)
         runs: list[tuple[str, int | None]] = [(history.run_named(named), None)]
     else:
         runs = generations(history.paths, run or history.current_run())
-    for one, last in runs:
-        if last is None or step <= last:
-            base = redo_base(history.paths, one, step)
-            return None if base is None else RedoRef(CheckpointRef(one, step), base)
-    return None
+    # A run has only the steps after its fork; those before are its parent's.
+    within = (one for one, last in runs if last is None or step <= last)
+    found = ((one, redo_base(history.paths, one, step)) for one in within)
+    return next((RedoRef(CheckpointRef(one, step), base) for one, base in found if base is not None), None)

@@ -9,9 +9,9 @@ from capture.load.assignments import Assignment, assign
 from capture.load.objects import read_objects
 from capture.load.read_into import read_into
 from capture.state.dtypes import torch_dtype
-from capture.state.objects import Decoder
+from capture.state.objects import Decoder, decode_object
 from capture.state.update_rule import known_optimizer
-from catalog.errors import FormatError, MismatchError
+from catalog.errors import FormatError, MismatchError, UnsupportedError
 from catalog.format.redo_file import RedoTensor
 from catalog.history import History
 from catalog.read.fragments import StoredTensor, choose
@@ -38,7 +38,8 @@ class RepeatedUpdates:
     def __init__(
         self, history: History, base: CheckpointRef, stored: Mapping[Key, StoredTensor], first: RedoRecord
     ) -> None:
-        saved = self._saved(history, base)
+        self._saved = _objects_of(history, base)
+        saved = self._saved[_OBJECT]
         self._what = f"run {base.run}"
         self._names = [name for names in first.segment.params for name in names]
         self._params = first.segment.params
@@ -67,6 +68,20 @@ class RepeatedUpdates:
                 f"{first.segment.path}: its param groups are none of a {rule.__name__}: {error}"
             ) from error
         self._buffers: dict[str, torch.Tensor] = {}
+        self._objects: dict[str, bytes] = {}
+
+    def objects(self) -> dict[str, Any]:
+        """Return the objects of the step by name: those of the checkpoint, and instead of them what was recorded since.
+        UnsupportedError for one that was too large to be recorded.
+        """
+        too_large = sorted(name for name, text in self._objects.items() if not text)
+        if too_large:
+            raise UnsupportedError(
+                f"{self._what}: the object {too_large[0]!r} was too large for the redo log, so no training can go on "
+                "from this step: restore it without a target, or a checkpoint"
+            )
+        recorded = {name: decode_object(name, text, tensor=_no_entry) for name, text in self._objects.items()}
+        return {**self._saved, **recorded}
 
     def apply(self, record: RedoRecord) -> None:
         """Make the update of the next step. CorruptError, which names the tensor, for damaged bytes."""
@@ -78,7 +93,9 @@ class RepeatedUpdates:
             parameter.grad = None
         try:
             for tensor, elements in given:
-                if tensor.kind == "buffer":
+                if tensor.kind == "object":
+                    self._objects[tensor.name] = elements.numpy().tobytes()
+                elif tensor.kind == "buffer":
                     self._buffers[tensor.name] = elements
                 else:
                     self._parameters[tensor.name].grad = elements
@@ -99,14 +116,6 @@ class RepeatedUpdates:
                     found[kind, name] = value
         return found
 
-    @staticmethod
-    def _saved(history: History, base: CheckpointRef) -> Mapping[str, Any]:
-        extents = history.extents(base, kinds=("object", "object_tensor"))
-        saved = read_objects(history.root, choose(extents, rank=0)).get(_OBJECT)
-        if not isinstance(saved, dict) or not isinstance(saved.get("class"), str) or "kinds" not in saved:
-            raise MismatchError(f"checkpoint {base} has no optimizer of torch from which a step could be made")
-        return saved
-
     def _read(self, history: History, base: CheckpointRef, stored: Mapping[Key, StoredTensor]) -> None:
         assignments: list[Assignment] = []
         self._parameters: dict[str, torch.nn.Parameter] = {}
@@ -120,6 +129,15 @@ class RepeatedUpdates:
                 kind: _read_later(stored[kind, name], assignments) for kind in self.kinds if (kind, name) in stored
             }
         read_into(history.root, assignments)
+
+
+def _objects_of(history: History, base: CheckpointRef) -> Mapping[str, Any]:
+    extents = history.extents(base, kinds=("object", "object_tensor"))
+    found = read_objects(history.root, choose(extents, rank=0))
+    saved = found.get(_OBJECT)
+    if not isinstance(saved, dict) or not isinstance(saved.get("class"), str) or "kinds" not in saved:
+        raise MismatchError(f"checkpoint {base} has no optimizer of torch from which a step could be made")
+    return found
 
 
 def _read_later(stored: StoredTensor, assignments: list[Assignment]) -> torch.Tensor:
@@ -144,4 +162,4 @@ def _groups(record: RedoRecord) -> list[dict[str, Any]]:
 
 
 def _no_entry(name: str) -> torch.Tensor:
-    raise FormatError(f"param_groups: {name!r} is no tensor of a redo log")
+    raise FormatError(f"{name!r} is no tensor of a redo log")

@@ -69,7 +69,7 @@ class CurrentStep:
     check: what is compared to find out whether a step that is captured late is still in memory
     capture_again: begins the snapshot of a step anew with `capture`, or reports why it can't
     fingerprint_taken: gets the fingerprint of each step that `take_fingerprint` has taken, once the step is final
-    became_final: called when a step has become FINAL
+    became_final: called when a step has become FINAL, with what was kept of it; None where it is captured
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class CurrentStep:
         check: Check,
         capture_again: Callable[[int], None],
         fingerprint_taken: Callable[[Fingerprint], None] = lambda _: None,
-        became_final: Callable[[], None] = lambda: None,
+        became_final: Callable[[TransientState | None], None] = lambda _: None,
     ) -> None:
         self._listing = listing
         self._run = run
@@ -141,7 +141,7 @@ class CurrentStep:
             self._capture_again(self._dropped)
             self._dropped = None
         self._phase = _Phase.FINAL
-        self._became_final()
+        self._became_final(self._kept)
         self._hand_on_fingerprint()
         snapshot, self._unfinalized = self._unfinalized, None
         try:

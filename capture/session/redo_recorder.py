@@ -1,7 +1,7 @@
 """Records what every optimizer update of a training consumes, on the training thread.
 
     update_begins ─▶ (the user's own hooks) ─▶ consumed: gradients and param groups are copied
-    ─▶ the update ─▶ update_ended: changed buffers are copied ─▶ is_final: the step goes to the log
+    ─▶ the update ─▶ update_ended: changed buffers are copied ─▶ is_final: changed objects, and the step goes to the log
 
 The hook that copies is the last one before the update, so that it sees the gradients that the update sees. A step is
 broken, which readers are told by name, when anything but its update has written a parameter or the optimizer's state
@@ -20,6 +20,7 @@ from capture.loops.interface import Loop
 from capture.loops.pytorch.loop import TorchLoop
 from capture.session.options import OnFull
 from capture.session.redo_log import RedoLog, StepInput
+from capture.snapshot.data_file import PlacedObject
 from capture.state.dtypes import dtype_name
 from capture.state.module_tree import ModuleTree
 from capture.state.objects import encode_object, inlined
@@ -34,6 +35,8 @@ from catalog.run_writer import RunWriter
 __all__ = ["RedoRecorder", "refuse_unrecordable"]
 
 _ALIGN: Final = 16
+_MOST_OBJECT_BYTES: Final = 4 << 20
+_NO_BYTES: Final = torch.empty(0, dtype=torch.uint8)
 _Version = tuple[int, int]
 _EMBEDDINGS = (torch.nn.Embedding, torch.nn.EmbeddingBag)
 
@@ -72,6 +75,7 @@ class RedoRecorder:
         self._ended: StepInput | None = None
         self._broken: str | None = None
         self._buffer_hashes = self._hashed_buffers()
+        self._object_hashes: dict[str, bytes] = {}
         self._versions = self._read_versions()
         self._hook_id: int | None = None
 
@@ -117,11 +121,21 @@ class RedoRecorder:
             ended.broken = f"its buffers could not be recorded: {error}"
         self._ended = ended
 
-    def is_final(self) -> None:
-        """The step that has ended is final: hand it to the log."""
+    def is_final(self, objects: Callable[[], Sequence[PlacedObject]] | None = None) -> None:
+        """The step that has ended is final: hand it to the log, with the objects that belong to it. Without `objects`
+        the step is captured: its checkpoint has them.
+        """
         ended, self._ended = self._ended, None
+        if objects is None:
+            # What follows begins with the checkpoint's own, which nobody has compared with these.
+            self._object_hashes.clear()
         if ended is not None:
             ended.broken = ended.broken or self._broken or self._written_since()
+            try:
+                if ended.broken is None and objects is not None:
+                    ended.tensors += self._changed_objects(objects())
+            except Exception as error:  # noqa: BLE001 - a user's provider may raise anything
+                ended.broken = f"its objects could not be recorded: {error}"
             self._log.add(ended)
         self._broken = None
         self._versions = self._read_versions()
@@ -203,6 +217,18 @@ class RedoRecorder:
                 dtype = dtype_name(buffer.dtype, what=f"buffer {name!r}")
                 copy = buffer.detach().to("cpu", copy=True).contiguous()
                 found.append((RedoTensor("buffer", name, dtype, tuple(buffer.shape)), copy))
+        return found
+
+    def _changed_objects(self, objects: Sequence[PlacedObject]) -> list[tuple[RedoTensor, torch.Tensor]]:
+        found = []
+        for encoded in (inlined(placed.encoded) for placed in objects):
+            # Of a large object most is still in its own memory, which goes on changing.
+            text = b"" if encoded.live or len(encoded.json) > _MOST_OBJECT_BYTES else encoded.json
+            digest = native.checksum(text)
+            if self._object_hashes.get(encoded.name) != digest:
+                self._object_hashes[encoded.name] = digest
+                content = torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else _NO_BYTES
+                found.append((RedoTensor("object", encoded.name, "U8", (len(text),)), content))
         return found
 
     # What was written beside the update.

@@ -20,6 +20,7 @@ from capture.session.redo_recorder import RedoRecorder
 from capture.snapshot.failures import Failures
 from capture.snapshot.snapshot import Snapshot
 from capture.snapshot.state_listing import StateListing
+from capture.snapshot.transient_state import TransientState
 from catalog.errors import SnapshotError
 from catalog.run_writer import RunWriter
 
@@ -77,7 +78,7 @@ class StepEvents:
             check=options.check,
             capture_again=self._try_capture,
             fingerprint_taken=committer.fingerprint,
-            became_final=(lambda: None) if redo is None else redo.is_final,
+            became_final=self._step_is_final,
         )
         self.skipped = 0
         self.stall_s = 0.0
@@ -216,6 +217,10 @@ class StepEvents:
         if step is not None:
             reason = "an exception has ended session.modify() after the step, so its state is half edited"
             self._committer.failed(step, SnapshotError(reason))
+
+    def _step_is_final(self, kept: TransientState | None) -> None:
+        if self._redo is not None:
+            self._redo.is_final(None if kept is None else lambda: self._listing.read_objects(kept).placed)
 
     def _note_written(self, how: str) -> None:
         if self._redo is not None:

@@ -2,10 +2,10 @@
 
     blocks, one after the other  |  the footer, canonical JSON with its checksum  |  its length, 8 bytes  |  DSHREDO1
 
-A block has the packed bytes of one gradient, of one changed buffer, or of a part of a large one, and the footer has its
-checksum: so a flipped bit anywhere in a segment is found. Blocks are written as they come; the footer is last, because
-only then their sizes are known. A segment is published whole, like every file of a history, so that a process that is
-killed leaves none that is torn, and loses the steps of one segment at most.
+A block has the packed bytes of one gradient, one changed buffer or object, or a part of a large one, and the footer has
+its checksum: so a flipped bit anywhere in a segment is found. Blocks are written as they come; the footer is last,
+because only then their sizes are known. A segment is published whole, like every file of a history, so that a process
+that is killed leaves none that is torn, and loses the steps of one segment at most.
 """
 
 import contextlib
@@ -49,12 +49,13 @@ _NAME: Final = re.compile(r"rank-([0-9]{5})-([0-9]{12})-to-([0-9]{12})\.redo")
 _PACKED_SLACK: Final = 2
 """Packed bytes are at most so many times as many as what they stand for, and 4 KiB more."""
 
-Kind = Literal["gradient", "buffer"]
+Kind = Literal["gradient", "buffer", "object"]
 
 
 @dataclass(frozen=True, slots=True)
 class RedoTensor:
-    """A tensor of which a segment has bytes: the gradient of a parameter, or a buffer that forward changes."""
+    """A tensor of which a segment has bytes: the gradient of a parameter, a buffer that forward changes, or the text of
+    the JSON tree of a provider's object. An object without bytes was too large to be recorded."""
 
     kind: Kind
     name: str

@@ -36,11 +36,15 @@ class OpenedHistory:
 
     def _steps(self, *refs: Ref) -> "tuple[list[CheckpointRef], dict[CheckpointRef, RebuiltStep]]":
         """Return the steps that are named, and in memory those that were not captured and are in a redo log."""
-        from capture.redo.rebuild import rebuilt_step
         from capture.redo.steps import RedoRef, find_step
 
         found = [find_step(self.history, ref) for ref in refs]
         redo = {step.ref: step for step in found if isinstance(step, RedoRef)}
+        if not redo:
+            return [step for step in found if not isinstance(step, RedoRef)], {}
+        # Making a step again needs torch's optimizers; whoever reads checkpoints does not wait for them.
+        from capture.redo.rebuild import rebuilt_step
+
         rebuilt = {ref: rebuilt_step(self.history, step) for ref, step in redo.items()}
         return [step.ref if isinstance(step, RedoRef) else step for step in found], rebuilt
 

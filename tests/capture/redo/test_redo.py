@@ -18,6 +18,7 @@ from catalog.errors import CorruptError, MismatchError, NotFoundError, SetupErro
 from catalog.format.redo_file import read_redo_segment, redo_segments
 from catalog.history import History
 from catalog.read.redo import recorded_steps
+from catalog.records import CheckpointRef
 from catalog.verify import verify
 
 ADAM = functools.partial(torch.optim.Adam, lr=1e-2)
@@ -62,6 +63,20 @@ def clip(model):
     torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
 
 
+def others(model):
+    return [parameter for parameter in model.parameters() if parameter is not model.second.weight]
+
+
+def one_step(model, optimizer, schedule, step):
+    """Make a step of the training; at each fifth a weight has no gradient."""
+    model(torch.randn(5, 7).to(model.first.weight.dtype)).square().mean().backward()
+    if step % 5 == 0:
+        model.first.bias.grad = None
+    optimizer.step()
+    schedule.step()
+    optimizer.zero_grad()
+
+
 def train(
     history,
     *,
@@ -75,20 +90,14 @@ def train(
     torch.manual_seed(0)
     model = Model().to(dtype)
     decayed = [model.second.weight]
-    others = [parameter for parameter in model.parameters() if parameter is not model.second.weight]
-    optimizer = make([{"params": decayed, "weight_decay": 0.2}, {"params": others}])
+    optimizer = make([{"params": decayed, "weight_decay": 0.2}, {"params": others(model)}])
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40)
     # Hooks of the user's may change what the update reads, and run after those that a session has installed before.
     session = capture.enable(model, optimizer=optimizer, scheduler=schedule, history=history, stats_every=0, **options)
     optimizer.register_step_pre_hook(lambda *_: clip(model))
     with session:
         for step in range(1, steps + 1):
-            model(torch.randn(5, 7).to(dtype)).square().mean().backward()
-            if step % 5 == 0:
-                model.first.bias.grad = None
-            optimizer.step()
-            schedule.step()
-            optimizer.zero_grad()
+            one_step(model, optimizer, schedule, step)
             between(step, session, model, optimizer)
     return History.open(history), session.run
 
@@ -344,11 +353,50 @@ def test_nothing_is_written_by_default(tmp_path):
         capture.restore(3, history=tmp_path)
 
 
-def test_a_live_training_is_not_put_back_to_it(tmp_path):
-    train(tmp_path, every=10, redo=True)
+@pytest.mark.guards("Resume is exact")
+def test_a_training_goes_on_from_a_step_of_the_log(tmp_path):
+    history, run = train(tmp_path, every=10, redo=True)
+    torch.manual_seed(1)
     model = Model()
-    with pytest.raises(UnsupportedError, match=r"step .*:3 was not captured: .* or restore .*:0"):
-        capture.restore(3, history=tmp_path, model=model, optimizer=torch.optim.AdamW(model.parameters()))
+    optimizer = ADAMW([{"params": [model.second.weight], "weight_decay": 0.2}, {"params": others(model)}])
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40)
+    live = {"model": model, "optimizer": optimizer, "scheduler": schedule}
+    assert capture.restore(13, history=tmp_path, **live) == CheckpointRef(run, 13)
+    assert schedule.last_epoch == 13
+    expected = {step: state_of_training(step, tmp_path)["model"] for step in (14, 17, 23)}
+    optimizer.register_step_pre_hook(lambda *_: clip(model))
+    options = {"optimizer": optimizer, "scheduler": schedule, "every": 100, "redo": True, "stats_every": 0}
+    with capture.enable(model, history=tmp_path, **options) as session:
+        assert session.step == 13
+        for step in range(14, 24):
+            one_step(model, optimizer, schedule, step)
+            if step in expected:
+                assert_equal({"model": expected[step]}, {"model": named(model)})
+    assert (history.run_facts(session.run).parent_run, history.run_facts(session.run).parent_step) == (run, 13)
+    assert_equal({"model": expected[17]}, {"model": state_of_training(17, tmp_path)["model"]})
+    of_parent = capture.restore(f"{run}:12", history=tmp_path)["model"]
+    assert_equal({"model": of_parent}, {"model": capture.restore(12, history=tmp_path)["model"]})
+
+
+def named(model):
+    return {name: one.detach().clone() for name, one in model.named_parameters(remove_duplicate=False)}
+
+
+def test_an_object_that_is_too_large_is_named(tmp_path):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(300, 1000)
+    average = torch.optim.swa_utils.AveragedModel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    options = {"optimizer": optimizer, "history": tmp_path, "redo": True, "stats_every": 0}
+    with capture.enable(model, every=10, providers=[capture.Stateful("ema", average)], **options) as session:
+        for _ in range(3):
+            model(torch.randn(2, 300)).square().mean().backward()
+            optimizer.step()
+            average.update_parameters(model)
+    assert session.failures == []
+    assert set(capture.restore(2, history=tmp_path)) == {"model"}
+    with pytest.raises(UnsupportedError, match="the object 'ema' was too large for the redo log"):
+        capture.restore(2, history=tmp_path, model=model, optimizer=optimizer)
 
 
 class Own(torch.optim.AdamW):
