@@ -1,8 +1,8 @@
 """What the bits of an update depend on beside its input: the optimizer's class, torch, and how the processor computes.
 
-An update that reads nothing but gradients, its own state and its param groups can be made again, bit for bit, where all
-of this is the same: so a redo log records it. The number of threads is among it, because a fused update cuts a tensor
-among them, and its vector loop rounds otherwise than the elements that are left over at each cut.
+An update that reads nothing but gradients, its own state and its param groups can be made again, bit for bit, where
+all of this is the same: so a redo log records it. The number of threads is among it, because torch cuts a large tensor
+among them, and with bfloat16 weights SGD's vector loop rounds otherwise than the loop over what is left at each cut.
 """
 
 import contextlib
