@@ -69,7 +69,7 @@ class CurrentStep:
     check: what is compared to find out whether a step that is captured late is still in memory
     capture_again: begins the snapshot of a step anew with `capture`, or reports why it can't
     fingerprint_taken: gets the fingerprint of each step that `take_fingerprint` has taken, once the step is final
-    became_final: called when a step has become FINAL, with what was kept of it; None where it is captured
+    became_final: called when a step has become FINAL, with what was kept of it; None where keeping has failed
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class CurrentStep:
             self._capture_again(self._dropped)
             self._dropped = None
         self._phase = _Phase.FINAL
-        self._became_final(self._kept)
+        self._became_final(self._kept or self._kept_by_snapshot())
         self._hand_on_fingerprint()
         snapshot, self._unfinalized = self._unfinalized, None
         try:
@@ -155,14 +155,23 @@ class CurrentStep:
             if snapshot is not None:
                 snapshot.fail(error)
 
+    def _kept_by_snapshot(self) -> TransientState | None:
+        """Return what the snapshot of the current step, if it is still to be finalized, has read right after it."""
+        snapshot = self._unfinalized
+        return (
+            None
+            if snapshot is None
+            else TransientState(snapshot.step, None, KeptBuffers({}, {}), snapshot.read_at_step)
+        )
+
     def edit_begins(self) -> None:
         """A declared edit is about to begin: return once nothing reads the state. It drops a snapshot that is not
         final, and nothing of it stays on the disk.
         """
         if self._unfinalized is not None:
             with self._releasing:
+                self._kept = self._kept_by_snapshot()
                 snapshot, self._unfinalized, self._unreleased = self._unfinalized, None, None
-                self._kept = TransientState(snapshot.step, None, KeptBuffers({}, {}), snapshot.read_at_step)
                 self._dropped = snapshot.step
                 snapshot.drop()
         self.release()

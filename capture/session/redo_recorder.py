@@ -17,7 +17,9 @@ import torch
 
 import native
 from capture.loops.interface import Loop
+from capture.loops.module_hooks import install
 from capture.loops.pytorch.loop import TorchLoop
+from capture.loops.pytorch.wrappers import wrappers_of
 from capture.session.options import OnFull
 from capture.session.redo_log import RedoLog, StepInput
 from capture.snapshot.data_file import PlacedObject
@@ -27,7 +29,7 @@ from capture.state.objects import encode_object, inlined
 from capture.state.optimizer_state import state_tensors
 from capture.state.providers import Buffers
 from capture.state.update_rule import refuse_unknown_update, update_rule
-from catalog.errors import SetupError, UnsupportedError
+from catalog.errors import SetupError, SnapshotError, UnsupportedError
 from catalog.format.redo_file import RedoTensor
 from catalog.retention.policy import Policy
 from catalog.run_writer import RunWriter
@@ -37,6 +39,7 @@ __all__ = ["RedoRecorder", "refuse_unrecordable"]
 _ALIGN: Final = 16
 _MOST_OBJECT_BYTES: Final = 4 << 20
 _NO_BYTES: Final = torch.empty(0, dtype=torch.uint8)
+Objects = Callable[[], Sequence[PlacedObject]]
 _Version = tuple[int, int]
 _EMBEDDINGS = (torch.nn.Embedding, torch.nn.EmbeddingBag)
 
@@ -52,6 +55,11 @@ def refuse_unrecordable(loop: Loop, world_size: int, keep: Policy | None) -> Non
     if keep is not None and keep.budget_bytes is not None:
         raise SetupError(f"redo=True with keep={str(keep)!r}: a redo log does not keep to a budget of bytes yet")
     refuse_unknown_update(loop.optimizers(), scaler=loop.may_skip_updates())
+    for wrapper in wrappers_of(loop.optimizers()[0]):
+        raise UnsupportedError(
+            f"redo=True: a {type(wrapper).__qualname__} around the optimizer writes the weights too, which can't be "
+            "recorded; leave redo out"
+        )
     for name, part in _module_of(loop).named_modules():
         if isinstance(part, _EMBEDDINGS) and (part.max_norm is not None or part.sparse):
             what = "max_norm: forward writes its weights" if part.max_norm is not None else "sparse gradients"
@@ -77,21 +85,26 @@ class RedoRecorder:
         self._buffer_hashes = self._hashed_buffers()
         self._object_hashes: dict[str, bytes] = {}
         self._versions = self._read_versions()
-        self._hook_id: int | None = None
+        self._hook_ids = 0, 0
 
     def attach(self) -> Callable[[], None]:
         """Begin to see updates; return the function that ends it."""
-        hook = self._optimizer.register_step_pre_hook(self._consumes)
-        self._hook_id = hook.id
-        return hook.remove
+        before = self._optimizer.register_step_pre_hook(self._consumes)
+        after = self._optimizer.register_step_post_hook(self._has_written)
+        self._hook_ids = before.id, after.id
+        return install([before.remove, after.remove])
 
     # Events, in the order of a step.
 
     def update_begins(self) -> None:
-        """The update is about to begin, and other hooks may still change what it reads: become the last of them."""
-        hooks = self._optimizer._optimizer_step_pre_hooks
-        if self._hook_id in hooks:
-            hooks.move_to_end(self._hook_id)  # type: ignore[attr-defined]
+        """The update is about to begin, and hooks of others may change what it reads, and what it has written: stand
+        behind all that come before it, and before all that come behind it.
+        """
+        before, after = self._hook_ids
+        hooks: Any = self._optimizer._optimizer_step_pre_hooks, self._optimizer._optimizer_step_post_hooks
+        if before in hooks[0]:
+            hooks[0].move_to_end(before)
+            hooks[1].move_to_end(after, last=False)
 
     def _consumes(self, optimizer: torch.optim.Optimizer, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         self._drop_unended()
@@ -107,10 +120,12 @@ class RedoRecorder:
             now.broken = f"it could not be recorded: {error}"
         self._broken = None
 
+    def _has_written(self, *_: Any) -> None:
+        self._versions = self._read_versions()
+
     def update_ended(self, step: int) -> None:
         """The update that makes `step` is over: copy the buffers that have changed since the step before."""
         ended, self._consumed_now = self._consumed_now, None
-        self._versions = self._read_versions()
         if ended is None or ended.is_left_out:
             self._log.left_out([step], "the steps before it were still being written")
             return
@@ -121,19 +136,16 @@ class RedoRecorder:
             ended.broken = f"its buffers could not be recorded: {error}"
         self._ended = ended
 
-    def is_final(self, objects: Callable[[], Sequence[PlacedObject]] | None = None) -> None:
-        """The step that has ended is final: hand it to the log, with the objects that belong to it. Without `objects`
-        the step is captured: its checkpoint has them.
+    def is_final(self, objects: Objects | None) -> None:
+        """The step that has ended is final: hand it to the log, with the objects that belong to it; None where they
+        could not be read.
         """
         ended, self._ended = self._ended, None
-        if objects is None:
-            # What follows begins with the checkpoint's own, which nobody has compared with these.
-            self._object_hashes.clear()
         if ended is not None:
             ended.broken = ended.broken or self._broken or self._written_since()
             try:
-                if ended.broken is None and objects is not None:
-                    ended.tensors += self._changed_objects(objects())
+                if ended.broken is None:
+                    ended.tensors += self._changed_objects(_given(objects)())
             except Exception as error:  # noqa: BLE001 - a user's provider may raise anything
                 ended.broken = f"its objects could not be recorded: {error}"
             self._log.add(ended)
@@ -148,7 +160,6 @@ class RedoRecorder:
     def close(self) -> None:
         """Write the rest of the log."""
         self._drop_unended()
-        self.is_final()
         self._log.close()
 
     def give_up(self) -> None:
@@ -257,6 +268,12 @@ class RedoRecorder:
             self._log.release(self._consumed_now.memory)
             self._consumed_now = None
             self._broken = self._broken or "an exception has ended an update half-way"
+
+
+def _given(objects: Objects | None) -> Objects:
+    if objects is None:
+        raise SnapshotError("a provider has failed")
+    return objects
 
 
 def _module_of(loop: Loop) -> torch.nn.Module:

@@ -20,6 +20,7 @@ from catalog.history import History
 from catalog.read.redo import recorded_steps
 from catalog.records import CheckpointRef
 from catalog.verify import verify
+from dshistory.explorer import Explorer
 
 ADAM = functools.partial(torch.optim.Adam, lr=1e-2)
 ADAMW = functools.partial(torch.optim.AdamW, lr=1e-2)
@@ -205,6 +206,23 @@ def test_what_an_update_has_not_made_is_refused_by_name(tmp_path):
     assert capture.restore(21, history=history.root)
 
 
+def test_a_hook_that_writes_after_the_update_is_named(tmp_path):
+    def hook(step, session, model, optimizer):
+        if step == 4:
+            optimizer.register_step_post_hook(lambda *_: model.first.bias.data.clamp_(-0.01, 0.01))
+            optimizer.register_step_post_hook(lambda *_: clamp(model.second.weight))
+
+    train(tmp_path, every=10, redo=True, fingerprints=False, between=hook)
+    assert capture.restore(4, history=tmp_path)
+    with pytest.raises(MismatchError, match=r"after step 5 .*: second\.weight was written outside the update"):
+        capture.restore(5, history=tmp_path)
+
+
+def clamp(weight):
+    with torch.no_grad():
+        weight.clamp_(-0.01, 0.01)
+
+
 def test_a_closure_is_refused_by_name(tmp_path):
     torch.manual_seed(0)
     model = torch.nn.Linear(3, 3)
@@ -380,6 +398,25 @@ def test_a_training_goes_on_from_a_step_of_the_log(tmp_path):
     assert_equal({"model": of_parent}, {"model": capture.restore(12, history=tmp_path)["model"]})
 
 
+def test_a_checkpoint_that_was_removed_is_made_again_with_its_objects(tmp_path):
+    history, run = train(tmp_path, every=5, redo=True)
+    whole = capture.restore(10, history=tmp_path, kinds=["model", "exp_avg"])
+    objects = capture_objects(tmp_path, 10)
+    Explorer.open(tmp_path).remove([5, 10, 15], force=True)
+    assert 10 not in history.steps(run)
+    assert_equal(whole, capture.restore(10, history=tmp_path, kinds=["model", "exp_avg"]))
+    assert capture_objects(tmp_path, 10) == objects
+
+
+def capture_objects(root, step):
+    """Put a live training back to a step, and return where its schedule, rates and random numbers are."""
+    model = Model()
+    optimizer = ADAMW([{"params": [model.second.weight], "weight_decay": 0.2}, {"params": others(model)}])
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40)
+    capture.restore(step, history=root, model=model, optimizer=optimizer, scheduler=schedule)
+    return schedule.last_epoch, optimizer.param_groups[0]["lr"], torch.rand(1).item()
+
+
 def named(model):
     return {name: one.detach().clone() for name, one in model.named_parameters(remove_duplicate=False)}
 
@@ -435,6 +472,19 @@ def test_what_cannot_be_recorded_is_refused(tmp_path, case):
     with pytest.raises((UnsupportedError, SetupError), match=message):
         capture.enable(model, history=tmp_path, redo=True, **make(model))
     assert not (tmp_path / "runs").exists()
+
+
+class Lookahead(torch.optim.Optimizer):
+    def __init__(self, inner):
+        self.inner, self.param_groups, self.state = inner, inner.param_groups, {}
+
+
+def test_a_wrapper_that_writes_the_weights_is_refused(tmp_path):
+    model = torch.nn.Linear(2, 2)
+    wrapper = Lookahead(torch.optim.SGD(model.parameters(), lr=0.1))
+    refused = pytest.raises(UnsupportedError, match="a Lookahead around the optimizer writes the weights too")
+    with refused, pytest.warns(UserWarning, match="the Lookahead around the optimizer is not captured"):
+        capture.enable(model, optimizer=wrapper.inner, history=tmp_path, redo=True)
 
 
 @pytest.mark.parametrize("options", [{"max_norm": 1.0}, {"sparse": True}])
