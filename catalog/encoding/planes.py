@@ -21,11 +21,13 @@ no checksum of its own: whoever stores one keeps the checksum of its bytes besid
 """
 
 import struct
+import threading
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import pyarrow as pa
+import zstandard
 
 import native
 from catalog.errors import FormatError
@@ -64,7 +66,13 @@ _SAMPLE_PART_ELEMENTS = 2048
 _WORTH_CODING = 0.97
 """A plane that zstd makes hardly smaller is stored: that costs little room, and decoding it nothing."""
 
-_LEVEL = 1
+_Coder: TypeAlias = int
+"""How zstd codes a plane: the logarithm of the number of earlier places that it remembers, to find repetitions."""
+
+_FEW_MATCHES: _Coder = 6
+"""Exponents repeat by chance. To say where costs more than to code them one by one, which is all that is left to do."""
+_MATCHES: _Coder = 14
+"""Runs, as of zeros, are worth finding."""
 
 
 class _Head(NamedTuple):
@@ -97,9 +105,9 @@ def packed(
             raise ValueError(f"the base has {len(other)} bytes, the block {len(data)}: they must be as many")
         other = other[:whole]
     tried = (_ALONE if base is None else _WITH_BASE) if transform is None else (transform,)
-    best, worth = _best(data[:whole], itemsize, other, tried)
+    best, coders = _best(data[:whole], itemsize, other, tried)
     planes = _planes(data[:whole], itemsize, best, other)
-    coded = [_coded(plane, worth=gains) for plane, gains in zip(planes, worth, strict=True)]
+    coded = [_coded(plane, coder) for plane, coder in zip(planes, coders, strict=True)]
     head = _HEAD.pack(VERSION, best, itemsize, len(data))
     table = b"".join(_PLANE.pack(coding, len(content)) for coding, content in coded)
     return b"".join([head, table, *(content for _, content in coded), data[whole:]])
@@ -177,16 +185,25 @@ def _planes(data: memoryview, itemsize: int, transform: Transform, base: memoryv
 
 def _best(
     data: memoryview, itemsize: int, base: memoryview | None, tried: Sequence[Transform]
-) -> tuple[Transform, Sequence[bool]]:
-    """Return the transform that makes a sample smallest, and which of its planes zstd makes smaller."""
+) -> tuple[Transform, Sequence[_Coder | None]]:
+    """Return the transform that makes a sample smallest, and what codes each of its planes; None: it is stored."""
     sample = _sample(data, itemsize)
     other = None if base is None else _sample(base, itemsize)
-    found = []
-    for transform in tried:
-        parts = [len(_zstd(plane)) / max(1, len(plane)) for plane in _planes(sample, itemsize, transform, other)]
-        found.append((sum(min(1.0, part) for part in parts), transform, [part < _WORTH_CODING for part in parts]))
-    _, best, worth = min(found)
-    return best, worth
+
+    def size(transform: Transform) -> int:
+        return sum(min(len(plane), len(_zstd(plane, _FEW_MATCHES))) for plane in split(transform))
+
+    def split(transform: Transform) -> list[memoryview]:
+        return list(_planes(sample, itemsize, transform, other))
+
+    best = tried[0] if len(tried) == 1 else min(tried, key=size)
+    return best, [_best_coder(plane) for plane in split(best)]
+
+
+def _best_coder(plane: memoryview) -> _Coder | None:
+    """Return what makes a plane smallest; None when nothing makes it smaller by enough."""
+    size, coder = min((len(_zstd(plane, coder)), coder) for coder in (_FEW_MATCHES, _MATCHES))
+    return coder if size < _WORTH_CODING * len(plane) else None
 
 
 def _sample(data: memoryview, itemsize: int) -> memoryview:
@@ -198,12 +215,12 @@ def _sample(data: memoryview, itemsize: int) -> memoryview:
     return memoryview(b"".join(data[i * gap : i * gap + part] for i in range(_SAMPLE_PARTS)))
 
 
-def _coded(plane: memoryview, *, worth: bool) -> tuple[_Coding, bytes | memoryview]:
-    if not worth:
+def _coded(plane: memoryview, coder: _Coder | None) -> tuple[_Coding, bytes | memoryview]:
+    if coder is None:
         return _Coding.STORED, plane
     if len(plane) > 1 and plane[:-1] == plane[1:]:
         return _Coding.CONSTANT, plane[:1]
-    content = _zstd(plane)
+    content = _zstd(plane, coder)
     return (_Coding.ZSTD, content) if len(content) < len(plane) else (_Coding.STORED, plane)
 
 
@@ -221,5 +238,20 @@ def _decoded(coding: _Coding, content: memoryview, nbytes: int) -> memoryview | 
         raise FormatError(f"packed block: a plane can't be decompressed: {error}") from error
 
 
-def _zstd(plane: memoryview) -> bytes:
-    return bytes(pa.Codec("zstd", compression_level=_LEVEL).compress(pa.py_buffer(plane), asbytes=True))
+class _Compressors(threading.local):
+    """The compressors of each thread: one compressor must not be used by two at a time."""
+
+    def __init__(self) -> None:
+        self.by_coder = {coder: _compressor(coder) for coder in (_FEW_MATCHES, _MATCHES)}
+
+
+def _compressor(coder: _Coder) -> zstandard.ZstdCompressor:
+    parameters = zstandard.ZstdCompressionParameters.from_level(1, min_match=7, hash_log=coder, window_log=20)
+    return zstandard.ZstdCompressor(compression_params=parameters)
+
+
+_own = _Compressors()
+
+
+def _zstd(plane: memoryview, coder: _Coder) -> bytes:
+    return _own.by_coder[coder].compress(plane)
