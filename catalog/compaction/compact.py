@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from catalog.compaction.pack import Bases, bases_in, drop_data_files, pack_data_file
+from catalog.compaction.pack import Bases, bases_in, bytes_with_base, drop_data_files, pack_data_file
 from catalog.errors import HistoryError, SetupError
 from catalog.format.manifest import Manifest
 from catalog.history import History
@@ -98,7 +98,7 @@ def _compact(
     paths: HistoryPaths, ref: CheckpointRef, frames: "_KeyFrames", workers: int, progress: Callable[[int], None]
 ) -> CompactedStep:
     manifests = read_checkpoint(paths, ref.run, ref.step).manifests
-    base = frames.base_for(ref.step)
+    base = frames.base_for(ref.step, manifests)
     for manifest in manifests:
         if not only_packed(paths.root, [manifest.file]):
             bases = frames.bases(base, rank=manifest.rank)
@@ -127,10 +127,16 @@ class _KeyFrames:
         files = self._files(step)
         return only_packed(self._paths.root, files) == frozenset(files)
 
-    def base_for(self, step: int) -> int | None:
-        """Return the step that the next checkpoint is packed against; None when it becomes a key frame."""
+    def base_for(self, step: int, manifests: Sequence[Manifest]) -> int | None:
+        """Return the step that the next checkpoint is packed against; None when it becomes a key frame: it is its turn,
+        others were packed against it, or the key frame before it has less than half of its bytes, as the state before
+        an optimizer's first step."""
         is_key = self._since + 1 >= self._key_every or not self._needed.isdisjoint(self._files(step))
-        return None if is_key else self._key
+        return None if is_key or self._key is None or not self._has_most_of(manifests) else self._key
+
+    def _has_most_of(self, manifests: Sequence[Manifest]) -> bool:
+        found = [bytes_with_base(manifest, self.bases(self._key, rank=manifest.rank)) for manifest in manifests]
+        return 2 * sum(found) >= sum(manifest.data_bytes for manifest in manifests)
 
     def bases(self, base: int | None, *, rank: int) -> Bases:
         """Return the extents against which a rank's part is packed."""

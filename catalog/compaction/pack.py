@@ -31,7 +31,7 @@ from catalog.read.pins import alone_with
 from catalog.read.stored_bytes import Buffer, Piece, ReadBuffer, batches, mismatches
 from catalog.records import CheckpointRef, Extent
 
-__all__ = ["BLOCK_BYTES", "Bases", "bases_in", "drop_data_files", "pack_data_file"]
+__all__ = ["BLOCK_BYTES", "Bases", "bases_in", "bytes_with_base", "drop_data_files", "pack_data_file"]
 
 BLOCK_BYTES = 1 << 20
 """Whoever reads a few elements unpacks a whole block; smaller ones would gain less."""
@@ -58,6 +58,12 @@ class _RawBlock(NamedTuple):
 def bases_in(manifest: Manifest, *, files: frozenset[str]) -> Bases:
     """Return the extents of a rank's part of a key frame whose bytes are in one of `files`."""
     return {_key(extent): extent for extent in manifest.extents() if extent.nbytes and extent.file in files}
+
+
+def bytes_with_base(manifest: Manifest, bases: Bases) -> int:
+    """Return how many of the bytes of a part's data file can be packed against a base."""
+    own = (extent for extent in manifest.extents() if extent.file == manifest.file)
+    return sum(extent.nbytes for extent in own if _key(extent) in bases)
 
 
 def _key(extent: Extent) -> _Key:

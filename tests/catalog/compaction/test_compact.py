@@ -8,7 +8,9 @@ from catalog_helpers import Run, flip_bit
 from packed_helpers import RUN, STEPS, all_bytes, compacted, make_history, packed_files_of, ref
 from retention_helpers import cut_off
 
+from catalog.compaction import pack
 from catalog.compaction.compact import compact_run
+from catalog.encoding.planes import packed
 from catalog.errors import SetupError
 from catalog.gc import collect_garbage
 from catalog.history import History
@@ -138,4 +140,25 @@ def test_an_image_that_is_damaged_beside_its_data_file_is_made_anew(history: His
     assert verify(history) == []
     assert [one.ref for one in compacted(history).steps] == [ref(20)]
     assert verify(history) == []
+    assert all_bytes(history) == before
+
+
+@pytest.mark.guards("A packed checkpoint is the checkpoint")
+def test_what_does_not_give_the_same_bytes_again_never_takes_the_place_of_a_data_file(
+    history: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = all_bytes(history)
+
+    def wrong(raw: memoryview, *, itemsize: int, base: memoryview | None = None) -> bytes:
+        """Pack as a processor with a weak bit would."""
+        changed = bytearray(raw)
+        changed[-1] ^= 4
+        return packed(memoryview(changed), itemsize=itemsize, base=base)
+
+    monkeypatch.setattr(pack, "packed", wrong)
+    done = compacted(history)
+    assert done.steps == []
+    assert all("check this machine's memory and disk" in reason for reason in done.left.values())
+    assert packed_files_of(history) == []
+    assert list(history.root.rglob("*.tmp")) == []
     assert all_bytes(history) == before

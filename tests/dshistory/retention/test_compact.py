@@ -69,7 +69,7 @@ def test_no_reader_can_tell_that_a_history_is_compacted(explorer: Explorer, tmp_
     plain = tmp_path / "plain"
     shutil.copytree(explorer.root, plain)
     table = explorer.compact(key_every=3, newest=0, quiet=True)
-    assert table["base"].to_pylist() == [None, 0, 0, None, 3, 3, None]
+    assert table["base"].to_pylist() == [None, None, 1, 1, None, 4, 4]
     assert not list(explorer.root.rglob("*.safetensors"))
     assert answers(explorer, tmp_path / "a") == answers(Explorer.open(plain), tmp_path / "b")
 
@@ -142,29 +142,29 @@ def test_the_command_line_packs(explorer: Explorer) -> None:
 
 def test_a_base_is_kept_as_long_as_others_need_it(explorer: Explorer) -> None:
     explorer.compact(key_every=3, newest=0, quiet=True)
-    with pytest.raises(SetupError, match=r"nothing was removed: .*:3: .*:4 refers to its bytes"):
-        explorer.remove([3])
+    with pytest.raises(SetupError, match=r"nothing was removed: .*:4: .*:5 refers to its bytes"):
+        explorer.remove([4])
     done = explorer.prune("last 2", dry_run=False)
-    assert done["step"].to_pylist() == [0, 1, 2, 4]
-    assert explorer.log()["step"].to_pylist() == [3, 5, 6]
+    assert done["step"].to_pylist() == [0, 1, 2, 3]
+    assert explorer.log()["step"].to_pylist() == [4, 5, 6]
     assert explorer.verify(quiet=True).note == "3 checkpoints verified: no problem"
 
 
 def test_a_base_that_was_deleted_by_hand_is_named_with_all_that_need_it(explorer: Explorer) -> None:
     explorer.compact(key_every=3, newest=0, quiet=True)
     run = explorer.history.current_run()
-    base = explorer.root / f"runs/{run}/steps/000000000003/rank-00000.packed"
+    base = explorer.root / f"runs/{run}/steps/000000000004/rank-00000.packed"
     base.unlink()
     health = dict(zip(explorer.log()["step"].to_pylist(), explorer.log()["health"].to_pylist(), strict=True))
-    missing = f"damaged: needs runs/{run}/steps/000000000003/rank-00000.safetensors (step 3), which is gone"
-    assert health[3] == missing
-    for step in (4, 5):
+    missing = f"damaged: needs runs/{run}/steps/000000000004/rank-00000.safetensors (step 4), which is gone"
+    assert health[4] == missing
+    for step in (5, 6):
         image = f"runs/{run}/steps/{step:012d}/rank-00000.packed"
         assert health[step] == f"{missing}: {image} was packed against it"
-    assert health[6] is None
+    assert health[1] is None
     problems = {(row["file"].split("/")[3], row["problem"]) for row in explorer.verify(quiet=True)}
-    assert {step for step, _ in problems} == {"000000000003", "000000000004", "000000000005"}
-    assert all(str(base) in problem for step, problem in problems if step != "000000000003")
+    assert {step for step, _ in problems} == {"000000000004", "000000000005", "000000000006"}
+    assert all(str(base) in problem for step, problem in problems if step != "000000000004")
     with pytest.raises(ValueError, match="was packed against it and can't be read without it"):
         explorer.restore(5)
     assert History.open(explorer.root).checkpoints()
