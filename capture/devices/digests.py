@@ -7,7 +7,7 @@ that differ at all differ by at most 31 trailing zero bits), so both of a row wi
 without rounding: the order in which a device adds them changes nothing.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -67,17 +67,21 @@ class DeviceDigests:
         self._slabs: list[torch.Tensor] = []
         self._batches: list[_Batch] = []
         owners: list[int] = []
-        rests: dict[tuple[torch.device, torch.dtype], list[tuple[int, torch.Tensor]]] = {}
+        rests: dict[tuple[torch.device, torch.dtype, int], list[tuple[int, torch.Tensor]]] = {}
         for index, vector in enumerate(vectors):
             whole = len(vector) // _ROW
             rows = vector[: whole * _ROW].view(whole, _ROW)
             self._slabs += [rows[at : at + _MOST_ROWS] for at in range(0, whole, _MOST_ROWS)]
             owners += [index] * whole
             if whole * _ROW < len(vector):
-                rests.setdefault((vector.device, vector.dtype), []).append((index, vector[whole * _ROW :]))
-        for group in rests.values():
-            for batch in _batches(group):
-                self._batches.append(_Batch([vector for _, vector in batch]))
+                rest = vector[whole * _ROW :]
+                width = 1 << (len(rest) - 1).bit_length()
+                rests.setdefault((vector.device, vector.dtype, width), []).append((index, rest))
+        for (_, _, width), group in rests.items():
+            most = _MOST_ROWS * _ROW // width
+            for at in range(0, len(group), most):
+                batch = group[at : at + most]
+                self._batches.append(_Batch([vector for _, vector in batch], width))
                 owners += [index for index, _ in batch]
         self._owners = np.array(owners, np.intp)
 
@@ -90,21 +94,17 @@ class DeviceDigests:
 
 
 class _Batch:
-    """Vectors shorter than a row, taken together, because each operation costs more than their bytes. They lie behind
-    each other, and the weights begin anew at every row: no two words of one vector have the same.
+    """Vectors shorter than a row, taken together, because each operation costs more than their bytes: as rows of
+    `width` words, filled up with zeros. The digest of a vector does not depend on the others.
     """
 
-    def __init__(self, vectors: Sequence[torch.Tensor]) -> None:
-        lengths = [len(vector) for vector in vectors]
-        pad = torch.zeros(-sum(lengths) % _ROW, dtype=vectors[0].dtype, device=vectors[0].device)
-        self._parts = [*vectors, pad]
-        self._last = torch.tensor(np.cumsum(lengths) - 1, device=vectors[0].device)
+    def __init__(self, vectors: Sequence[torch.Tensor], width: int) -> None:
+        zeros = torch.zeros(width, dtype=vectors[0].dtype, device=vectors[0].device)
+        self._parts = [part for vector in vectors for part in (vector, zeros[len(vector) :])]
+        self._width = width
 
     def sums(self) -> torch.Tensor:
-        rows = torch.cat(self._parts).view(-1, _ROW)
-        # The sum of each vector is the difference of two sums from the first word on.
-        upto = [(rows * weights).view(-1).cumsum(0)[self._last] for weights in _weights(rows.device)]
-        return torch.stack([torch.diff(one, prepend=one.new_zeros(1)) for one in upto])
+        return _sums(torch.cat(self._parts).view(-1, self._width))
 
 
 def words_of(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -127,21 +127,8 @@ def sample_of(words: torch.Tensor) -> torch.Tensor:
     return words[:: (len(words) // _SAMPLED_WORDS) | 1]
 
 
-def _batches(group: Sequence[tuple[int, torch.Tensor]]) -> Iterator[list[tuple[int, torch.Tensor]]]:
-    batch: list[tuple[int, torch.Tensor]] = []
-    length = 0
-    for one in group:
-        if batch and length + len(one[1]) > _MOST_ROWS * _ROW:
-            yield batch
-            batch, length = [], 0
-        batch.append(one)
-        length += len(one[1])
-    if batch:
-        yield batch
-
-
 def _sums(rows: torch.Tensor) -> torch.Tensor:
-    return torch.stack([(rows * weights).sum(1) for weights in _weights(rows.device)])
+    return torch.stack([(rows * weights).sum(1) for weights in _weights(rows.device)[:, : rows.shape[1]]])
 
 
 @lru_cache(maxsize=16)

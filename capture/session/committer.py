@@ -18,7 +18,7 @@ from capture.session.retention import Retention
 from capture.session.stall_notice import StallNotice
 from capture.session.statistics_thread import StatisticsThread
 from capture.session.uncommitted_parts import UncommittedParts
-from capture.snapshot.dedup import Deduplicator, Expected
+from capture.snapshot.dedup import Deduplicator
 from capture.snapshot.fingerprints import Fingerprint
 from capture.snapshot.snapshot import Snapshot
 from catalog.disk.locks import free_lock
@@ -63,7 +63,7 @@ class Committer:
         self.retention = None if keep is None else Retention(keep, run)
         self._upkeeps_asked = self._upkeeps_done = 0
         self._pins: list[int] = []
-        self._deduplicator = Deduplicator(
+        self.deduplicator = Deduplicator(
             lambda step: run.paths.marker(run.run, step).exists(), pin=lambda step: keep is None or self._pin(step)
         )
         self._fingerprints = FingerprintLog(run)
@@ -136,11 +136,6 @@ class Committer:
         with self._changed:
             failures, self._failures = self._failures, []
         return failures
-
-    @property
-    def expected(self) -> Expected:
-        """The parts that the next snapshot is expected to find unchanged."""
-        return self._deduplicator.expected
 
     def figures(self) -> Mapping[str, float]:
         """Return the sums of the figures of all finished snapshots: their number as `snapshots`, bytes and seconds."""
@@ -259,7 +254,7 @@ class Committer:
             published = snapshot.finish(self._run)
             self._flushed = time.monotonic()
             committed = self._run.try_commit(snapshot.step)
-            self._deduplicator.published(published)
+            self.deduplicator.published(published)
             self._statistics.published(snapshot.step)
             self._remove_uncommitted(lambda: self._uncommitted.published(snapshot.step))
         except Exception as error:  # noqa: BLE001 - whatever fails this snapshot must not end the thread others wait for

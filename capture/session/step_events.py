@@ -262,7 +262,7 @@ class StepEvents:
                 self._run,
                 step,
                 check=self._options.check,
-                expected=self._committer.expected,
+                deduplicator=self._committer.deduplicator,
                 kept=kept,
             )
         )
@@ -287,6 +287,6 @@ class StepEvents:
 
     def _planned_bytes(self) -> int:
         try:
-            return self._listing.planned_bytes(self._committer.expected.stored)
+            return self._listing.planned_bytes(self._committer.deduplicator.stored)
         except Exception:  # noqa: BLE001 - a user's provider may raise anything; the snapshot itself reports it
             return 0

@@ -14,7 +14,8 @@ __all__ = ["HUGE", "Part", "can_be_referenced", "entry_key", "entry_shape", "wid
 HUGE = 1 << 50
 """An offset with more digits than any real one."""
 
-_LEAST_REFERENCED_BYTES = 64 << 10
+_LEAST_REFERENCED_BYTES = 512
+"""Of smaller parts the row and the entry would take as much."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,7 +13,7 @@ The whole layout, with the length of the header, is known before the first byte 
 A plan is pure arithmetic, and valid while no address moves.
 """
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -47,13 +47,13 @@ _LATE_PADS = [Entry(f"__pad__.at.{HUGE + i}", "U8", (HUGE,), HUGE, HUGE) for i i
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Referable:
-    """The parts of a plan that later checkpoints may refer to: their indices by key, the offsets of all parts, and the
-    keys of those that are in a device's memory.
+    """The parts of a plan that later checkpoints may refer to: their indices by key, and the offsets and lengths of all
+    parts.
     """
 
     indices: Mapping[str, int]
     offsets: Sequence[int]
-    on_device: frozenset[str]
+    nbytes: Sequence[int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,8 +132,12 @@ class Plan:
     def referable(self) -> Referable:
         """The parts that later checkpoints may refer to, without the tensors."""
         indices = {part.key: i for i, part in enumerate(self.parts) if can_be_referenced(part)}
-        on_device = frozenset(key for key, i in indices.items() if self.parts[i].device is not None)
-        return Referable(indices, self.offsets, on_device)
+        return Referable(indices, self.offsets, [part.nbytes for part in self.parts])
+
+    def parts_of(self, keys: Collection[str]) -> list[Part]:
+        """Return the parts with these keys that later checkpoints may refer to."""
+        indices = self.referable.indices
+        return [self.parts[indices[key]] for key in indices.keys() & keys]
 
     @cached_property
     def live_parts(self) -> tuple[Part, ...]:

@@ -19,7 +19,7 @@ from capture.snapshot.data_file import (
     manifest_rows,
     object_entries,
 )
-from capture.snapshot.dedup import Expected, Published, UnchangedCheck, digests_of
+from capture.snapshot.dedup import Deduplicator, Published, Samples, UnchangedCheck
 from capture.snapshot.fingerprints import seed_of
 from capture.snapshot.kept_items import Held
 from capture.snapshot.late_bytes import ObjectTensors
@@ -57,7 +57,7 @@ class Snapshot:
     objects: Sequence[PlacedObject]
     begin_tensors: Callable[..., ObjectTensors]
     held: Held | None
-    digests: Callable[[], Mapping[str, bytes]]
+    samples: Samples
     read_at_step: Mapping[int, Sequence[PlacedObject]]
     is_dropped: bool = False
     object_tensors: ObjectTensors | None = None
@@ -77,25 +77,33 @@ class Snapshot:
         step: int,
         *,
         check: Check,
-        expected: Expected,
+        deduplicator: Deduplicator,
         kept: TransientState | None = None,
     ) -> "Snapshot":
-        """Begin to write the state as it is now, except for what was `kept` of it; parts that are stored in an earlier
-        checkpoint are `expected` to be unchanged. OSError when the file can't be made, UnsupportedError by name.
+        """Begin to write the state as it is now, except for what was `kept` of it, and for parts that `deduplicator`
+        expects to be unchanged since an earlier checkpoint. OSError when the file can't be made, UnsupportedError by
+        name.
         """
         listing.require_running()
         objects = listing.read_objects(kept)
-        plan = listing.plan(objects, kept=kept, stored=expected.stored)
+        stored = deduplicator.stored
+        plan = listing.plan(objects, kept=kept, stored=stored)
+        if deduplicator.expect_unchanged(plan):
+            # The committer may learn more meanwhile: the plan and the check go by the same expectation.
+            stored = deduplicator.stored
+            plan = listing.plan(objects, kept=kept, stored=stored)
         data_tmp = run.begin(step)
         data_tmp.unlink(missing_ok=True)
         held = Held(plan.watched.items)
         # Before the first byte is read: a write from now on is found.
         detector = ChangeDetector(plan.watched, check=check, seed=seed_of(step), held=held)
-        digests = digests_of(part for part in plan.parts if part.key in expected.settled)
+        samples = deduplicator.sample_new(plan)
         taken = listing.take(plan, writer)
         job = writer.start(plan.write, str(data_tmp))
         copies = NoCopies() if taken is None else taken.feed(job)
-        unchanged = UnchangedCheck(plan.expected_unchanged, expected.stored, job, align=plan.align, copies=plan.copies)
+        unchanged = UnchangedCheck(
+            plan.expected_unchanged, stored, job, root=run.paths.root, align=plan.align, copies=plan.copies
+        )
         begin_tensors = partial(listing.begin_tensors, job=job, align=plan.align, after=unchanged.wait)
         snapshot = cls(
             step,
@@ -108,7 +116,7 @@ class Snapshot:
             objects.placed,
             begin_tensors,
             held,
-            digests,
+            samples,
             objects.read_at_step,
         )
         threading.Thread(target=snapshot._look_for_changes, name="dshistory-changes", daemon=True).start()
@@ -208,7 +216,14 @@ class Snapshot:
         figures = {"file_bytes": nbytes, "unchanged_bytes": self.unchanged.unchanged_bytes, **self.job.stats}
         self._let_go()
         return Published(
-            self.step, file, self.plan.referable, checksums, self.unchanged.mispredicted, figures, self.digests()
+            self.step,
+            file,
+            self.plan.referable,
+            checksums,
+            self.unchanged.mispredicted,
+            figures,
+            self.samples(),
+            self.unchanged.digests,
         )
 
     def _let_go(self) -> None:

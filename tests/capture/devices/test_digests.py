@@ -78,6 +78,14 @@ def test_changes_that_a_sum_without_care_would_miss(numel):
     assert digests({"value": value}) == before
 
 
+def test_a_digest_does_not_depend_on_the_tensors_beside_it():
+    """Frozen tensors are compared in whatever company they are then."""
+    vectors = [torch.randint(-(1 << 31), (1 << 31) - 1, (n,), dtype=torch.int32) for n in (1, 3, 160, 40_000, 70_000)]
+    alone = [DeviceDigests([vector]).read().digests()[0] for vector in vectors]
+    assert DeviceDigests(vectors).read().digests() == alone
+    assert DeviceDigests(vectors[::-1]).read().digests() == alone[::-1]
+
+
 def test_a_sample_meets_every_column():
     """The distance between the words of a sample has no factor in common with the length of usual rows."""
     matrix = torch.arange(4096 * 1024, dtype=torch.int32).view(4096, 1024)

@@ -86,7 +86,9 @@ def test_a_training_that_diverges_keeps_what_it_can_go_back_to(history):
             session.log(loss=math.nan if step >= 4 else 1.0)
             session.wait()
     left = committed_steps(history, session.run)
-    assert left == [3, 7, 8]
+    # What is NaN everywhere does not change any more, so the last two refer to earlier ones.
+    facts = FactsReader(History.open(history)).line(session.run)
+    assert set(left) == {3, 7, 8} | {ref.step for one in facts[-2:] for ref in one.needs}
     other, others = make(seed=9)
     capture.restore(3, history=history, model=other, optimizer=others)
     assert all(parameter.isfinite().all() for parameter in other.parameters())
