@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 import torch
-from capture_helpers import MIB, bits, make, one_step
+from capture_helpers import MIB, bits, faulty_session, make, one_step
 from late_device import LateDevice, late_until_the_barrier, session_on, small_writer
 
 import capture
@@ -193,9 +193,9 @@ class TestTheLiveMemoryIsGuarded:
         monkeypatch.setattr(Snapshot, "release", lambda snapshot: None)
         monkeypatch.setattr(Snapshot, "_require_unchanged", lambda snapshot: None)
         model, optimizer = make(2000)
-        session = capture.enable(
-            model, optimizer=optimizer, history=history, every=1, what="weights", dtype="bf16", budget_bytes=2 * MIB
-        )
+        options = {"what": "weights", "dtype": "bf16", "budget_bytes": 2 * MIB}
+        # A slow disk: the feeder waits for staging memory when the training goes on.
+        session = faulty_session(model, optimizer, history, faults=native.Faults(delay_us=50_000), **options)
         expected = weights(model, "bf16")
         for parameter in model.parameters():
             parameter.data.add_(1.0)
