@@ -9,6 +9,8 @@ gives the two.
 import shutil
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ COLUMNS = {
 }
 FIRST_HELD_BACK = 5000
 """Smaller numbers were looked at."""
+_WORKERS = 2
 _SILENT = 3
 """So many trainings without a cause for each one with a certain cause."""
 
@@ -38,18 +41,25 @@ def run(
     every: Sequence[int],
     causes: Sequence[str] = tuple(CAUSES),
     optimizers: Sequence[str] = tuple(OPTIMIZERS),
+    one_in: int = 1,
 ) -> tuple[Rows, dict[str, object]]:
-    """Return the share of trainings that were diagnosed rightly, by cause."""
+    """Return the share of trainings that were diagnosed rightly, by cause; `one_in`: only each of so many trainings."""
+    wanted = cases(every, causes, optimizers)[::one_in]
+    with ProcessPoolExecutor(_WORKERS) as pool:
+        rights = list(pool.map(partial(_is_diagnosed, scratch), wanted))
+    used = {"every": list(every), "first number": FIRST_HELD_BACK, "one in": one_in}
+    return shares(list(zip(wanted, rights, strict=True))), used
+
+
+def _is_diagnosed(scratch: Path, case: Case) -> bool:
     torch.set_num_threads(1)
-    results = []
-    for number, case in enumerate(cases(every, causes, optimizers)):
-        folder = scratch / str(number)
-        truth = train(folder, case)
-        explorer = dshistory.open(folder)
-        explorer.analyze(quiet=True)
-        results.append((case, is_right(case, truth, list(explorer.diagnose(quiet=True)))))
-        shutil.rmtree(folder)
-    return shares(results), {"every": list(every), "first number": FIRST_HELD_BACK}
+    folder = scratch / f"{case.optimizer}-{case.seed}"
+    truth = train(folder, case)
+    explorer = dshistory.open(folder)
+    explorer.analyze(quiet=True)
+    right = is_right(case, truth, list(explorer.diagnose(quiet=True)))
+    shutil.rmtree(folder)
+    return right
 
 
 def shares(results: Sequence[tuple[Case, bool]]) -> Rows:

@@ -140,16 +140,10 @@ def _predecessor(history: History, before: CheckpointRef | None, after: Checkpoi
     return before
 
 
-def _kinds(rule: Rule) -> tuple[str, ...]:
-    if rule.family == "adam":
-        return ("exp_avg", "exp_avg_sq")
-    return ("momentum_buffer",) if rule.family == "sgd" and rule.momentum else ()
-
-
 def _inputs(name: str, rule: Rule, first: _Side, second: _Side) -> list[StoredTensor]:
     """Return the tensors that the books of a parameter need: weights and state, each before and after, and amsgrad's
     largest second moment. None where there is no state on one of the sides."""
-    kinds = _kinds(rule)
+    kinds = rule.kinds
     found = [side.weights(name) for side in (first, second)]
     found += [side.state(kind, name) for kind in kinds for side in (first, second)]
     if rule.amsgrad:
@@ -199,7 +193,7 @@ def _row_by(
         cause = f"optimizer state reset: it counted {count[0]} updates before and {count[1]} after"
         return row | {"cause": cause, "over_bound": math.inf}
     moved = _moved(first.weights(name), second.weights(name))
-    has_state = any(side.state(kind, name) is not None for kind in _kinds(rule) for side in (first, second))
+    has_state = any(side.state(kind, name) is not None for kind in rule.kinds for side in (first, second))
     if updates == 0 or (rule.family == "adam" and not has_state):
         found = {"cause": "changed without an update", "over_bound": math.inf} if moved else {}
         return row | {"updates": 0, **found}

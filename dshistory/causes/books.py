@@ -10,7 +10,8 @@ One Adam update from (w, m, v) to (w', m', v'), with the gradient g that it cons
 zero, is the mean of recent gradients, the second one their mean square: so |g - mean| is the noise of a gradient, and
 sum(mean^2) / sum(mean square - mean^2) the signal to noise of the gradients (Balles and Hennig, arXiv:1705.07774). The
 learning rate and the decay that really acted are the least squares solution of the last line. With the momentum of SGD,
-u is the buffer, or with Nesterov g + momentum times the buffer. Over several updates no gradient can be recovered, but
+u is the buffer, or with Nesterov g + momentum times the buffer. Where decay is added to the gradient, as in SGD, g has
+it, and the norm that is reported has not. Over several updates no gradient can be recovered, but
 v' >= b2^k v always holds.
 
 What the arithmetic may be off by follows from the formats alone: each operation rounds by at most the unit roundoff of
@@ -196,7 +197,7 @@ class AdamBooks:
         gradient = (first[1] - b1 * first[0]).div_(1 - b1)
         error = (first[1].abs() + first[0].abs()).mul_(_MOMENT_ROUNDINGS * unit).add_(off).div_(1 - b1)
         squares = gradient.square()
-        self.gradient_squares += float(squares.sum())
+        self.gradient_squares += _squares_without_decay(gradient, weights[0], self.rule)
         expected = b2 * second[0] + (1 - b2) * squares
         allowed = (gradient.abs() * 2 + error).mul_(error).mul_(1 - b2)
         allowed += (second[0] + second[1]).mul_(_MOMENT_ROUNDINGS * unit) + off
@@ -230,6 +231,12 @@ class MomentumBooks:
         weights, buffer = chunks[:2], chunks[2:]
         momentum = self.rule.momentum
         gradient = (buffer[1] - momentum * buffer[0]).div_(1 - self.rule.dampening)
-        self.gradient_squares += float(gradient.dot(gradient))
+        self.gradient_squares += _squares_without_decay(gradient, weights[0], self.rule)
         step = gradient + momentum * buffer[1] if self.rule.nesterov else buffer[1]
         self.movement.add(weights[0], weights[1], step, buffer[1].abs() < _SMALLEST)
+
+
+def _squares_without_decay(gradient: torch.Tensor, weights: torch.Tensor, rule: Rule) -> float:
+    """Return the squares of a gradient that an update consumed, as it was before the weights' decay was added to it."""
+    bare = gradient - rule.coupled_decay * weights if rule.coupled_decay else gradient
+    return float(bare.dot(bare))

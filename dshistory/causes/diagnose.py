@@ -17,6 +17,7 @@ from catalog.history import History
 from dshistory.causes.audit_findings import audit_findings
 from dshistory.causes.findings import Finding, named
 from dshistory.causes.metric_findings import learning_rate_findings, loss_not_finite, rule_findings
+from dshistory.causes.momentum_findings import buffers_replaced, gradients_longer
 from dshistory.causes.record import Record
 from dshistory.causes.robust import CLEAR
 from dshistory.causes.statistics_findings import (
@@ -111,7 +112,7 @@ def _cheap(record: Record) -> Iterator[Finding]:
     yield from bad_batches(record)
     yield from frozen(record)
     if len(record.analyzed) > 1:
-        for look in (not_finite, clipping_off, jumps, group_jumps, growing_norms):
+        for look in (not_finite, clipping_off, gradients_longer, buffers_replaced, jumps, group_jumps, growing_norms):
             yield from look(record)
 
 
@@ -152,11 +153,19 @@ def _ranked(findings: Sequence[Finding]) -> list[Finding]:
 
 def _follows(finding: Finding, other: Finding) -> bool:
     """Return whether a deviation is the other's doing: a loss that jumps right after some weights did, since then the
-    batch was good, or a jump of weights that go on as they began."""
+    batch was good, units that die in the update of a bad batch, or a jump of weights that go on as they began."""
+    if _died_by_themselves(finding):
+        return other.cause == "bad batch" and finding.since < other.step <= finding.step
     if finding.cause == "bad batch":
-        return other.cause in _OF_WEIGHTS and other.since < finding.step <= other.step + 1
+        is_of_weights = other.cause in _OF_WEIGHTS and not _died_by_themselves(other)
+        return is_of_weights and other.since < finding.step <= other.step + 1
     jumps = finding.cause in _OF_WEIGHTS and finding.cause != "dead units"
     return jumps and other.cause == "norm grows" and finding.since <= other.step and other.since <= finding.step
+
+
+def _died_by_themselves(finding: Finding) -> bool:
+    """Return whether units died though their weights moved as usual: in an update, and not by an edit."""
+    return finding.cause == "dead units" and finding.surprise <= CLEAR
 
 
 def _folded(ranked: Sequence[Finding]) -> dict[Finding, list[Finding]]:

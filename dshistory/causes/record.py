@@ -4,7 +4,13 @@ The gradients' energy needs no gradient: from v' = b2 v + (1 - b2) g^2 the sums 
 
     E = (sum(v') - b2^k sum(v)) / (1 - b2^k)
 
-the mean of |g|^2 over the k updates between two checkpoints, the latest weighing most.
+the mean of |g|^2 over the k updates between two checkpoints, the latest weighing most. The momentum of SGD,
+b' = mu b + g, gives it from the norms of the buffers and of their difference, which sketches have:
+
+    |b' - r b|^2 = (1 - r) (|b'|^2 - r |b|^2) + r |b' - b|^2     with r = mu^k
+    E = |b' - r b|^2 / (1 + mu^2 + ... + mu^(2k - 2))
+
+of one update exactly, and of several as far as their gradients are no two alike.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,6 +27,7 @@ from catalog.lineage_batches import lineage_batches
 from catalog.lineage_metrics import lineage_metrics
 from catalog.records import CheckpointRef
 from catalog.references import committed_lineage
+from dshistory.causes.robust import log
 from dshistory.causes.rules import Rule, rules_of
 from dshistory.metrics import Floats
 from dshistory.tensors.checkpoint_tensors import CheckpointTensors
@@ -103,6 +110,11 @@ class Record:
         """The kind whose tensors the optimizer moves: "master" where there are master weights."""
         return "master" if any(kind == "master" for kind, _ in self.all_keys) else "model"
 
+    @cached_property
+    def state_kinds(self) -> Mapping[str, Sequence[str]]:
+        """The kinds of the optimizer's tensors for each weight, the one that gradients are added to first."""
+        return {name: rule.kinds for name, rule in self.rules(len(self.refs) - 1).items() if rule.kinds}
+
     def rules(self, place: int) -> Mapping[str, Rule]:
         """Return the rule of every parameter at the checkpoint `refs[place]`."""
         if place not in self._rules:
@@ -144,16 +156,66 @@ class Record:
     def energy(self) -> Floats:
         """The mean of |g|^2 since the analyzed checkpoint before, by tensor: (weights, analyzed); NaN where it is
         unknown, below 0 where the second moment fell faster than it can."""
-        sums = self.part("sum", "exp_avg_sq", self.weights)
         rules = self.rules(len(self.refs) - 1)
+        sums = self.part("sum", "exp_avg_sq", self.weights)
         betas = np.array([rules[name].betas[1] if name in rules else np.nan for name in self.weights])[:, np.newaxis]
-        steps = np.array([ref.step for ref in self.analyzed], np.float64)
-        between = np.diff(steps, prepend=np.nan)[np.newaxis]
-        before = np.full_like(sums, np.nan)
-        before[:, 1:] = sums[:, :-1]
         with np.errstate(invalid="ignore", divide="ignore"):
-            energy: Floats = (sums - betas**between * before) / (1 - betas**between)
-        return energy
+            of_second: Floats = (sums - betas**self._between * _before(sums)) / (1 - betas**self._between)
+            weights = (1 - self.momentum ** (2 * self._between)) / (1 - self.momentum**2)
+            of_buffer: Floats = self.added / weights / (1 - self._dampening) ** 2
+        return np.where(np.isfinite(of_second), of_second, of_buffer)
+
+    @cached_property
+    def _between(self) -> Floats:
+        """The number of steps since the analyzed checkpoint before: (1, analyzed)."""
+        steps = np.array([ref.step for ref in self.analyzed], np.float64)
+        return np.diff(steps, prepend=np.nan)[np.newaxis]
+
+    @cached_property
+    def momentum(self) -> Floats:
+        """The momentum of each weight with a buffer: (weights, 1), NaN without one."""
+        return self._of_momentum("momentum")
+
+    @cached_property
+    def _dampening(self) -> Floats:
+        return self._of_momentum("dampening")
+
+    def _of_momentum(self, field: str) -> Floats:
+        rules = self.rules(len(self.refs) - 1)
+        has_buffer = [name in rules and rules[name].kinds == ("momentum_buffer",) for name in self.weights]
+        figures = [
+            getattr(rules[name], field) if known else np.nan
+            for name, known in zip(self.weights, has_buffer, strict=True)
+        ]
+        return np.array(figures, np.float64)[:, np.newaxis]
+
+    @cached_property
+    def buffers(self) -> Floats:
+        """The squares of the momentum buffers: (weights, analyzed)."""
+        return self.part("squares", "momentum_buffer", self.weights)
+
+    @cached_property
+    def kept(self) -> Floats:
+        """The share of a momentum buffer that is left of it at the next analyzed checkpoint: mu^k, (weights,
+        analyzed)."""
+        return self.momentum**self._between
+
+    @cached_property
+    def added(self) -> Floats:
+        """The squares of what came to a momentum buffer since the analyzed checkpoint before: (weights, analyzed)."""
+        kept, moved = self.kept, self.part("update_squares", "momentum_buffer", self.weights)
+        return np.maximum((1 - kept) * (self.buffers - kept * _before(self.buffers)) + kept * moved, 0.0)
+
+    @cached_property
+    def turned(self) -> Floats:
+        """The cosine of what came to all momentum buffers together with what was in them: (analyzed,)."""
+        before = _before(self.buffers)
+        moved = self.part("update_squares", "momentum_buffer", self.weights)
+        along = (self.buffers + before - moved) / 2 - self.kept * before
+        with np.errstate(invalid="ignore", divide="ignore"):
+            both = np.nansum(np.where(np.isfinite(along), before, 0.0), axis=0), np.nansum(self.added, axis=0)
+            cosine: Floats = np.nansum(along, axis=0) / np.sqrt(both[0] * both[1])
+        return cosine
 
     @cached_property
     def moved(self) -> Floats:
@@ -175,12 +237,31 @@ class Record:
         usual = np.nanmean(between)
         return np.where(between > 0, between / usual, 1.0) if usual > 0 else np.ones(len(steps))
 
-    def reach(self, at: int) -> Floats:
-        """Return the farthest that Adam can have moved each weight from the analyzed checkpoint before to the one at
-        this place: (weights,), infinite where its rule is not known. Reads the groups of the two.
+    @cached_property
+    def driven(self) -> Floats:
+        """How far momentum buffers move their weights, in a unit of its own for each number of updates: the mean of
+        their lengths at both ends times the learning rates between, (weights, analyzed); NaN without a buffer. What
+        Adam divides by is as long as the gradients are, so how far it goes hardly follows from its state."""
+        both = np.fmax(self.buffers + _before(self.buffers), self.buffers)
+        return np.sqrt(both / 2) * self.pace
 
-        By the inequality of Cauchy and Schwarz over all past gradients, |m| / sqrt(v) of an element is at most
-        (1 - b1) / sqrt((1 - b2) (1 - b1^2 / b2)), whatever they are; decay adds its share of the weight."""
+    @cached_property
+    def beyond_buffers(self) -> Floats:
+        """The logarithm of how far each weight moved, beside how far its buffer drives it where it has one: (weights,
+        analyzed)."""
+        return log(self.moved) - np.nan_to_num(log(self.driven))
+
+    def gap(self, at: int) -> tuple[int, int]:
+        """Return the steps of the analyzed checkpoint before this place and of the one at it."""
+        return (self.analyzed[at - 1].step if at else self.analyzed[at].step - 1), self.analyzed[at].step
+
+    def reach(self, at: int) -> Floats:
+        """Return the farthest that the optimizer can have moved each weight from the analyzed checkpoint before to the
+        one at this place: (weights,), infinite where that is not known. Reads the groups of the two.
+
+        Adam: by the inequality of Cauchy and Schwarz over all past gradients, |m| / sqrt(v) of an element is at most
+        (1 - b1) / sqrt((1 - b2) (1 - b1^2 / b2)), whatever they are; decay adds its share of the weight. SGD: one
+        update goes as far as the buffer after it is long, or with Nesterov that and the gradient."""
         reach = np.full(len(self.weights), np.inf)
         numel = self.part("numel", self.weight_kind, self.weights)[:, at]
         logged = self.metrics.get("lr", Series(np.zeros(0, np.int64), np.zeros(0)))
@@ -190,13 +271,19 @@ class Record:
         between = logged.values[(logged.steps > since) & (logged.steps <= step)]
         for row, name in enumerate(self.weights):
             told = [rules[name] for rules in both if name in rules]
-            if len(told) < 2 or told[0].family != "adam":
+            if len(told) < 2 or not told[0].kinds:
                 continue
-            (b1, b2), lr = told[0].betas, max(rule.lr for rule in told)
-            if not 0 < b1 * b1 < b2 < 1:
-                continue
+            lr = max(rule.lr for rule in told)
             times = max((rule.lr / first for rule, first in zip(told, firsts, strict=True) if first), default=1.0)
             rates = max(float(between.sum()) * times, lr if len(between) else lr * (step - since))
+            if told[0].family == "sgd":
+                if step - since == 1:
+                    gradient = np.sqrt(self.added[row, at]) if told[0].nesterov else 0.0
+                    reach[row] = rates * (np.sqrt(self.buffers[row, at]) + gradient)
+                continue
+            (b1, b2) = told[0].betas
+            if not 0 < b1 * b1 < b2 < 1:
+                continue
             most = (1 - b1) / np.sqrt((1 - b2) * (1 - b1 * b1 / b2)) / (1 - b1**10)
             decay = rates * max(rule.weight_decay for rule in told) * self.norms[row, at - 1]
             reach[row] = rates * most * np.sqrt(numel[row]) + decay
@@ -206,3 +293,10 @@ class Record:
     def norms(self) -> Floats:
         """The norm of each weight: (weights, analyzed)."""
         return np.sqrt(self.part("squares", self.weight_kind, self.weights))
+
+
+def _before(values: Floats) -> Floats:
+    """Return the values of the checkpoint before, NaN for the first: (any, checkpoints)."""
+    found = np.full_like(values, np.nan)
+    found[:, 1:] = values[:, :-1]
+    return found

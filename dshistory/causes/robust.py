@@ -12,11 +12,17 @@ import numpy as np
 
 from dshistory.metrics import AS_NORMAL, Floats
 
-__all__ = ["CLEAR", "excess", "middle"]
+__all__ = ["CLEAR", "CLEAR_OF_MANY", "SEEN", "excess", "log", "middle"]
 
 CLEAR: Final = 8.0
 """From here on a surprise is reported: by Chebyshev's inequality at most one value in 64 of any distribution is as far
 out, and of a normal one none."""
+
+CLEAR_OF_MANY: Final = 5.0
+"""The same of sums and medians over many weights, which have nearly normal noise."""
+
+SEEN: Final = 3.0
+"""A surprise that says something only where another one is clear."""
 
 _AROUND: Final = 5
 _NEAR: Final = 15
@@ -41,6 +47,12 @@ def excess(values: Floats, *, least: float) -> Floats:
     near = [middle(distances[..., max(0, at - _NEAR) : at + _NEAR + 1]) for at in range(count)]
     spread = np.maximum(AS_NORMAL * np.maximum(np.stack(near, axis=-1), whole[..., np.newaxis]), least)
     return np.nan_to_num(far / spread, nan=0.0, posinf=np.inf, neginf=-np.inf)
+
+
+def log(values: Floats) -> Floats:
+    """Return the logarithm of what is above 0, NaN of the rest."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(values > 0, np.log(values), np.nan)
 
 
 def middle(values: Floats) -> Floats:

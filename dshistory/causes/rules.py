@@ -47,6 +47,19 @@ class Rule:
     (csrc/includes/cpu_adam.h, csrc/adam/multi_tensor_adam.cu)."""
 
     @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of the tensors that it keeps for a parameter, the one that gradients are added to first."""
+        if self.family == "adam":
+            return "exp_avg", "exp_avg_sq"
+        return ("momentum_buffer",) if self.family == "sgd" and self.momentum else ()
+
+    @property
+    def coupled_decay(self) -> float:
+        """The share of the weight that is added to its gradient, by weight decay that does not act on the weight
+        itself."""
+        return 0.0 if self.decoupled else self.weight_decay
+
+    @property
     def decay(self) -> float:
         """The share of itself that a tensor loses in an update, by weight decay that acts on it and not on its
         gradient."""

@@ -8,10 +8,11 @@ from typing import Final
 
 import numpy as np
 
+from catalog.statistics.compute import buckets_of
 from dshistory.causes.findings import Finding, named
 from dshistory.causes.record import Record
-from dshistory.causes.robust import CLEAR, excess, middle
-from dshistory.metrics import Floats, rms, typical_size
+from dshistory.causes.robust import CLEAR, CLEAR_OF_MANY, SEEN, excess, log, middle
+from dshistory.metrics import AS_NORMAL, Floats, rms, typical_size
 
 __all__ = [
     "bad_batches",
@@ -25,7 +26,7 @@ __all__ = [
 ]
 
 _LEAST_LOG: Final = 0.02
-"""A logarithm that deviates by 2 % counts as steady."""
+"""A logarithm, or a share, that deviates by 2 % counts as steady."""
 
 
 _LEAST_LOSS: Final = 0.005
@@ -33,32 +34,27 @@ _CLEAR_LOSS: Final = 6.0
 """A loss is the mean over a batch, so its noise is nearly normal, and a smaller surprise than elsewhere is clear."""
 
 
-def _log(values: Floats) -> Floats:
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(values > 0, np.log(values), np.nan)
-
-
-def _gap(record: Record, at: int) -> tuple[int, int]:
-    return (record.analyzed[at - 1].step if at else record.analyzed[at].step - 1), record.analyzed[at].step
-
-
 def suspicion(record: Record) -> Floats:
     """Return how unusual each analyzed checkpoint is: the largest surprise of any tensor's movement, gradient or
     norm."""
     if not record.analyzed:
         return np.zeros(0)
-    growth = np.abs(np.diff(_log(record.norms), axis=1, prepend=np.nan))
+    growth = np.abs(np.diff(log(record.norms), axis=1, prepend=np.nan))
     with np.errstate(invalid="ignore"):
         fell = (record.energy < 0).any(axis=0)
-    found = [excess(_log(record.moved), least=_LEAST_LOG), excess(_log(record.energy), least=_LEAST_LOG)]
-    found.append(excess(_log(growth), least=_LEAST_LOG))
+    found = [excess(log(record.moved), least=_LEAST_LOG), excess(log(record.energy), least=_LEAST_LOG)]
+    found.append(excess(log(growth), least=_LEAST_LOG))
     most: Floats = np.max([np.abs(each).max(axis=0, initial=0.0) for each in found], axis=0)
     return np.where(fell, np.inf, most)
 
 
 def not_finite(record: Record) -> Iterator[Finding]:
     """Yield the first checkpoint with weights or moments that are not finite, and where they were born."""
-    kinds = [(kind, name) for kind, name in record.all_keys if kind in (record.weight_kind, "exp_avg", "exp_avg_sq")]
+    kinds = [
+        (kind, name)
+        for kind, name in record.all_keys
+        if kind == record.weight_kind or kind in record.state_kinds.get(name, ())
+    ]
     counts = {
         key: record.part("nonfinite", key[0], [key[1]])[0] / record.part("numel", key[0], [key[1]])[0] for key in kinds
     }
@@ -70,8 +66,11 @@ def not_finite(record: Record) -> Iterator[Finding]:
         (counts[key][at], key[0] != record.weight_kind, key[1]) for key, first in firsts.items() if first == at
     )
     weights = [name for _, is_state, name in now if not is_state]
-    born = [name for name in weights if counts.get(("exp_avg", name), np.zeros(at + 1))[at] == 0] or weights
-    since, step = _gap(record, at)
+    first_kind = {name: found[0] for name, found in record.state_kinds.items()}
+    born = [
+        name for name in weights if counts.get((first_kind.get(name, ""), name), np.zeros(at + 1))[at] == 0
+    ] or weights
+    since, step = record.gap(at)
     share, _, first = now[0]
     everywhere = len(weights) == len(record.weights) and not any(name in born for name in weights[:0])
     evidence = (
@@ -85,22 +84,22 @@ def bad_batches(record: Record) -> Iterator[Finding]:
     """Yield each step whose loss leaves its neighbours upwards while the gradient that arrived is unusual too."""
     series = record.metrics.get("loss")
     total = np.nansum(np.where(record.energy > 0, record.energy, 0.0), axis=0)
-    gradients = excess(_log(total), least=_LEAST_LOG)
+    gradients = excess(log(total), least=_LEAST_LOG)
     steps = np.array([ref.step for ref in record.analyzed])
     if series is None:
         return
-    surprise = excess(_log(series.values), least=_LEAST_LOSS)
-    for at in np.flatnonzero(surprise > _SEEN).tolist():
+    surprise = excess(log(series.values), least=_LEAST_LOSS)
+    for at in np.flatnonzero(surprise > SEEN).tolist():
         step = int(series.steps[at])
         if at and surprise[at - 1] > surprise[at] / 2:  # still the same event
             continue
         place = int(np.searchsorted(steps, step))
         seen = gradients[place] if place < len(gradients) else 0.0
-        if surprise[at] < (_SEEN if seen > CLEAR else _CLEAR_LOSS):
+        if surprise[at] < (SEEN if seen > CLEAR else _CLEAR_LOSS):
             continue
         usual = float(np.median(series.values[max(0, at - 5) : at])) if at else math.nan
         evidence = f"the loss of step {step} is {series.values[at]:.4g}, {usual:.4g} before"
-        if seen > _SEEN:
+        if seen > SEEN:
             ratio = math.sqrt(total[place] / float(middle(total[max(1, place - 5) : place]))) if place > 1 else math.nan
             evidence += f", and its gradient is {ratio:.3g} times as long as before"
         evidence += _batch_of(record, step)
@@ -126,9 +125,10 @@ def _batch_of(record: Record, step: int) -> str:
 
 def clipping_off(record: Record) -> Iterator[Finding]:
     """Yield the first checkpoint whose gradient is longer than a length that none before exceeded and half of them
-    had."""
+    had. Second moments give lengths that exactly; of momentum see `dshistory.causes.momentum_findings`."""
+    of_second = np.where(np.isfinite(record.momentum), np.nan, record.energy)
     with np.errstate(invalid="ignore"):
-        total = np.sqrt(record.energy.sum(axis=0))
+        total = np.sqrt(of_second.sum(axis=0))
     for at in range(7, len(total)):
         past = total[1:at][np.isfinite(total[1:at])]
         if len(past) < 6 or not total[at] > 0:
@@ -136,7 +136,7 @@ def clipping_off(record: Record) -> Iterator[Finding]:
         limit = float(past.max())
         same = past > limit * (1 - _CLIPPED)
         if same.sum() >= max(6, len(past) / 2) and total[at] > limit * (1 + 10 * _CLIPPED):
-            since, step = _gap(record, at)
+            since, step = record.gap(at)
             evidence = (
                 f"the gradient is {total[at]:.4g} long; {int(same.sum())} of {len(past)} before were {limit:.4g} long, "
                 "as clipping makes them, and none was longer"
@@ -179,11 +179,13 @@ def jumps(record: Record) -> Iterator[Finding]:
     """Yield where weights moved much further than around that time, though their gradients were as usual."""
     if len(record.analyzed) < 2:
         return
+    by_buffer = log(record.driven)
+    moved = record.beyond_buffers
     # What all weights do at once is not local, and its noise is no noise of theirs.
-    common = _log(record.moved) - middle(_log(record.moved).T)
-    far = np.maximum(excess(_log(record.moved), least=0.05), excess(common, least=0.05))
-    gradient = excess(_log(record.energy), least=0.05)
-    moved = _log(record.moved)
+    common = moved - middle(moved.T)
+    far = np.maximum(excess(moved, least=0.05), excess(common, least=0.05))
+    # What momentum moves beyond its buffer is not the gradient's doing, however long that is.
+    gradient = np.where(np.isfinite(by_buffer), 0.0, excess(log(record.energy), least=0.05))
     for at in _farthest(far, gradient):
         beyond = record.moved[:, at] > _MARGIN * record.reach(at)
         seen = beyond | ((far[:, at] > CLEAR) & (far[:, at] > 2 * gradient[:, at]))
@@ -196,11 +198,11 @@ def jumps(record: Record) -> Iterator[Finding]:
             continue
         rows = sorted(rows, key=lambda row: (not beyond[row], -far[row, at]))
         names = [record.weights[row] for row in rows]
-        since, step = _gap(record, at)
+        since, step = record.gap(at)
         ratio = math.exp(moved[rows[0], at] - float(middle(moved[rows[0], max(1, at - 5) : at])))
         group = _group_of(record, names)
-        farther = [row for row, name in enumerate(record.weights) if name in group and far[row, at] > _SEEN]
-        elsewhere = [row for row, name in enumerate(record.weights) if name not in group and far[row, at] > _SEEN]
+        farther = [row for row, name in enumerate(record.weights) if name in group and far[row, at] > SEEN]
+        elsewhere = [row for row, name in enumerate(record.weights) if name not in group and far[row, at] > SEEN]
         of_group = len(names) > 1 and len(farther) > len(group) / 2 and len(elsewhere) < len(names) / 2
         if len(names) > 0.8 * len(record.weights):
             cause = "learning rate"
@@ -232,15 +234,13 @@ def _farthest(far: Floats, gradient: Floats) -> list[int]:
     surprise = (far - np.maximum(gradient, 0.0)).max(axis=0, initial=0.0)
     alone = far.max(axis=0, initial=0.0)
     wanted = {*np.argsort(-surprise, kind="stable")[:_CLOSER], *np.argsort(-alone, kind="stable")[:_CLOSER]}
-    return sorted(int(at) for at in wanted if at >= 2 and alone[at] > _SEEN)
+    return sorted(int(at) for at in wanted if at >= 2 and alone[at] > SEEN)
 
 
 _CLOSER: Final = 24
 _FARTHER: Final = math.log(2.5)
 _MARGIN: Final = 1.5
 """Distances come from sketches, which are off by less than half (docs/sketches.md)."""
-_SEEN: Final = 3.0
-"""A surprise that says something only where another one is clear."""
 
 
 def _group_of(record: Record, names: Sequence[str]) -> Sequence[str]:
@@ -258,7 +258,7 @@ def group_jumps(record: Record) -> Iterator[Finding]:
     """Yield where the weights of a group moved further, beside all others, than around that time."""
     rules = record.rules(len(record.refs) - 1)
     groups = [_group_of(record, [name]) for name in dict.fromkeys(record.weights) if name in rules]
-    moved = _log(record.moved)
+    moved = record.beyond_buffers
     for group in {tuple(group): group for group in groups if len(group) >= _MANY}.values():
         rows = [row for row, name in enumerate(record.weights) if name in set(group)]
         others = [row for row in range(len(record.weights)) if row not in set(rows)]
@@ -268,8 +268,8 @@ def group_jumps(record: Record) -> Iterator[Finding]:
         far = excess(apart, least=_LEAST_LOG)
         at = int(np.argmax(far[3:])) + 3
         ratio = math.exp(apart[at] - float(middle(apart[max(1, at - 5) : at])))
-        if far[at] > _CLEAR_GROUP and ratio > _GROUP_FARTHER:
-            since, step = _gap(record, at)
+        if far[at] > CLEAR_OF_MANY and ratio > _GROUP_FARTHER:
+            since, step = record.gap(at)
             evidence = (
                 f"the {len(rows)} weights of the group of {group[0]} moved {ratio:.3g} times as far as before, beside "
                 f"the {len(others)} others"
@@ -280,47 +280,58 @@ def group_jumps(record: Record) -> Iterator[Finding]:
 
 _MANY: Final = 5
 _GROUP_FARTHER: Final = 1.3
-_CLEAR_GROUP: Final = 5.0
-"""Medians over many weights have nearly normal noise."""
 
 
 def growing_norms(record: Record) -> Iterator[Finding]:
-    """Yield weights whose growth more than doubles, quickens from one checkpoint to the next by three times more than
-    it changed in the eight before, and keeps that pace.
+    """Yield weights whose movement turns outwards within a checkpoint or two, far beside how its direction drifted
+    before, and stays so, until the norm has grown by a tenth.
 
-    Growth is measured beside the learning rates that it had, so that a warm-up is none. A weight that is smaller than
-    typical ones, as a bias that was born at zero, may grow."""
-    logarithms = _log(record.norms)
-    growth = np.diff(logarithms, axis=1) / record.pace[1:]
+    The share of the movement that is outward tells a weight that is driven to grow from one that grows as it learns,
+    however the learning rate changes. A weight that is smaller than typical ones, as a bias that was born at zero, may
+    grow."""
     numel = record.part("numel", record.weight_kind, record.weights)
     size = rms(record.norms**2, numel)
     is_small = size[:, -1] < typical_size(size, numel)[-1] / 2
+    logarithms = log(record.norms)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        outward = np.diff(record.norms, axis=1, prepend=np.nan) / record.moved
     for row, name in enumerate(record.weights):
-        if is_small[row]:
+        buckets = buckets_of(record.weight_kind, int(np.nan_to_num(numel[row, -1])))
+        found = None if is_small[row] or not buckets else _turned_outward(outward[row], 1 / math.sqrt(2 * buckets))
+        if found is None:
             continue
-        rates, levels = growth[row], logarithms[row]
-        for first in range(_PAST, len(rates) - 2):
-            at = first
-            changes, after = np.abs(np.diff(rates[at - _PAST : at])), rates[at:]
-            quickened = after[:2].max() - rates[at - 1]
-            lasts = np.median(after[: 2 * _PAST]) > rates[at - 1] + quickened / 2 and after[:3].min() > 0
-            doubles = np.median(after) > 2 * rates[at - 1]
-            if not (quickened > 3 * max(float(changes.max()), _LEAST_GROWTH) and lasts and doubles):
-                continue
-            at += int(after[1] - after[0] > after[0] - rates[at - 1])
-            gained = levels[-1] - levels[at]
-            if gained > math.log(1.1):
-                since, step = record.analyzed[at].step, record.analyzed[at + 1].step
-                evidence = (
-                    f"{name} grew {math.exp(gained):.3g}-fold from step {since} on, by {np.median(after):.2%} a "
-                    f"checkpoint; by {rates[at - 1]:.2%} right before"
-                )
-                call = f'h.trajectory("{name}", metric="norm")'
-                strength = CLEAR * float(quickened / max(float(changes.max()), _LEAST_GROWTH)) / 3
-                yield Finding("norm grows", since, step, [name], evidence, call, certain=False, surprise=strength)
-            break
+        at, surprise = found
+        gained = float(logarithms[row, -1] - logarithms[row, at - 1])
+        if gained > math.log(1.1):
+            since, step = record.gap(at)
+            evidence = (
+                f"{name} grew {math.exp(gained):.3g}-fold from step {since} on: {outward[row, at + 1]:.0%} of its "
+                f"movement is outward, {outward[row, at - 1]:.0%} right before"
+            )
+            call = f'h.trajectory("{name}", metric="norm")'
+            yield Finding("norm grows", since, step, [name], evidence, call, certain=False, surprise=surprise)
+
+
+def _turned_outward(shares: Floats, of_sketch: float) -> tuple[int, float] | None:
+    """Return the first place from which on the outward share of a movement is large, and by how many standard
+    deviations it left the line of those before; None where there is none. `of_sketch`: the standard deviation of a
+    distance by sketches, as a share of it."""
+    for at in range(_LEAST_PAST + 1, len(shares) - 2):
+        before, after = shares[max(1, at - _PAST) : at], shares[at + 1 : at + 1 + _PAST]
+        if not (after.min() > _OUTWARD > before.max()):
+            continue
+        drift = max(float(np.median(np.diff(before))), 0.0)
+        own = max(AS_NORMAL * float(np.median(np.abs(np.diff(before, n=2)))), _LEAST_LOG)
+        beyond = [
+            (share - before[-1] - count * drift) / max(own, of_sketch * abs(share))
+            for count, share in ((1, shares[at]), (2, after[0]))
+        ]
+        if beyond[0] > SEEN and beyond[1] > CLEAR_OF_MANY:
+            return at, float(beyond[1])
+    return None
 
 
 _PAST: Final = 8
-_LEAST_GROWTH: Final = 1e-4
-"""A norm that grows by less than this in a checkpoint counts as steady."""
+_LEAST_PAST: Final = 4
+_OUTWARD: Final = math.sqrt(0.5)
+"""From here on a movement is more outward than sideways."""

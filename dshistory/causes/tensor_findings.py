@@ -10,6 +10,7 @@ import torch
 from catalog.records import CheckpointRef
 from dshistory.causes.findings import Finding
 from dshistory.causes.record import Record
+from dshistory.causes.robust import CLEAR
 from dshistory.tensors.checkpoint_tensors import CheckpointTensors
 
 __all__ = ["dead_units", "local_cause", "vanishing_updates"]
@@ -108,7 +109,8 @@ def dead_units(record: Record) -> Iterator[Finding]:
         good, bad = 1, len(record.refs) - 4
         already = _silent(record, read, name, record.refs[good])
         now = _silent(record, read, name, record.refs[bad])
-        final = read(last, "exp_avg_sq", name)
+        kind = record.state_kinds[name][-1]
+        final = read(last, kind, name)
         if already or final is None or now * 8 < final.numel():
             continue
         while bad - good > 1:
@@ -120,18 +122,18 @@ def dead_units(record: Record) -> Iterator[Finding]:
             continue  # they died one by one, as units do in healthy trainings
         since, step = record.refs[good].step, record.refs[bad].step
         evidence = f"{now} of {final.numel()} units of {name} get no gradient from step {step} on"
-        call = f'h.histogram("{name}", state="exp_avg_sq")'
-        yield Finding("dead units", since, step, [name], evidence, call, certain=False, surprise=10.0)
+        call = f'h.histogram("{name}", state="{kind}")'
+        yield Finding("dead units", since, step, [name], evidence, call, certain=False, surprise=CLEAR)
 
 
 def _died(record: Record, read: _Reader, name: str, after: CheckpointRef) -> int:
     """Return how many units of a layer get no gradient after a checkpoint, if they are an eighth of it at least; fewer
     are silent in many healthy layers. Rows of an embedding are words, and not units."""
-    state = read(after, "exp_avg_sq", name)
-    if state is None or not state.ndim or _is_embedding(record, name):
+    shape = read.shape(after, record.weight_kind, name)
+    if not shape or _is_embedding(record, name):
         return 0
     silent = _silent(record, read, name, after)
-    return silent if silent * 8 >= len(state) else 0
+    return silent if silent * 8 >= shape[0] else 0
 
 
 def _is_embedding(record: Record, name: str) -> bool:
@@ -140,15 +142,18 @@ def _is_embedding(record: Record, name: str) -> bool:
 
 def _silent(record: Record, read: _Reader, name: str, after: CheckpointRef) -> int:
     """Return how many units (elements of a vector, rows of a matrix) got no gradient between a checkpoint and the last
-    one: v' <= b2^k v, within the rounding of float32, everywhere."""
+    one: all that became of their state is that it decayed, by beta2 or the momentum, within the rounding of float32.
+    None where weight decay is a part of the gradient, so that there always is one."""
     last = record.refs[-1]
     rule = record.rules(len(record.refs) - 1).get(name)
-    early, late = read(after, "exp_avg_sq", name), read(last, "exp_avg_sq", name)
     updates = last.step - after.step
-    if rule is None or early is None or late is None or updates < 3:
+    if rule is None or not rule.kinds or rule.coupled_decay or updates < 3:
         return 0
-    decayed = early.double() * rule.betas[1] ** updates * (1 + 1e-6 * updates)
-    silent = (late.double() <= decayed + 1e-30) & (early > 0)
+    early, late = read(after, rule.kinds[-1], name), read(last, rule.kinds[-1], name)
+    if early is None or late is None:
+        return 0
+    decayed = early.double() * (rule.betas[1] if rule.family == "adam" else rule.momentum) ** updates
+    silent = ((late.double() - decayed).abs() <= decayed.abs() * 1e-6 * updates + 1e-30) & (early != 0)
     return int(silent.reshape(len(silent), -1).all(dim=1).sum()) if silent.ndim else int(silent)
 
 
@@ -169,7 +174,7 @@ def vanishing_updates(record: Record) -> Iterator[Finding]:
         kept = moving = 0
         for name in names:
             old, new = read(before, "model", name), read(after, "model", name)
-            state = read(after, "exp_avg", name)
+            state = read(after, record.state_kinds[name][0], name) if name in record.state_kinds else None
             if old is None or new is None or state is None:
                 continue
             told = state != 0
