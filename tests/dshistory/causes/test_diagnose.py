@@ -68,14 +68,16 @@ def test_the_energy_of_gradients_follows_from_momentum_buffers(tmp_path, every, 
     explorer.analyze(quiet=True)
     record = Record(explorer.history, None)
     row = list(record.weights).index("weight")
-    left = options["momentum"] ** 2
+    left, ratios = options["momentum"] ** 2, []
     for at, ref in enumerate(record.analyzed):
         if at < 2:
             continue
         shares = {step: left ** (ref.step - step) for step in range(ref.step - every + 1, ref.step + 1)}
         real = sum(squares[step] * share for step, share in shares.items()) / sum(shares.values())
-        # A sketch of 256 buckets gives a square to 9 %, and gradients drawn at random are nearly across each other.
-        assert record.energy[row, at] == pytest.approx(real, rel=0.4), ref
+        ratios.append(record.energy[row, at] / real)
+    # A sketch of 256 buckets gives a square to 9 %, and gradients drawn at random are nearly across each other.
+    assert ratios == pytest.approx([1.0] * len(ratios), rel=0.4)
+    assert np.mean(ratios) == pytest.approx(1.0, rel=0.06)
     assert int(np.nanargmax(record.energy[row])) == [ref.step >= 41 for ref in record.analyzed].index(True)
 
 
