@@ -154,18 +154,13 @@ def _ranked(findings: Sequence[Finding]) -> list[Finding]:
 def _follows(finding: Finding, other: Finding) -> bool:
     """Return whether a deviation is the other's doing: a loss that jumps right after some weights did, since then the
     batch was good, units that die in the update of a bad batch, or a jump of weights that go on as they began."""
-    if _died_by_themselves(finding):
+    if finding.cause == "dead units" and finding.surprise <= CLEAR:  # their weights moved as usual: nobody killed them
         return other.cause == "bad batch" and finding.since < other.step <= finding.step
     if finding.cause == "bad batch":
-        is_of_weights = other.cause in _OF_WEIGHTS and not _died_by_themselves(other)
-        return is_of_weights and other.since < finding.step <= other.step + 1
+        is_clear = other.certain or other.surprise > CLEAR
+        return is_clear and other.cause in _OF_WEIGHTS and other.since < finding.step <= other.step + 1
     jumps = finding.cause in _OF_WEIGHTS and finding.cause != "dead units"
     return jumps and other.cause == "norm grows" and finding.since <= other.step and other.since <= finding.step
-
-
-def _died_by_themselves(finding: Finding) -> bool:
-    """Return whether units died though their weights moved as usual: in an update, and not by an edit."""
-    return finding.cause == "dead units" and finding.surprise <= CLEAR
 
 
 def _folded(ranked: Sequence[Finding]) -> dict[Finding, list[Finding]]:

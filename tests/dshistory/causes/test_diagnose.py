@@ -13,7 +13,7 @@ from benchmarks.diagnose import is_right
 from benchmarks.planted import Case, train
 from catalog.errors import NotFoundError
 from catalog.lineage_batches import lineage_batches
-from dshistory.causes.diagnose import _folded, _ranked
+from dshistory.causes.diagnose import _folded, _follows, _ranked
 from dshistory.causes.findings import Finding
 from dshistory.causes.record import Record
 from dshistory.causes.robust import CLEAR, excess
@@ -181,3 +181,14 @@ def test_a_cause_comes_before_what_it_brings_about():
     ]
     assert [each.cause for each in _ranked(found)] == ["learning rate", "not finite", "layer corrupted", "bad batch"]
     assert [each.cause for each in _ranked([found[0], found[2]])] == ["bad batch", "not finite"]
+
+
+def test_a_loss_is_of_its_batch_unless_weights_clearly_jumped_before():
+    batch = finding("bad batch", 31, certain=False, surprise=6.5)
+    for cause in ("learning rate of a group", "dead units"):
+        assert not _follows(batch, finding(cause, 31, certain=False, surprise=CLEAR)), cause
+        assert _follows(batch, finding(cause, 31, certain=False, surprise=CLEAR + 1)), cause
+        assert _follows(batch, finding(cause, 31)), cause
+    died, killed = (finding("dead units", 31, certain=False, surprise=CLEAR + more) for more in (0, 1))
+    assert _follows(died, batch)
+    assert not _follows(killed, batch)
