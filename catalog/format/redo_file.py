@@ -34,6 +34,7 @@ __all__ = [
     "RedoStep",
     "RedoTensor",
     "is_redo_segment",
+    "parse_redo_name",
     "read_blocks",
     "read_redo_segment",
     "redo_segments",
