@@ -157,7 +157,8 @@ class Deduplicator:
             self._undecided[key] = sample, now.stored_at(key), now.step
         if last is None:
             return
-        unchanged = _unchanged(last, now) - self._unpredictable - self._undecided.keys()
+        # Snapshots that were planned before have written once more what is known already, and need not stay for it.
+        unchanged = _unchanged(last, now) - self._unpredictable - self._undecided.keys() - self.stored.keys()
         nbytes = sum(now.parts.nbytes[now.parts.indices[key]] for key in unchanged)
         if unchanged and self._may_refer_to(now.step, nbytes):
             self.stored = {**self.stored, **{key: now.stored_at(key) for key in unchanged}}

@@ -180,6 +180,22 @@ def test_a_sample_leads_to_no_checkpoint_that_is_not_committed(history):
     assert {at.file for at in deduplicator.stored.values()} == {"file of 0"}
 
 
+def test_what_is_known_is_not_learned_again_from_snapshots_that_were_planned_before(history):
+    """Each checkpoint that is referred to stays whole, so there must be as few as can be."""
+    model, optimizer, session = frozen(history)
+    train(model, optimizer, session, 1)
+    session.close()
+    plan = session._listing.plan(session._listing.read_objects())
+    pinned: list[int] = []
+    deduplicator = Deduplicator(lambda step: True, pin=lambda step: not pinned.append(step))
+    deduplicator.published(dataclasses.replace(_part(0, plan), samples=deduplicator.sample_new(plan)()))
+    assert deduplicator.expect_unchanged(plan)
+    for step in (1, 2, 3):
+        deduplicator.published(_part(step, plan))
+    assert {at.file for at in deduplicator.stored.values()} == {"file of 0"}
+    assert pinned == [0]
+
+
 def test_what_retention_has_removed_is_not_expected(history):
     model, optimizer, session = frozen(history)
     train(model, optimizer, session, 1)
