@@ -20,19 +20,23 @@ import numpy as np
 import torch
 
 import native
-from capture.devices.copies import DeviceCopier
+from capture.devices.copies import DeviceCopier, Piece
 from capture.devices.digests import DeviceDigests, sample_of
+from capture.devices.feed import DevicePart
 from capture.snapshot.data_file import PlacedPiece, piece_of_part
 from capture.snapshot.late_bytes import Background, Chunk, append, chunks_of
 from capture.snapshot.parts import Part
 from capture.snapshot.plan import Plan, Referable
-from capture.snapshot.stored_pieces import stored_pieces
 from catalog.errors import CorruptError
+from catalog.read.stored_bytes import read_unverified
 from catalog.records import CHECKSUM_BYTES, Extent
 
 __all__ = ["Deduplicator", "Published", "Samples", "StoredAt", "UnchangedCheck"]
 
 _MAX_WAITING = 8
+
+_READ_BACK_BYTES = 4 << 20
+"""The host memory through which stored bytes pass on their way to a device."""
 
 _LEAST_SHARED_BYTES = 64 << 10
 """A checkpoint that others refer to can't be removed before them, whole as it is: for fewer bytes none is held."""
@@ -274,7 +278,7 @@ class UnchangedCheck:
         stored = self._stored[part.key]
         extent = _reference(part, stored)
         try:
-            for piece, read in stored_pieces(self._root, extent, part.device):
+            for piece, read in _stored_pieces(self._root, extent, part.device):
                 if not bool((piece.joined() == read.to(part.item.tensor.device)).all()):
                     return False
         except CorruptError:
@@ -290,6 +294,27 @@ class UnchangedCheck:
                 yield from ((piece.data_ptr(), piece.nbytes) for piece in part.rounded.pieces())
             else:
                 yield part.address, part.nbytes
+
+
+def _stored_pieces(root: Path, extent: Extent, part: DevicePart) -> Iterator[tuple[Piece, torch.Tensor]]:
+    """Yield the pieces of `part` in order, each with the bytes that are stored for it, uint8 host memory that is valid
+    until the next one is asked for. CorruptError when these can't be read, or, at the end, when all of them together
+    have not the extent's checksum.
+    """
+    running = native.RunningChecksum()
+    memory = torch.empty(min(_READ_BACK_BYTES, extent.nbytes), dtype=torch.uint8)
+    at = 0
+    for piece in part.pieces(most_bytes=len(memory)):
+        read = memory[: piece.nbytes]
+        read_unverified(root, extent, read.data_ptr(), skip_bytes=at, nbytes=piece.nbytes)
+        running.add(read.numpy())
+        at += piece.nbytes
+        yield piece, read
+    if running.end() != extent.checksum:
+        raise CorruptError(
+            f"{root / extent.file}: {extent.kind} {extent.name!r} at offset {extent.offset}: the bytes have not the "
+            "checksum that they were written with: the file is damaged"
+        )
 
 
 def _samples_of(parts: Sequence[Part]) -> Samples:
