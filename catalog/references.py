@@ -6,16 +6,19 @@ A reference is a step (an int), "latest", -1, "best" or a tag, all in the lineag
 
 import difflib
 import operator
+from collections.abc import Mapping
 
 import pyarrow as pa
 
 from catalog.disk.regular_file import check_folders
-from catalog.errors import NotFoundError, SetupError
+from catalog.errors import HistoryError, NotFoundError, SetupError
 from catalog.paths import HistoryPaths
 from catalog.read.runs import current_run, run_facts, run_named, run_names, steps
 from catalog.records import CheckpointRef
 
 __all__ = ["committed_lineage", "generations", "lineage", "resolve"]
+
+_NONE: Mapping[str, object] = {}
 
 
 def generations(paths: HistoryPaths, run: str) -> list[tuple[str, int | None]]:
@@ -101,7 +104,9 @@ def _in_lineage(paths: HistoryPaths, step: int, run: str | None) -> CheckpointRe
     found = next((ref for ref in refs if ref.step == step), None)
     if found is None:
         whose = "" if run is None else f"in run {run} or its parents "
-        raise NotFoundError(f"step {step} was not captured {whose}in {paths.root}: {_nearest(refs, step)}")
+        runs = [name for name, limit in generations(paths, run or current_run(paths)) if limit is None or step <= limit]
+        missing = _removed(paths, runs, step) or f"step {step} was not captured {whose}in {paths.root}"
+        raise NotFoundError(f"{missing}: {_nearest(refs, step)}")
     return found
 
 
@@ -125,8 +130,27 @@ def _in_run(paths: HistoryPaths, run: str, step: int) -> CheckpointRef:
     if step not in captured:
         check_folders(paths.step_dir(run, step), root=paths.root)
         refs = [CheckpointRef(run, other) for other in captured]
-        raise NotFoundError(f"step {step} was not captured in run {run} of {paths.root}: {_nearest(refs, step)}")
+        missing = _removed(paths, [run], step) or f"step {step} was not captured in run {run} of {paths.root}"
+        raise NotFoundError(f"{missing}: {_nearest(refs, step)}")
     return CheckpointRef(run, step)
+
+
+def _removed(paths: HistoryPaths, runs: list[str], step: int) -> str:
+    """Return when and why the first of these runs that had a step has lost it, as its journal tells; "" of a step that
+    none had."""
+    sql = (
+        "SELECT run, strftime(time, '%Y-%m-%d %H:%M:%S') AS at, detail ->> 'reason' AS reason FROM events "
+        "WHERE name = 'removed' AND step = $step ORDER BY time"
+    )
+    try:
+        rows = {row["run"]: row for row in _query(paths, sql, {"step": step}).to_pylist()}
+    except HistoryError:
+        # The step is missing either way; what ails the index is told by those who ask for more.
+        return ""
+    for row in (rows[run] for run in runs if run in rows):
+        why = f" ({row['reason']})" if row["reason"] else ""
+        return f"step {step} of run {row['run']} of {paths.root} was removed on {row['at']} UTC{why}"
+    return ""
 
 
 def _nearest(refs: list[CheckpointRef], step: int) -> str:
@@ -175,8 +199,8 @@ def _tagged(paths: HistoryPaths, tag: str) -> CheckpointRef:
     return _in_run(paths, found.run, found.step)
 
 
-def _query(paths: HistoryPaths, sql: str) -> pa.Table:
+def _query(paths: HistoryPaths, sql: str, parameters: Mapping[str, object] = _NONE) -> pa.Table:
     # Imported here, since most references are resolved from the folders alone: they must not wait for DuckDB's import.
     from catalog.index import index
 
-    return index.query(paths, sql)
+    return index.query(paths, sql, parameters)

@@ -13,6 +13,7 @@ import pytest
 from catalog_helpers import Run
 from retention_helpers import commit, model_extents
 
+from catalog.errors import NotFoundError
 from catalog.history import History
 from catalog.records import CheckpointRef
 from dshistory.commands.cli import main
@@ -28,6 +29,25 @@ def explorer(tmp_path: Path) -> Explorer:
         frozen = model_extents(History.open(tmp_path / "h"), CheckpointRef("run-a", 0))["frozen"]
         commit(run, 3, {"w": b"3"}, refer={"frozen": frozen}, loss=9.0)
     return Explorer.open(tmp_path / "h")
+
+
+def test_a_removed_step_says_that_it_was_removed_when_and_why(explorer: Explorer) -> None:
+    when = r"was removed on \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC"
+    explorer.prune("last 1", dry_run=False)
+    for ref in (1, "1", "run-a:1", CheckpointRef("run-a", 1)):
+        with pytest.raises(NotFoundError, match=rf"step 1 of run run-a .* {when} \(.+\): the nearest are 0 and 3"):
+            explorer.show(ref)
+    with pytest.raises(NotFoundError, match=r"step 7 was not captured in .*: the nearest is 3"):
+        explorer.show(7)
+
+
+def test_a_step_that_another_run_lost_was_not_captured_here(explorer: Explorer) -> None:
+    explorer.prune("last 1", dry_run=False)
+    root = explorer.history.root
+    with Run(root, run="run-b", parent=("run-a", 0)) as run:
+        commit(run, 2, {"w": b"2"}, loss=1.0)
+    with pytest.raises(NotFoundError, match="step 1 was not captured"):
+        Explorer.open(root).show("run-b:1")
 
 
 def test_prune_tells_first_and_then_does_it(explorer: Explorer) -> None:

@@ -11,17 +11,36 @@ import pytest
 import torch
 import torch.distributed as dist
 from capture_helpers import Net, assert_same, faulty_session, one_step, reference
+from ranks import guards
 
 import capture
 import native
 from capture.collectives import Ranks
 from catalog.disk.locks import free_lock, try_lock
-from catalog.errors import CorruptError, MismatchError, RestoreError, SetupError, SnapshotError, UnsupportedError
+from catalog.errors import (
+    CorruptError,
+    MismatchError,
+    NotFoundError,
+    RestoreError,
+    SetupError,
+    SnapshotError,
+    UnsupportedError,
+)
 from catalog.format.lock_file import LockOwner, read_lock_owner
 from catalog.history import History
+from catalog.records import CheckpointRef
 from catalog.statistics.compute import missing_parts
+from catalog.verify import verify
 
-REFUSALS = (OSError, SnapshotError, SetupError, UnsupportedError, MismatchError, CorruptError, RestoreError)
+REFUSALS = (
+    OSError,
+    SnapshotError,
+    SetupError,
+    UnsupportedError,
+    MismatchError,
+    CorruptError,
+    RestoreError,
+)
 
 
 def make(*, seed: int = 5) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
@@ -293,3 +312,59 @@ def case_two_ranks_written_one_rank_restored(folder: Path) -> None:
     kinds = {extent.kind for extent in opened.extents(opened.resolve(2))} - {"header", "pad", "object", "object_tensor"}
     assert set(state) == kinds
     assert state["model"]["inner.weight"].shape == (64, 64)
+
+
+def half_frozen(*, seed: int = 5) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """Return a model whose first layer, of 256 KiB, is frozen."""
+    torch.manual_seed(seed)
+    inner = Net(256)
+    inner.inner.requires_grad_(False)
+    torch.manual_seed(100 + dist.get_rank())
+    model = torch.nn.parallel.DistributedDataParallel(inner, broadcast_buffers=False)
+    return model, torch.optim.AdamW([p for p in inner.parameters() if p.requires_grad], lr=0.01)
+
+
+@guards("A removed checkpoint is removed whole")
+def case_a_policy_removes_the_parts_of_all_ranks_while_they_go_on_writing(folder: Path) -> None:
+    """The first rank removes; what is left verifies and restores on both, with the frozen layer that it refers to."""
+    root = folder / "kept"
+    model, optimizer = half_frozen()
+    expected = {}
+    with capture.enable(
+        model, optimizer=optimizer, every=1, history=root, stats_every=0, backend="posix", keep="last 3"
+    ) as session:
+        expected[0] = reference(model.module, optimizer), torch.get_rng_state()
+        for _ in range(12):
+            one_step(model, optimizer)
+            expected[session.step] = reference(model.module, optimizer), torch.get_rng_state()
+            if session.step == 6:
+                session.wait()
+        session.wait()
+        # The last part of every rank is there before the first one looks for the last time.
+        dist.barrier()
+    assert session.failures == []
+    # The frozen layer is in the share of the first rank.
+    assert session.stats.unchanged_bytes > 0 or dist.get_rank() == 1
+    dist.barrier()
+
+    opened = History.open(root)
+    left = opened.steps(session.run)
+    assert left[-3:] == [10, 11, 12], left
+    needed = {
+        int(Path(extent.file).parent.name)
+        for step in left[-3:]
+        for extent in opened.extents(CheckpointRef(session.run, step))
+    }
+    assert set(left) == needed, f"{left} stay, and the last three refer to {needed}"
+    gone = opened.query("SELECT DISTINCT step FROM events WHERE name = 'removed' ORDER BY step")["step"].to_pylist()
+    assert sorted([*gone, *left]) == list(range(13))
+    assert sorted(path.name for path in opened.paths.steps_dir(session.run).iterdir()) == [f"{n:012}" for n in left]
+    assert verify(opened) == []
+    with pytest.raises(NotFoundError, match=r"step 5 of run .* was removed on"):
+        capture.restore(5, history=root)
+    other, its_optimizer = half_frozen(seed=6)
+    for step in left:
+        capture.restore(step, history=root, model=other, optimizer=its_optimizer)
+        state, rng = expected[step]
+        assert_same(reference(other.module, its_optimizer), state)
+        assert torch.equal(torch.get_rng_state(), rng)
