@@ -6,9 +6,8 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from capture.snapshot.fingerprints import seed_of
 from capture.state.dtypes import dtype_name
-from catalog.format.fingerprints import DIGEST_BYTES, StepFingerprint, TracedTensor
+from catalog.format.fingerprints import DIGEST_BYTES, StepFingerprint, TracedTensor, seed_of
 from native import checksum_memory, sampled_digests
 
 __all__ = ["first_difference"]

@@ -15,15 +15,10 @@ import numpy.typing as npt
 from capture.devices.digests import Reading
 from capture.snapshot.change_detector import ChangeDetector, Check, Watched
 from capture.state.dtypes import dtype_name
-from catalog.format.fingerprints import DIGEST_BYTES, Coverage, TensorTable, TracedTensor
+from catalog.format.fingerprints import DIGEST_BYTES, Coverage, TensorTable, TracedTensor, seed_of
 from native import SAMPLED_WHOLE_BYTES, checksum
 
-__all__ = ["Fingerprint", "Traced", "seed_of"]
-
-
-def seed_of(step: int) -> int:
-    """Return the seed of all digests of a step."""
-    return step
+__all__ = ["Fingerprint", "Traced"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -20,7 +20,6 @@ from capture.snapshot.data_file import (
     object_entries,
 )
 from capture.snapshot.dedup import Deduplicator, Published, Samples, UnchangedCheck
-from capture.snapshot.fingerprints import seed_of
 from capture.snapshot.kept_items import Held
 from capture.snapshot.late_bytes import ObjectTensors
 from capture.snapshot.plan import Plan
@@ -28,6 +27,7 @@ from capture.snapshot.state_listing import StateListing
 from capture.snapshot.transient_state import TransientState
 from capture.state.objects import inlined
 from catalog.errors import SnapshotError
+from catalog.format.fingerprints import seed_of
 from catalog.run_writer import RunWriter
 
 __all__ = ["Snapshot"]

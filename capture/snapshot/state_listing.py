@@ -17,7 +17,7 @@ from capture.devices.feed import FeedTake
 from capture.snapshot.change_detector import ChangeDetector, Check, Watched, bytes_compared_whole
 from capture.snapshot.data_file import PlacedObject, object_entries
 from capture.snapshot.dedup import StoredAt
-from capture.snapshot.fingerprints import Fingerprint, Traced, seed_of
+from capture.snapshot.fingerprints import Fingerprint, Traced
 from capture.snapshot.kept_items import all_alive
 from capture.snapshot.late_bytes import ObjectTensors
 from capture.snapshot.listed import Listed
@@ -37,6 +37,7 @@ from capture.state.own_kinds import OWN_KINDS, STATE_OF_OPTIMIZERS
 from capture.state.row_major import dense_bytes
 from catalog.disk.json_file import canonical
 from catalog.errors import UnsupportedError
+from catalog.format.fingerprints import seed_of
 from catalog.format.header import Entry
 
 __all__ = ["EncodedObjects", "StateListing"]

@@ -33,6 +33,7 @@ __all__ = [
     "TensorTable",
     "TracedTensor",
     "read_fingerprints",
+    "seed_of",
 ]
 
 Coverage = Literal["whole", "sampled", "hash", "device", "device_hash", "none"]
@@ -58,6 +59,11 @@ FINGERPRINTS = SegmentKind(
 _MAX_DIMENSIONS = 64
 _MAX_DESCRIPTION_BYTES = 64 << 20
 """All descriptions in one segment together have at most so many bytes."""
+
+
+def seed_of(step: int) -> int:
+    """Return the seed of all digests of a step."""
+    return step
 
 
 @dataclass(frozen=True, slots=True)

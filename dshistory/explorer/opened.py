@@ -9,6 +9,7 @@ from dshistory.reports import show
 
 if TYPE_CHECKING:
     from capture.load.rebuilt import RebuiltStep
+    from capture.redo.steps import RedoRef
     from catalog.records import CheckpointRef
 
 __all__ = ["OpenedHistory"]
@@ -40,13 +41,14 @@ class OpenedHistory:
 
         found = [find_step(self.history, ref) for ref in refs]
         redo = {step.ref: step for step in found if isinstance(step, RedoRef)}
-        if not redo:
-            return [step for step in found if not isinstance(step, RedoRef)], {}
-        # Making a step again needs torch's optimizers; whoever reads checkpoints does not wait for them.
+        return [step.ref if isinstance(step, RedoRef) else step for step in found], self._rebuilt(redo)
+
+    def _rebuilt(self, steps: "dict[CheckpointRef, RedoRef]") -> "dict[CheckpointRef, RebuiltStep]":
+        if not steps:
+            return {}
         from capture.redo.rebuild import rebuilt_step
 
-        rebuilt = {ref: rebuilt_step(self.history, step) for ref, step in redo.items()}
-        return [step.ref if isinstance(step, RedoRef) else step for step in found], rebuilt
+        return {ref: rebuilt_step(self.history, step) for ref, step in steps.items()}
 
     def __repr__(self) -> str:
         return repr(show.overview(self.history))
