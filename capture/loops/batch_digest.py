@@ -5,6 +5,7 @@ the same batch has the same digest at every step, on every rank and in every run
 here waits for a device.
 """
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -29,6 +30,11 @@ class BatchDigest:
 
     def __init__(self, parts: Sequence[tuple[bytes, bytes | Reading]]) -> None:
         self._parts = parts
+
+    @property
+    def reader(self) -> str:
+        """What has read the batch, "host" or "device": the digests of two kinds are not comparable."""
+        return "device" if any(isinstance(content, Reading) for _, content in self._parts) else "host"
 
     def hex(self) -> str:
         """Wait for the devices, and return 16 hexadecimal digits. From any thread. RuntimeError when a device could not
@@ -57,8 +63,10 @@ class BatchDigests:
         for name, tensor in _tensors("", (args, kwargs), _MOST_NESTING):
             if len(self._parts) >= _MOST_TENSORS:
                 return
-            head = f"{name} {tensor.dtype} {list(tensor.shape)}:".encode()
-            self._parts.append((head, self._content(_sampled(tensor.detach()))))
+            # Forwards are given tensors of kinds that nobody has thought of; no digest may end a training.
+            with contextlib.suppress(Exception):
+                head = f"{name} {tensor.dtype} {list(tensor.shape)}:".encode()
+                self._parts.append((head, self._content(_sampled(tensor.detach()))))
 
     def take(self) -> BatchDigest | None:
         """Return the digest of what was seen since the last call, None if nothing was."""
@@ -66,9 +74,12 @@ class BatchDigests:
         return BatchDigest(parts) if parts else None
 
     def _content(self, tensor: torch.Tensor) -> bytes | Reading:
-        words = words_of(tensor)
+        if not self._marks.owns(tensor):
+            return checksum(tensor.view(-1).view(torch.uint8).numpy())
+        # The words of a tensor depend on where it begins; those of a copy do not.
+        words = words_of(tensor.clone() if tensor.storage_offset() else tensor)
         assert words is not None, "a contiguous tensor is a vector of words"
-        return DeviceDigests([words]).read() if self._marks.owns(tensor) else checksum(words.numpy())
+        return DeviceDigests([words]).read()
 
 
 def _tensors(name: str, value: Any, nesting: int) -> Iterator[tuple[str, torch.Tensor]]:
@@ -87,7 +98,8 @@ def _tensors(name: str, value: Any, nesting: int) -> Iterator[tuple[str, torch.T
 def _has_content(tensor: torch.Tensor) -> bool:
     # Subclasses stand for other tensors, on other ranks or in a trace.
     plain = type(tensor) is torch.Tensor and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-    readable = tensor.layout == torch.strided and tensor.device.type in ("cpu", "cuda") and not tensor.is_quantized
+    readable = tensor.layout == torch.strided and tensor.device.type in ("cpu", "cuda")
+    readable = readable and not (tensor.is_quantized or tensor.is_nested)
     return plain and readable and tensor.numel() > 0
 
 

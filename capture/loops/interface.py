@@ -38,6 +38,10 @@ class LoopEvents(Barrier, Protocol):
     or not at all where no forward can be seen: then the step is final when the next update begins.
     """
 
+    @property
+    def names_batches(self) -> bool:
+        """True when `after_step` is to be told what the forwards of the step were given."""
+
     def after_step(
         self, *, applied: bool, metrics: Mapping[str, float | torch.Tensor], batch: BatchDigest | None
     ) -> None:

@@ -1,7 +1,7 @@
 """Compares tensors in memory with the fingerprint that a training has left of a step."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -15,15 +15,15 @@ __all__ = ["first_difference"]
 _READ_BY_HOST = ("whole", "sampled", "hash")
 
 
-def first_difference(known: StepFingerprint, tensors: Mapping[tuple[str, str], torch.Tensor]) -> str | None:
-    """Return the first tensor of a fingerprint that is another one here, or None when there is none. Tensors that are
-    not here, or of which only a device has read something, are left out.
+def first_difference(known: StepFingerprint, tensor_of: Callable[[tuple[str, str]], torch.Tensor | None]) -> str | None:
+    """Return the first tensor of a fingerprint that is another one here, or None when there is none. `tensor_of` gives
+    a tensor by its kind and name; None leaves it out, as one is of which only a device has read something.
     """
     for traced, digest in zip(known.table.tensors, known.digests.tolist(), strict=True):
-        tensor = tensors.get((traced.kind, traced.name))
-        if tensor is None or traced.coverage not in _READ_BY_HOST or traced.numel != math.prod(traced.shape):
+        if traced.coverage not in _READ_BY_HOST or traced.numel != math.prod(traced.shape):
             continue
-        if _digest(tensor, traced, seed=seed_of(known.step)) != digest:
+        tensor = tensor_of((traced.kind, traced.name))
+        if tensor is not None and _digest(tensor, traced, seed=seed_of(known.step)) != digest:
             return traced.label
     return None
 

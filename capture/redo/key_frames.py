@@ -26,18 +26,24 @@ def key_frames(history: History, run: str) -> Iterator[RedoRef]:
 
 
 def compare_key_frame(history: History, frame: RedoRef) -> int:
-    """Make a checkpoint again from the one before it; return how many tensors were made, all of which have its bits.
+    """Make a checkpoint again from the one before it; return how many tensors were made. They have its bits, and so
+    have all that no update makes.
 
     MismatchError names the step and the tensor that differs; other errors are those of `rebuilt_step`.
     """
     made = rebuilt_step(history, frame)
     captured = stored_tensors(history.state_extents(frame.ref))
+    kept = stored_tensors([extent for extent in made.extents if extent not in made.held])
+    same = {key: one.same_bytes(captured[key]) for key, one in kept.items() if key in captured}
     for extent, elements in made.held.items():
-        stored = captured.get((extent.kind, extent.name))
-        if stored is None or [one.checksum for one in stored.fragments] != _checksums(elements, stored):
+        key = extent.kind, extent.name
+        stored = captured.get(key)
+        same[key] = stored is not None and [one.checksum for one in stored.fragments] == _checksums(elements, stored)
+    for (kind, name), is_same in same.items():
+        if not is_same:
             raise MismatchError(
                 f"step {frame.ref.step} of run {frame.ref.run}, made again from {frame.base}, is not what was "
-                f"captured: {extent.kind} {extent.name!r} " + ("is not in it" if stored is None else "has other bits")
+                f"captured: {kind} {name!r} " + ("has other bits" if (kind, name) in captured else "is not in it")
             )
     return len(made.held)
 

@@ -6,16 +6,20 @@
 Nothing that differs is handed out: MismatchError names the step and the tensor.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
+from capture.load.assignments import assign
+from capture.load.read_into import read_into
 from capture.load.rebuilt import RebuiltStep, held_extent
 from capture.redo.fingerprints import first_difference
 from capture.redo.steps import RedoRef
 from capture.redo.updates import Key, RepeatedUpdates
+from capture.state.dtypes import torch_dtype
 from capture.state.update_rule import require_same_update, threads_of
 from catalog.errors import MismatchError
+from catalog.format.fingerprints import StepFingerprint
 from catalog.history import History
 from catalog.read.fingerprints import fingerprints_of
 from catalog.read.fragments import StoredTensor, stored_tensors
@@ -35,12 +39,13 @@ def rebuilt_step(history: History, step: RedoRef) -> RebuiltStep:
     """
     with pinned(history.paths, step.base):
         stored = stored_tensors(history.state_extents(step.base))
-        updates = _repeated(history, step.base, step.ref.step, stored)
+        updates = _repeated(history, step, stored)
         return _described(step, stored, updates)
 
 
-def _repeated(history: History, base: CheckpointRef, until: int, stored: Mapping[Key, StoredTensor]) -> RepeatedUpdates:
-    """Make the updates after `base`, whose tensors are `stored`, up to the step `until`."""
+def _repeated(history: History, step: RedoRef, stored: Mapping[Key, StoredTensor]) -> RepeatedUpdates:
+    """Make the updates after the base of a step, whose tensors are `stored`, up to the step."""
+    base, until = step.base, step.ref.step
     chain = redo_chain(history.paths, base, until)
     for record in chain:
         require_same_update(record.rule, what=f"step {record.step} of run {base.run}")
@@ -50,14 +55,29 @@ def _repeated(history: History, base: CheckpointRef, until: int, stored: Mapping
         with threads_of(record.rule):
             updates.apply(record)
         if record.step in known:
-            differs = first_difference(known[record.step], updates.tensors())
-            if differs is not None:
-                raise MismatchError(
-                    f"step {record.step} of run {base.run}, made again from {base}, is not what the training had: "
-                    f"{differs} differs from the fingerprint of the step; restore {base.step}, or rebuild the step by "
-                    "a replay"
-                )
+            _require_same(known[record.step], updates.tensors().get, base)
+    if until in known:
+        made = updates.tensors()
+        _require_same(known[until], lambda key: None if key in made else _unchanged(history, stored.get(key)), base)
     return updates
+
+
+def _require_same(known: StepFingerprint, tensor_of: Callable[[Key], torch.Tensor | None], base: CheckpointRef) -> None:
+    differs = first_difference(known, tensor_of)
+    if differs is not None:
+        raise MismatchError(
+            f"step {known.step} of run {base.run}, made again from {base}, is not what the training had: {differs} "
+            f"differs from the fingerprint of the step; restore {base.step}, or rebuild the step by a replay"
+        )
+
+
+def _unchanged(history: History, stored: StoredTensor | None) -> torch.Tensor | None:
+    """Return a weight or buffer of the base that no update makes, so that it should be the step's too."""
+    if stored is None or stored.kind not in ("model", "buffer"):
+        return None
+    tensor = torch.empty(stored.shape, dtype=torch_dtype(stored.dtype))
+    read_into(history.root, assign(stored.fragments, tensor, start=0, numel=stored.numel))
+    return tensor
 
 
 def _described(step: RedoRef, stored: Mapping[Key, StoredTensor], updates: RepeatedUpdates) -> RebuiltStep:

@@ -101,7 +101,9 @@ class RepeatedUpdates:
                     self._parameters[tensor.name].grad = elements
             for group, recorded in zip(self._optimizer.param_groups, _groups(record), strict=True):
                 group.update(recorded)
-            self._optimizer.step()
+            # Without the hooks that torch puts around it, for a script's own hooks are not of this optimizer.
+            step = type(self._optimizer).step
+            getattr(step, "__wrapped__", step)(self._optimizer)
         except _FAILURES as error:
             raise FormatError(f"{where}: is no input of a {type(self._optimizer).__name__}: {error}") from error
 

@@ -358,7 +358,7 @@ class Committer:
                     self._report(f"metric {name!r} of step {step} of run {self._run.run} is lost: {error}", error)
         for step, batch in batches:
             try:
-                self._run.journal.event("batch", step, hash=batch.hex())
+                self._run.journal.event("batch", step, hash=batch.hex(), reader=batch.reader)
             except Exception as error:  # noqa: BLE001 - nor does a device that has failed
                 self._report(f"the digest of the batch of step {step} of run {self._run.run} is lost: {error}", error)
 

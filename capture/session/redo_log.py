@@ -78,7 +78,11 @@ class RedoLog:
                 self._copies += 1
                 self._free.append(torch.empty(0, dtype=torch.uint8))
             found = self._free.pop()
-        return found if found.numel() >= nbytes else torch.empty(nbytes, dtype=torch.uint8)
+        try:
+            return found if found.numel() >= nbytes else torch.empty(nbytes, dtype=torch.uint8)
+        except BaseException:
+            self.release(found)
+            raise
 
     def release(self, memory: torch.Tensor | None) -> None:
         """Take back a copy's memory."""
@@ -134,6 +138,8 @@ class RedoLog:
             segment = self._segment_for(step)
             if step.broken is None:
                 for tensor, content in step.tensors:
+                    if self._given_up:
+                        return
                     _add(segment, tensor, content)
             segment.end_step(step.step, groups=step.groups, broken=step.broken)
         except Exception as error:  # noqa: BLE001 - whatever fails here must not end the thread that the training waits for

@@ -74,7 +74,6 @@ class RedoRecorder:
         self._optimizer = optimizer
         self._parameters = ModuleTree(module, of="parameters")
         self._buffers = Buffers(module)
-        self._log = RedoLog(run, on_full=on_full)
         self._rule = update_rule(optimizer)
         self._known: list[torch.Tensor] = []
         self._params: list[list[str]] = []
@@ -86,6 +85,9 @@ class RedoRecorder:
         self._object_hashes: dict[str, bytes] = {}
         self._versions = self._read_versions()
         self._hook_ids = 0, 0
+        self._has_updated = False
+        # Last, for it starts a thread.
+        self._log = RedoLog(run, on_full=on_full)
 
     def attach(self) -> Callable[[], None]:
         """Begin to see updates; return the function that ends it."""
@@ -108,8 +110,10 @@ class RedoRecorder:
 
     def _consumes(self, optimizer: torch.optim.Optimizer, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         self._drop_unended()
+        self._has_updated = True
         now = self._consumed_now = StepInput(self._rule, self._params, None)
         try:
+            now.rule = self._rule_now()
             self._look_at_parameters()
             now.params = self._params
             now.groups = self._encoded_groups()
@@ -128,6 +132,7 @@ class RedoRecorder:
         ended, self._consumed_now = self._consumed_now, None
         if ended is None or ended.is_left_out:
             self._log.left_out([step], "the steps before it were still being written")
+            self._forget_contents()
             return
         ended.step = step
         try:
@@ -141,15 +146,21 @@ class RedoRecorder:
         could not be read.
         """
         ended, self._ended = self._ended, None
+        if ended is None and self._has_updated:
+            return  # It was final before, and what was written since belongs to the next step.
+        written = None if self._broken else self._written_since()
         if ended is not None:
-            ended.broken = ended.broken or self._broken or self._written_since()
+            ended.broken = ended.broken or self._broken or written
             try:
                 if ended.broken is None:
                     ended.tensors += self._changed_objects(_given(objects)())
             except Exception as error:  # noqa: BLE001 - a user's provider may raise anything
                 ended.broken = f"its objects could not be recorded: {error}"
+            if ended.broken is not None:
+                self._forget_contents()
             self._log.add(ended)
-        self._broken = None
+        # A declared edit is part of the checkpoint of this step, if it has one. Another write came behind it.
+        self._broken = written
         self._versions = self._read_versions()
 
     def state_written(self, how: str) -> None:
@@ -168,6 +179,18 @@ class RedoRecorder:
 
     # What is copied.
 
+    def _rule_now(self) -> dict[str, Any]:
+        """Return what this update's bits depend on, the same object while nothing of it has changed."""
+        rule = update_rule(self._optimizer)
+        if rule != self._rule:
+            self._rule = rule
+        return self._rule
+
+    def _forget_contents(self) -> None:
+        """Record all buffers and objects with the next step: readers do not have those of this one, or another's."""
+        self._buffer_hashes.clear()
+        self._object_hashes.clear()
+
     def _look_at_parameters(self) -> None:
         """Name the optimizer's parameters, anew when it has others."""
         groups = self._optimizer.param_groups
@@ -179,6 +202,7 @@ class RedoRecorder:
         self._known = known
         self._params = [[names.get(id(one), "") for one in group["params"]] for group in groups]
         self._names = {id(one): names[id(one)] for one in known if id(one) in names}
+        refuse_unknown_update([self._optimizer], scaler=False)
 
     def _unreadable(self, args: Sequence[Any], kwargs: dict[str, Any]) -> str | None:
         """Return why this update can't be made again from what is here; None when it can."""
@@ -236,7 +260,8 @@ class RedoRecorder:
             # Of a large object most is still in its own memory, which goes on changing.
             text = b"" if encoded.live or len(encoded.json) > _MOST_OBJECT_BYTES else encoded.json
             digest = native.checksum(text)
-            if self._object_hashes.get(encoded.name) != digest:
+            # One that is too large is named with every step, so that none takes an older one for it.
+            if not text or self._object_hashes.get(encoded.name) != digest:
                 self._object_hashes[encoded.name] = digest
                 content = torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else _NO_BYTES
                 found.append((RedoTensor("object", encoded.name, "U8", (len(text),)), content))
@@ -246,9 +271,9 @@ class RedoRecorder:
 
     def _read_versions(self) -> dict[str, _Version]:
         """Return the identity and the version of every tensor that an update writes."""
-        found = {name: (id(one), one._version) for name, one, _ in self._parameters}
+        found = {name: _version(one) for name, one, _ in self._parameters}
         _, tensors = state_tensors(self._optimizer.state.values())
-        found.update({f"optimizer state {i}": (id(one), one._version) for i, one in enumerate(tensors)})
+        found.update({f"optimizer state {i}": _version(one) for i, one in enumerate(tensors)})
         return found
 
     def _written_since(self) -> str | None:
@@ -268,6 +293,11 @@ class RedoRecorder:
             self._log.release(self._consumed_now.memory)
             self._consumed_now = None
             self._broken = self._broken or "an exception has ended an update half-way"
+
+
+def _version(tensor: torch.Tensor) -> _Version:
+    """Return the identity and the version of a tensor; one made in inference mode counts no writes."""
+    return id(tensor), 0 if tensor.is_inference() else tensor._version
 
 
 def _given(objects: Objects | None) -> Objects:

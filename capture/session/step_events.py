@@ -109,6 +109,10 @@ class StepEvents:
         if self._observer is not None:
             self._observer.update_begins(self._loop.step())
 
+    @property
+    def names_batches(self) -> bool:
+        return self._options.fingerprints
+
     def after_step(
         self, *, applied: bool, metrics: Mapping[str, float | torch.Tensor], batch: BatchDigest | None
     ) -> None:
@@ -127,8 +131,8 @@ class StepEvents:
             self.current.keep(step)
         if self._options.fingerprints:
             self.current.take_fingerprint(step)
-            if batch is not None:
-                self._committer.batch(step, batch)
+        if batch is not None:
+            self._committer.batch(step, batch)
         self._stall_s += time.perf_counter() - began
         if self._observer is not None:
             metrics = self._observer.step_ended(step, metrics)

@@ -83,14 +83,14 @@ def compact_steps(
     threads = workers or len(os.sched_getaffinity(0))
     for step in history.steps(run):
         ref = CheckpointRef(run, step)
-        if frames.is_packed(step):
-            frames.passed(step)
-        elif step in wanted:
-            try:
+        try:
+            if not frames.is_packed(step):
+                if step not in wanted:
+                    continue
                 done.steps.append(_compact(history.paths, ref, frames, threads, progress))
-                frames.passed(step)
-            except (HistoryError, OSError) as error:
-                done.left[ref] = str(error)
+            frames.passed(step)
+        except (HistoryError, OSError) as error:
+            done.left[ref] = str(error)
     return done
 
 
@@ -120,7 +120,13 @@ class _KeyFrames:
         self._since = 0
         self._manifests: Sequence[Manifest] = ()
         self._key_files: set[str] = set()
-        self._needed = {base for step in steps for file in self._files(step) for base in bases_of(paths, file)}
+        self._needed: set[str] = set()
+        for step in steps:
+            try:
+                self._needed.update(base for file in self._files(step) for base in bases_of(paths, file))
+            except (HistoryError, OSError):
+                # Nobody knows what it was packed against, so it may have been any of those before.
+                self._needed.update(file for earlier in steps if earlier < step for file in self._files(earlier))
 
     def is_packed(self, step: int) -> bool:
         """Return whether nothing is left to do for a checkpoint."""

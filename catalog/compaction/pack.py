@@ -86,6 +86,8 @@ def pack_data_file(
     """
     final = paths.root / packed_file(manifest.file)
     if _is_whole(paths.root, final, manifest, bases):
+        # Whoever published it may have died before its name was durable.
+        sync_dir(final.parent)
         return
     tmp = temporary_path(final)
     try:

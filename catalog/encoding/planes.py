@@ -24,7 +24,7 @@ import struct
 import threading
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 import zstandard
@@ -32,7 +32,7 @@ import zstandard
 import native
 from catalog.errors import FormatError
 
-__all__ = ["Transform", "needs_base", "packed", "raw_bytes", "unpacked"]
+__all__ = ["MAX_HEAD_BYTES", "Transform", "needs_base", "packed", "raw_bytes", "unpacked"]
 
 VERSION = 1
 
@@ -60,6 +60,8 @@ class _Coding(IntEnum):
 _HEAD = struct.Struct("<BBBQ")
 _PLANE = struct.Struct("<BQ")
 _ITEMSIZES = (1, 2, 4, 8)
+MAX_HEAD_BYTES: Final = _HEAD.size + max(_ITEMSIZES) * _PLANE.size
+"""A block takes at most so many bytes beside those that it stands for."""
 
 _SAMPLE_PARTS = 4
 _SAMPLE_PART_ELEMENTS = 2048

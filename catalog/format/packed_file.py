@@ -25,6 +25,7 @@ import pyarrow as pa
 
 from catalog.disk.checked_parquet import MAX_FILE_BYTES, decode_checked, encode_checked
 from catalog.disk.regular_file import open_regular
+from catalog.encoding.planes import MAX_HEAD_BYTES
 from catalog.errors import CorruptError, FormatError
 from catalog.format.extents import MAX_FIGURE
 from catalog.paths import parse_data_file
@@ -173,11 +174,15 @@ def _parse(stream: BinaryIO, *, path: Path, file: str) -> PackedFile:
 def _check(table: pa.Table, *, path: Path, file: str, data_bytes: int, end: int) -> None:
     """Raise FormatError unless the ranges cover the data file, and the blocks the packed file, without hole or overlap,
     and each base is a range of another data file."""
-    _check_cover(table, "begin", "nbytes", first=0, last=data_bytes, path=path)
-    _check_cover(table, "offset", "stored", first=len(MAGIC), last=end, path=path)
+    # First, so that no sum below is larger than a number may be.
     lengths = table["nbytes"].to_numpy()
     if lengths.size and lengths.max() > MAX_BLOCK_BYTES:
         raise FormatError(f"{path}: column nbytes: a block of {lengths.max()} bytes, {MAX_BLOCK_BYTES} are allowed")
+    stored = table["stored"].to_numpy()
+    if (stored > lengths + MAX_HEAD_BYTES).any():
+        raise FormatError(f"{path}: column stored: a block takes more than its own bytes and {MAX_HEAD_BYTES}")
+    _check_cover(table, "begin", "nbytes", first=0, last=data_bytes, path=path)
+    _check_cover(table, "offset", "stored", first=len(MAGIC), last=end, path=path)
     nulls = [table[name].is_null() for name in ("base", "base_offset", "base_checksum")]
     if not nulls[0].equals(nulls[1]) or not nulls[0].equals(nulls[2]):
         raise FormatError(f"{path}: a block has half a base: base, base_offset and base_checksum belong together")

@@ -8,7 +8,7 @@ from pathlib import Path
 from time import monotonic
 
 from catalog.errors import FormatError
-from catalog.format.header import HEADER_LENGTH_BYTES, Entry, Header, parse_header, read_header
+from catalog.format.header import HEADER_LENGTH_BYTES, MAX_HEADER_BYTES, Entry, Header, parse_header, read_header
 from catalog.format.manifest import Manifest
 from catalog.read.data_files import data_file_bytes, only_packed
 from catalog.read.stored_bytes import Buffer, Piece, ReadBuffer, batches, mismatches
@@ -53,10 +53,14 @@ def _header(root: Path, manifest: Manifest) -> Header:
     if not only_packed(root, [manifest.file]):
         return read_header(path)
     (extent,) = (extent for extent in manifest.extents() if extent.kind == "header")
+    if extent.nbytes > HEADER_LENGTH_BYTES + MAX_HEADER_BYTES:
+        raise FormatError(f"{path}: a header of {extent.nbytes} bytes, {MAX_HEADER_BYTES} are allowed")
     (found,), _ = ReadBuffer().read(root, _pieces([extent]))
     content = found.tobytes()
     length = int.from_bytes(content[:HEADER_LENGTH_BYTES], "little")
-    text = content[HEADER_LENGTH_BYTES : HEADER_LENGTH_BYTES + length]
+    text = content[HEADER_LENGTH_BYTES:]
+    if length != len(text):
+        raise FormatError(f"{path}: the header says that it has {length} bytes, the manifest that it has {len(text)}")
     return parse_header(text, file_bytes=manifest.data_bytes, path=path)
 
 

@@ -9,7 +9,7 @@ import stat
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from catalog.errors import FormatError
+from catalog.errors import HistoryError
 from catalog.paths import HistoryPaths, packed_file, parse_data_file
 from catalog.read.data_files import image_of, only_packed
 
@@ -30,7 +30,11 @@ def missing_file(paths: HistoryPaths, needed: Iterable[NeededFile]) -> str:
         problem = _problem(paths, file, nbytes)
         if problem:
             return _needs(file, problem)
-        for base in bases_of(paths, file):
+        try:
+            bases = bases_of(paths, file)
+        except (HistoryError, OSError) as error:
+            return _needs(file, f"whose packed image can't be read: {error}")
+        for base in bases:
             problem = _problem(paths, base, 0)
             if problem:
                 return f"{_needs(base, problem)}: {packed_file(file)} was packed against it"
@@ -39,13 +43,8 @@ def missing_file(paths: HistoryPaths, needed: Iterable[NeededFile]) -> str:
 
 def bases_of(paths: HistoryPaths, file: str) -> tuple[str, ...]:
     """Return the data files without which the bytes of this one can't be made: none, unless it is packed against them.
-    None either where its image can't be read, which `missing_file` says."""
-    if not only_packed(paths.root, [file]):
-        return ()
-    try:
-        return image_of(paths.root, file).bases
-    except (FormatError, OSError):
-        return ()
+    HistoryError or OSError where its image can't be read, so that nobody knows."""
+    return image_of(paths.root, file).bases if only_packed(paths.root, [file]) else ()
 
 
 def _problem(paths: HistoryPaths, file: str, nbytes: int) -> str:
@@ -65,7 +64,7 @@ def _image_problem(paths: HistoryPaths, file: str, nbytes: int) -> str:
         found = image_of(paths.root, file).data_bytes
     except (FileNotFoundError, NotADirectoryError):
         return "which is gone"
-    except (FormatError, OSError) as error:
+    except (HistoryError, OSError) as error:
         return f"whose packed image can't be read: {error}"
     return f"whose packed image has {found} of {nbytes} bytes" if found < nbytes else ""
 

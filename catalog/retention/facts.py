@@ -84,7 +84,7 @@ class FactsReader:
                         ref,
                         created_s=published.created_s,
                         nbytes=bytes_on_disk(history.paths.step_dir(run, ref.step)) + statistics[ref.step],
-                        needs=published.needs | self._packed_against(published, ref),
+                        needs=published.needs | self._packed_against(published, ref, refs),
                         tags=tuple(known.tags[ref.step]),
                         metrics=known.metrics[ref.step],
                         healthy=known.healthy(ref.step),
@@ -97,10 +97,15 @@ class FactsReader:
                 continue
         return found
 
-    def _packed_against(self, published: _Published, ref: CheckpointRef) -> frozenset[CheckpointRef]:
-        """Return the other checkpoints that have bases of packed files that this one needs."""
-        paths = self._history.paths
-        bases = (base for file, _ in published.needed for base in bases_of(paths, file))
+    def _packed_against(
+        self, published: _Published, ref: CheckpointRef, refs: Sequence[CheckpointRef]
+    ) -> frozenset[CheckpointRef]:
+        """Return the other checkpoints that have bases of packed files that this one needs; all earlier ones while an
+        image can't be read."""
+        try:
+            bases = [base for file, _ in published.needed for base in bases_of(self._history.paths, file)]
+        except (HistoryError, OSError):
+            return _earlier(ref, refs)
         places = (parse_data_file(base) for base in bases)
         return frozenset(CheckpointRef(place[0], place[1]) for place in places if place is not None) - {ref}
 
@@ -112,14 +117,17 @@ class FactsReader:
                 raise
             except HistoryError as error:
                 # Nobody knows what it needs, so it holds everything that it may need. It is asked again the next time.
-                earlier = frozenset(other for other in refs if other.step < ref.step)
-                return _Published(0.0, (), earlier, f"can't be read: {error}")
+                return _Published(0.0, (), _earlier(ref, refs), f"can't be read: {error}")
             needed = needed_by(checkpoint)
             places = (parse_data_file(one.file) for one in needed)
             needs = {CheckpointRef(place[0], place[1]) for place in places if place is not None}
             created = max(manifest.created for manifest in checkpoint.manifests)
             self._published[ref] = _Published(created.timestamp(), needed, frozenset(needs - {ref}))
         return self._published[ref]
+
+
+def _earlier(ref: CheckpointRef, refs: Sequence[CheckpointRef]) -> frozenset[CheckpointRef]:
+    return frozenset(other for other in refs if other.step < ref.step)
 
 
 class _Known:

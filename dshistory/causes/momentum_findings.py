@@ -40,7 +40,7 @@ def buffers_replaced(record: Record) -> Iterator[Finding]:
     alone = longer > 2 * np.append(longer[1:], 0.0)
     spike = np.where((record.turned < 0) & (longer > CLEAR) & alone, longer, 0.0)
     surprise = np.where(against > CLEAR_OF_MANY, np.maximum(against, spike), spike)
-    surprise[:2] = 0.0
+    surprise[:3] = 0.0
     surprise[_of_loss(record) > SEEN] = 0.0
     at = int(np.argmax(surprise))
     if not surprise[at] > 0:

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from catalog.history import History
-from catalog.lineage_batches import lineage_batches
+from catalog.lineage_batches import Batch, lineage_batches
 from catalog.lineage_metrics import lineage_metrics
 from catalog.records import CheckpointRef
 from catalog.references import committed_lineage
@@ -78,7 +78,7 @@ class Record:
             return StatisticsMatrix(self.history, ask, self.refs, self.all_keys).stored()
 
     @cached_property
-    def batches(self) -> Mapping[int, Mapping[int, str]]:
+    def batches(self) -> Mapping[int, Mapping[int, Batch]]:
         """The digest of the batch of each step that has one, by step and rank."""
         return lineage_batches(self.history.paths, self.refs[-1].run)
 

@@ -116,11 +116,11 @@ def _batch_of(record: Record, step: int) -> str:
     digests = record.batches.get(step, {})
     if not digests:
         return ""
-    rank, digest = next(iter(digests.items()))
-    again = [str(other) for other, ranks in record.batches.items() if other != step and digest in ranks.values()]
+    rank, batch = next(iter(digests.items()))
+    again = [str(other) for other, ranks in record.batches.items() if other != step and batch in ranks.values()]
     where = f", which step {', '.join(again[:3])}{' and others' if len(again) > 3 else ''} had too" if again else ""
     ranks = f" on rank {rank}, one of {len(digests)} ranks" if len(digests) > 1 else ""
-    return f"; its batch is {digest}{ranks}{where}"
+    return f"; its batch is {batch.digest}{ranks}{where}"
 
 
 def clipping_off(record: Record) -> Iterator[Finding]:

@@ -55,7 +55,10 @@ class Followed:
                 step
                 for step in sorted(ours.keys() & theirs.keys())
                 if step > self.ref.step
-                and any(ours[step][rank] != theirs[step][rank] for rank in ours[step].keys() & theirs[step].keys())
+                and any(
+                    ours[step][rank].reader == theirs[step][rank].reader and ours[step][rank] != theirs[step][rank]
+                    for rank in ours[step].keys() & theirs[step].keys()
+                )
             ),
             None,
         )

@@ -1,5 +1,6 @@
 """The table of what a compaction has packed, and what it has left."""
 
+import contextlib
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Final
@@ -89,9 +90,11 @@ def _raw_bytes(history: History, chosen: dict[str, list[int]]) -> int:
     total = 0
     for run, steps in chosen.items():
         for step in steps:
-            for part in history.marker(CheckpointRef(run, step)).parts:
-                if not only_packed(history.root, [part.data]):
-                    total += data_file_bytes(history.root, part.data)
+            # What is damaged is left, with the reason, when its turn comes.
+            with contextlib.suppress(HistoryError, OSError):
+                for part in history.marker(CheckpointRef(run, step)).parts:
+                    if not only_packed(history.root, [part.data]):
+                        total += data_file_bytes(history.root, part.data)
     return total
 
 

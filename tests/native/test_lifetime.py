@@ -289,3 +289,17 @@ time.sleep(0.1)
 def test_a_process_ends_while_daemon_threads_are_in_native_code():
     done = subprocess.run([sys.executable, "-c", IN_THE_MIDDLE], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+AT_THE_END = """
+import native
+class Late:
+    def __del__(self, checksum=native.checksum):
+        print(len(checksum(bytes(1 << 20))))
+late = Late()
+"""
+
+
+def test_the_thread_that_ends_the_interpreter_may_call_native_code():
+    done = subprocess.run([sys.executable, "-c", AT_THE_END], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout.strip()) == (0, "16")

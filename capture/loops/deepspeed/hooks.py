@@ -137,7 +137,8 @@ def _steps(engine: Any, events: LoopEvents, metrics: _EngineMetrics) -> Iterator
         # An evaluation may run between two steps, and must not end the first one.
         if engine.module.training and torch.is_grad_enabled():
             events.next_forward()
-            batches.saw_forward(args, kwargs)
+            if events.names_batches:
+                batches.saw_forward(args, kwargs)
 
     yield wrap(engine, "train_batch" if engine.pipeline_parallelism else "step", step)
     yield engine.register_forward_pre_hook(Hook(forward_begins), with_kwargs=True).remove

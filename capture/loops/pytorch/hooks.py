@@ -158,7 +158,8 @@ class TorchHooks:
         # An evaluation may run between the update and the scheduler's move, and must not end the step.
         if module is self._module and module.training and torch.is_grad_enabled():
             self._next_forward()
-            self._batches.saw_forward(args, kwargs)
+            if self._events.names_batches:
+                self._batches.saw_forward(args, kwargs)
 
     def _forwarded(self, module: torch.nn.Module, _: Any, output: Any) -> None:
         # A shallow copy of the module has the same hooks.

@@ -2,6 +2,8 @@
 
 #pragma once
 
+#include <cxxabi.h>
+
 #include <Python.h>
 #include <unistd.h>
 
@@ -18,21 +20,16 @@ class WithoutGil {
     WithoutGil(const WithoutGil &) = delete;
     WithoutGil &operator=(const WithoutGil &) = delete;
     ~WithoutGil() {
-        while (is_finalizing()) {
-            pause();
+        try {
+            PyEval_RestoreThread(state_);
+        } catch (const abi::__forced_unwind &) {
+            for (;;) {
+                pause();
+            }
         }
-        PyEval_RestoreThread(state_);
     }
 
   private:
-    static bool is_finalizing() {
-#if PY_VERSION_HEX >= 0x030D0000
-        return Py_IsFinalizing() != 0;
-#else
-        return _Py_IsFinalizing() != 0;
-#endif
-    }
-
     PyThreadState *state_;
 };
 

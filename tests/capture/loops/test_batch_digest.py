@@ -127,7 +127,8 @@ def test_every_step_keeps_the_digest_of_its_batch(tmp_path, fingerprints):
         assert kept == {}
         return
     assert {step: list(ranks) for step, ranks in kept.items()} == {step: [0] for step in range(1, 7)}
-    digests = [kept[step][0] for step in range(1, 7)]
+    assert {kept[step][0].reader for step in kept} == {"host"}
+    digests = [kept[step][0].digest for step in range(1, 7)]
     assert digests[:3] == digests[3:]
     assert len(set(digests)) == 3
     expected = BatchDigests()

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -204,6 +205,64 @@ def test_what_an_update_has_not_made_is_refused_by_name(tmp_path):
     with pytest.raises(MismatchError, match=r"after step 13 .*: first\.bias was written outside the update"):
         capture.restore(14, history=history.root)
     assert capture.restore(21, history=history.root)
+
+
+@pytest.mark.guards("A redo step has the bits of the training")
+def test_an_edit_of_a_step_that_is_final_breaks_the_next_one(tmp_path):
+    def edit(step, session, model, optimizer):
+        if step == 3:
+            session.wait()
+            with session.modify(), torch.no_grad():
+                model.first.weight.mul_(0.5)
+
+    train(tmp_path, every=10, redo=True, fingerprints=False, between=edit)
+    assert capture.restore(3, history=tmp_path)
+    with pytest.raises(MismatchError, match=r"the state after step 4 is not what its update made: session\.modify"):
+        capture.restore(5, history=tmp_path)
+
+
+@pytest.mark.guards("A redo step has the bits of the training")
+@pytest.mark.parametrize("step", [0, 10])
+def test_a_write_behind_a_checkpoint_breaks_the_step_after_it(tmp_path, step):
+    """The checkpoint has the bytes from before the write, and steps are made from it."""
+
+    def write(now, session, model, optimizer):
+        if now == step:
+            time.sleep(0.5)
+            clamp(model.second.weight)
+
+    torch.manual_seed(0)
+    model = Model()
+    optimizer = ADAMW(model.parameters())
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40)
+    options = {"optimizer": optimizer, "every": 10, "history": tmp_path, "fingerprints": False, "stats_every": 0}
+    with capture.enable(model, redo=True, **options) as session:
+        write(0, session, model, optimizer)
+        for now in range(1, 15):
+            one_step(model, optimizer, schedule, now)
+            write(now, session, model, optimizer)
+    with pytest.raises(MismatchError, match=rf"after step {step + 1} .*: second\.weight was written outside"):
+        capture.restore(step + 2, history=tmp_path)
+
+
+@pytest.mark.guards("A redo step has the bits of the training")
+def test_weights_that_no_update_makes_are_compared_too(tmp_path):
+    """As of a teacher, which follows the student beside the optimizer, past torch's version counters."""
+    torch.manual_seed(0)
+    model = torch.nn.ModuleDict({"student": torch.nn.Linear(4, 4), "teacher": torch.nn.Linear(4, 4)})
+    optimizer = ADAMW(model["student"].parameters())
+    with capture.enable(
+        model, optimizer=optimizer, every=10, history=tmp_path, redo=True, check="versions", stats_every=0
+    ) as session:
+        for _ in range(13):
+            model["student"](torch.randn(2, 4)).square().mean().backward()
+            optimizer.step()
+            model["teacher"].weight.data.lerp_(model["student"].weight.detach(), 0.1)
+    with pytest.raises(MismatchError, match=r"step 12 of run .*: model 'teacher\.weight' differs from the fingerprint"):
+        capture.restore(12, history=tmp_path)
+    frame = next(one for one in key_frames(History.open(tmp_path), session.run) if one.ref.step == 10)
+    with pytest.raises(MismatchError, match="teacher"):
+        compare_key_frame(History.open(tmp_path), frame)
 
 
 def test_a_hook_that_writes_after_the_update_is_named(tmp_path):
@@ -428,14 +487,15 @@ def test_an_object_that_is_too_large_is_named(tmp_path):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     options = {"optimizer": optimizer, "history": tmp_path, "redo": True, "stats_every": 0}
     with capture.enable(model, every=10, providers=[capture.Stateful("ema", average)], **options) as session:
-        for _ in range(3):
+        for _ in range(13):
             model(torch.randn(2, 300)).square().mean().backward()
             optimizer.step()
             average.update_parameters(model)
     assert session.failures == []
     assert set(capture.restore(2, history=tmp_path)) == {"model"}
-    with pytest.raises(UnsupportedError, match="the object 'ema' was too large for the redo log"):
-        capture.restore(2, history=tmp_path, model=model, optimizer=optimizer)
+    for step in (2, 12):
+        with pytest.raises(UnsupportedError, match="the object 'ema' was too large for the redo log"):
+            capture.restore(step, history=tmp_path, model=model, optimizer=optimizer)
 
 
 class Own(torch.optim.AdamW):

@@ -119,7 +119,8 @@ def test_tables_that_break_a_rule_are_refused(history: History) -> None:
         ([*blocks, blocks[-1]], "do not cover the bytes"),
         ([own, *blocks[1:]], "is no other data file"),
         ([outside, *blocks[1:]], "is no other data file"),
-        ([blocks[0]._replace(nbytes=1 << 60), *blocks[1:]], "is out of range"),
+        ([blocks[0]._replace(nbytes=1 << 60), *blocks[1:]], "are allowed"),
+        ([blocks[0]._replace(stored=1 << 50), *blocks[1:]], "takes more than its own bytes"),
         ([blocks[0]._replace(base=Base(data_file(RUN, 0, 0), -1, bytes(16))), *blocks[1:]], "is out of range"),
     ):
         rewrite(path, file=file, blocks=changed)

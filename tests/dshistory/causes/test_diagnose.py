@@ -43,7 +43,7 @@ def test_the_first_row_is_what_was_planted(tmp_path, case):
         eval(row["call"], {"h": explorer})
     if case.cause == "bad batch":
         batches = lineage_batches(explorer.history.paths, explorer.log()[0]["run"])
-        assert table[0]["evidence"].endswith(f"; its batch is {batches[truth.step][0]}")
+        assert table[0]["evidence"].endswith(f"; its batch is {batches[truth.step][0].digest}")
     if case.cause == "learning rate":
         assert explorer.diagnose(truth.step, quiet=True)[0]["cause"] == "learning rate"
         assert "learning rate" not in explorer.diagnose(truth.step - 1, quiet=True)["cause"].to_pylist()

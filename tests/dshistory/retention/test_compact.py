@@ -150,6 +150,23 @@ def test_a_base_is_kept_as_long_as_others_need_it(explorer: Explorer) -> None:
     assert explorer.verify(quiet=True).note == "3 checkpoints verified: no problem"
 
 
+@pytest.mark.guards("A packed checkpoint is the checkpoint")
+def test_a_base_is_kept_while_nobody_can_read_what_needs_it(explorer: Explorer) -> None:
+    """A damaged image may be put back, or a disk answer again."""
+    explorer.compact(key_every=3, newest=0, quiet=True)
+    run = explorer.history.current_run()
+    image = explorer.root / f"runs/{run}/steps/000000000005/rank-00000.packed"
+    whole = image.read_bytes()
+    image.write_bytes(whole[:-40] + bytes([whole[-40] ^ 1]) + whole[-39:])
+    assert (
+        "can't be read" in dict(zip(*(explorer.log()[name].to_pylist() for name in ("step", "health")), strict=True))[5]
+    )
+    explorer.prune("last 1", dry_run=False)
+    image.write_bytes(whole)
+    assert {4, 5, 6} <= set(explorer.log()["step"].to_pylist())
+    assert explorer.verify(5, quiet=True).note == "1 checkpoint verified: no problem"
+
+
 def test_a_base_that_was_deleted_by_hand_is_named_with_all_that_need_it(explorer: Explorer) -> None:
     explorer.compact(key_every=3, newest=0, quiet=True)
     run = explorer.history.current_run()

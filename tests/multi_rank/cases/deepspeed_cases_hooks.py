@@ -33,6 +33,8 @@ from catalog.errors import SetupError
 class Recorder:
     """LoopEvents that records every event, and the state at that time."""
 
+    names_batches = True
+
     def __init__(self, loop: DeepSpeedLoop, *, copies: bool = False) -> None:
         self.said: list[str] = []
         self.steps: list[tuple[bool, Mapping[str, Any]]] = []
