@@ -153,7 +153,7 @@ def test_a_base_is_kept_as_long_as_others_need_it(explorer: Explorer) -> None:
 @pytest.mark.guards("A packed checkpoint is the checkpoint")
 def test_a_base_is_kept_while_nobody_can_read_what_needs_it(explorer: Explorer) -> None:
     """A damaged image may be put back, or a disk answer again."""
-    explorer.compact(key_every=3, newest=0, quiet=True)
+    explorer.compact(key_every=3, newest=1, quiet=True)
     run = explorer.history.current_run()
     image = explorer.root / f"runs/{run}/steps/000000000005/rank-00000.packed"
     whole = image.read_bytes()
