@@ -116,7 +116,7 @@ def test_unchanged_tensors_are_not_read_again(history, monkeypatch):
         sizes: list[int] = []
         analyze_part(opened.paths, ref.run, part, progress=sizes.append)
         read[ref.step] = sum(sizes)
-    frozen_bytes = 256 * 256 * 4
+    frozen_bytes = (256 * 256 + 256) * 4  # the weight and the bias of one layer
     assert read[3] == read[1] - frozen_bytes
     rows = {row["step"]: row for row in rows_of(history) if (row["kind"], row["name"]) == ("model", "inner.weight")}
     assert rows[4] == {**rows[1], "step": 4, "since": 3}
