@@ -245,7 +245,6 @@ session = capture.enable(model, optimizer=optimizer, every=1, history=sys.argv[1
 optimizer.step()
 session.wait()
 session.close()
-print([one.name for one in threading.enumerate() if one.name == "dshistory-statistics"])
 """
 
 
@@ -253,4 +252,4 @@ print([one.name for one in threading.enumerate() if one.name == "dshistory-stati
 def test_a_process_ends_well_while_statistics_are_being_computed(history):
     done = subprocess.run([sys.executable, "-c", BUSY, history], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["['dshistory-statistics']", "[]"]
+    assert done.stdout == "[]\n"

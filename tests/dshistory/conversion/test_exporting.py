@@ -10,7 +10,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from capture_helpers import bits
 from explorer_helpers import Piece, Run, flip_bit, shares, tiny_history, whole
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import capture
@@ -234,6 +234,7 @@ def test_wrong_deepspeed_options_are_refused(trained, tmp_path):
         explorer.export(4, tmp_path / "x", format="universal", zero_stage=1)
 
 
+@settings(deadline=None)
 @given(
     groups=st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=6), min_size=1, max_size=3),
     world_size=st.integers(1, 5),
