@@ -1,12 +1,14 @@
 """A report on the machine and a folder: backends, alignment, limits, and rates measured with the library's own writer
 and reader."""
 
+import contextlib
 import os
 import platform
 import resource
 import shutil
-import tempfile
 import time
+import uuid
+from collections.abc import Iterator
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -66,9 +68,9 @@ def doctor(folder: str | None = None, *, size_mib: int = 256) -> Report:
         raise SetupError(f"no permission to write in {place}; the rates are measured with a temporary file there")
     file_system = native.probe_file_system(str(place))
     align = int(file_system["place_align"])
-    with tempfile.TemporaryDirectory(prefix=".dshistory-doctor-", dir=place) as folder:
+    with _folder_in(place) as scratch:
         backends, read_bytes_s = _measure(
-            Path(folder), align=align, nbytes=size_mib * _MIB, budget_bytes=DEFAULT_BUDGET_BYTES
+            scratch, align=align, nbytes=size_mib * _MIB, budget_bytes=DEFAULT_BUDGET_BYTES
         )
     settings = {
         str(row["backend"]): measure_settings(place, backend=str(row["backend"]), align=align)
@@ -93,6 +95,19 @@ def doctor(folder: str | None = None, *, size_mib: int = 256) -> Report:
         "packages": Table(pa.table(packages)),
     }
     return Report(f"doctor: {place}", facts, tables, _FORMATS)
+
+
+@contextlib.contextmanager
+def _folder_in(place: Path) -> Iterator[Path]:
+    """Make a folder that is removed again, also where Ctrl-C comes right after it was made: its name is known before,
+    unlike that of a `TemporaryDirectory`.
+    """
+    folder = place / f".dshistory-doctor-{uuid.uuid4().hex}"
+    try:
+        folder.mkdir(mode=0o700)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 _BACKENDS_SCHEMA: Final = pa.schema(
