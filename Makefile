@@ -66,13 +66,13 @@ notebooks: setup  ## train the small models that the other notebooks look at, an
 
 # A file's tests stay in one process, for they share what is dear to make: ranks, histories, a kernel.
 .PHONY: test
-test: setup  ## run every test but those in a browser, and a sample of the exhaustive ones
-	$(BIN)/python -m pytest -q -rs -n logical --maxprocesses 4 --dist loadfile -m 'not exhaustive'
+test: setup  ## run every test but long ones and those in a browser, and a sample of the exhaustive ones
+	$(BIN)/python -m pytest -q -rs -n logical --maxprocesses 4 --dist loadfile -m 'not exhaustive and not long'
 
 # What one runs while working. Left out are process groups, kernels, compilers, whole trainings and other slow tests.
 .PHONY: test-fast
 test-fast: setup  ## run the tests that take no time (under 3 minutes on 2 cores)
-	$(BIN)/python -m pytest -q -rs -n logical --maxprocesses 4 --dist loadfile -m 'not slow and not exhaustive' \
+	$(BIN)/python -m pytest -q -rs -n logical --maxprocesses 4 --dist loadfile -m 'not slow and not exhaustive and not long' \
 	  --ignore tests/multi_rank --ignore tests/end_to_end --ignore tests/gpu
 
 # Chromium is a system package of 300 MB that nothing else needs, so these tests stay out of `test`.
@@ -85,9 +85,10 @@ test-browser: setup $(VENV)/.browser  ## run the notebook and the explorer in a 
 test-benchmarks: setup  ## run every benchmark at a tiny size
 	$(BIN)/python -m pytest -q -rs tests/end_to_end/test_benchmarks.py
 
-.PHONY: test-variants
-test-variants: setup  ## capture the less common DeepSpeed engines, with its CPU Adam, which the first run compiles
-	$(BIN)/python -m pytest -q -rs tests/multi_rank/test_deepspeed_variants.py
+# Each adds a variant to what `make test` has tried, and takes long: engines, kills, replays, sanitizers, compilers.
+.PHONY: test-long
+test-long: setup  ## run the tests that `make test` leaves out because they take long
+	$(BIN)/python -m pytest -q -rs -n logical --maxprocesses 4 --dist loadfile -m long
 
 .PHONY: test-install
 test-install: setup  ## do what a stranger does: install the wheel, run the README, the notebooks and a short demo

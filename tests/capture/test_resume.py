@@ -55,6 +55,7 @@ def test_the_child_run_knows_its_parent(original, tmp_path):
     assert (facts.parent_run, facts.parent_step) == (ended["run"], 30)
 
 
+@pytest.mark.long
 @pytest.mark.guards("Resume is exact")
 def test_with_a_schedule_by_epochs(tmp_path):
     """Step 27 is the last of an epoch: the scheduler steps after it, outside the loop over batches."""

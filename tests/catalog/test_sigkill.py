@@ -38,6 +38,7 @@ def killed_training(root, run, *, lines_heard):
     return [int(line) for line in "".join([*lines[1:], rest]).split("\n")[:-1] if line.strip().isdigit()]
 
 
+@pytest.mark.long
 @pytest.mark.guards("A checkpoint exists whole or not at all")
 def test_a_training_killed_at_any_point(tmp_path, figure):
     root = tmp_path / "h"
@@ -69,6 +70,7 @@ def test_a_training_killed_at_any_point(tmp_path, figure):
     figure("kills", KILLS)
 
 
+@pytest.mark.long
 @pytest.mark.guards("A checkpoint exists whole or not at all")
 def test_a_training_killed_before_each_of_its_calls_to_the_file_system(tmp_path, figure):
     """Two ranks train two steps and are killed before the first call, the second, and so on to the last."""

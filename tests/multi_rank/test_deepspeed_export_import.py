@@ -8,7 +8,7 @@ from ranks import case_names, run_ranks
 MODULES = ("deepspeed_cases_export", "deepspeed_cases_import")
 WORLDS = (1, 2)
 # The set-up of the first test runs several groups, each with its own time limit.
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")

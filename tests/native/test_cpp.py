@@ -23,7 +23,13 @@ def links(sanitizer: str, folder: Path) -> bool:
     )
 
 
-@pytest.mark.parametrize("sanitizer", [pytest.param("thread", marks=pytest.mark.exhaustive), "address,undefined"])
+@pytest.mark.parametrize(
+    "sanitizer",
+    [
+        pytest.param("thread", marks=pytest.mark.exhaustive),
+        pytest.param("address,undefined", marks=pytest.mark.long),
+    ],
+)
 def test_the_core_is_clean_under_sanitizers(tmp_path: Path, sanitizer: str) -> None:
     missing = [tool for tool in ("cmake", "ninja", "pkg-config", COMPILER) if shutil.which(tool) is None]
     if missing:

@@ -8,6 +8,7 @@ from kills import Kill, killer
 
 @pytest.mark.guards("A checkpoint exists whole or not at all")
 @pytest.mark.slow
+@pytest.mark.long
 def test_kills_at_some_calls_and_times(figure: Callable[[str, float], None]) -> None:
     with killer() as rounds:
         for kill in (Kill(call=23), Kill(rank=1, call=90), Kill(seconds=1.0)):

@@ -83,6 +83,7 @@ def test_a_script_is_replayed_unchanged_and_ended(script):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_script_rebuilds_a_step(script):
     words = ["6", "--verify", "next", "--", sys.executable, "train.py", "elsewhere"]
     done = command_line(script, *words, verb="rebuild")
@@ -93,6 +94,7 @@ def test_a_script_rebuilds_a_step(script):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_batches_of_a_step_are_left_out(script):
     words = ["--skip-batches", "6", "--skip-batches", "8-9", "--change", "lr_scale=0.5", "--json"]
     done = command_line(script, "4", "--until", "9", *words, "--", sys.executable, "train.py", "h")

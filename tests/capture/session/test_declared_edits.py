@@ -37,7 +37,7 @@ class Training:
 
 
 @pytest.mark.guards("Resume is exact")
-@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("every", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_a_training_with_edits_after_every_step_goes_on_from_each_with_the_same_bits(history, every):
     training = Training(seed=5)
     with capture.enable(training.model, **training.state, every=every, history=history, stats_every=0) as session:

@@ -14,7 +14,7 @@ from places import SUPPORT
 from catalog.history import History
 from catalog.verify import verify
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 KILLS = 6
 SCRIPT = """

@@ -23,9 +23,9 @@ SAMPLE = [
     Case("nothing", True, 10, 1),
     Case("learning rate", True, 10, 2),
     Case("bad batch", True, 1, 3),
-    Case("layer corrupted", True, 10, 4),
     Case("optimizer state reset", True, 1, 60, "SGD"),
-    Case("clipping off", False, 1, 210, "SGD"),
+    pytest.param(Case("layer corrupted", True, 10, 4), marks=pytest.mark.long),
+    pytest.param(Case("clipping off", False, 1, 210, "SGD"), marks=pytest.mark.long),
 ]
 """`python -m benchmarks diagnose` has every cause."""
 

@@ -84,6 +84,7 @@ def test_the_planted_batch_is_named_by_log2_replays(jumped):
     assert training.seen[-16:] == [*range(9, BAD), *range(BAD + 1, STEPS + 2)]
 
 
+@pytest.mark.long
 def test_one_batch_at_a_time(jumped):
     found = jumped.bisect_replay(16, STEPS, linear=True, **Training().parts(with_bad(BAD)))
     assert found.steps == range(BAD, BAD + 1)
@@ -93,6 +94,7 @@ def test_one_batch_at_a_time(jumped):
     assert "no batch of the steps 17-20 is alone to blame" in several.note
 
 
+@pytest.mark.long
 def test_of_several_bad_batches_the_last_is_named_and_said_not_to_be_alone(jumped):
     found = jumped.bisect_replay(16, 20, **Training().parts(with_bad(17, BAD)))
     assert (found.steps, found.alone) == (range(BAD, BAD + 1), False)
@@ -106,6 +108,7 @@ def test_a_jump_of_the_state_is_in_no_batch(jumped):
     assert len(found) == 2
 
 
+@pytest.mark.long
 def test_a_jump_that_no_batch_made_does_not_come_again_and_redoing_names_the_steps(tmp_path):
     h = train(tmp_path / "history", batch_of, edit_after=18)
     again = h.bisect_replay(8, 22, **Training().parts(batch_of))
@@ -127,6 +130,7 @@ def test_a_jump_that_comes_again_is_not_undone_by_redoing(jumped):
     assert "comes again without a change" in found.note
 
 
+@pytest.mark.long
 def test_a_predicate_of_the_user_decides(jumped):
     found = jumped.bisect_replay(
         16,
