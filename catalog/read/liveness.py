@@ -5,17 +5,21 @@ processes of one host on every file system, and between hosts on some:
 
 - taken on this host, in this boot: the lock decides;
 - taken on another host of a run whose ranks have seen each other's locks across hosts: the lock decides;
-- taken on this host in an earlier boot, and nothing in the run has changed since this boot began: the owner is dead;
+- taken on this host in an earlier boot, and no session has written in the run since this boot began: the owner is dead;
 - anything else, such as another host, or a lock file of an earlier release, which does not say where it was taken: the
-  run is taken for dead when nothing in it has changed for `DEAD_AFTER_S`.
+  run is taken for dead when no session has written in it for `DEAD_AFTER_S`.
+
+What is done to a dead run later, such as its compaction, does not count: it would look alive for a week again.
 """
 
 import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
+from catalog.disk.durable import final_name
 from catalog.format.lock_file import LockOwner, lock_owner, read_lock_owner
-from catalog.paths import HistoryPaths
+from catalog.paths import HistoryPaths, parse_step_dir
 
 __all__ = ["DEAD_AFTER_S", "is_certainly_dead"]
 
@@ -54,28 +58,30 @@ def _lock_decides(owner: LockOwner, here: LockOwner) -> bool:
 
 
 def _last_change(paths: HistoryPaths, run: str) -> float:
-    """Return the time of the last change in the run's folders, in seconds since 1970, by the file system's clock."""
-    return max(os.lstat(path).st_mtime for path in _changing(paths, run))
+    """Return the time of the last write by the run's session, in seconds since 1970, by the file system's clock."""
+    return max(os.lstat(path).st_mtime for path in _written_by_session(paths, run))
 
 
-def _changing(paths: HistoryPaths, run: str) -> Iterator[str]:
-    """Yield the paths one of which changes whenever a session does anything: all folders of the run, and all files that
-    a session writes to over a time."""
-    yield str(paths.run_dir(run))
+def _written_by_session(paths: HistoryPaths, run: str) -> Iterator[str]:
+    """Yield what only the session of a run writes, one of which changes whenever it does anything.
+
+    Folders are left out, and so are statistics, audits, packed images and the journals of those who are no rank:
+    whoever looks at a dead run, compacts or prunes it changes these, and must not make it look alive.
+    """
+    yield str(paths.run_json(run))
+    yield from map(str, _entries(paths.locks_dir(run)))
+    yield from map(str, _entries(paths.redo_dir(run)))
+    for folder in (paths.journal_dir(run), paths.fingerprints_dir(run)):
+        yield from (str(path) for path in _entries(folder) if (final_name(path.name) or path.name).startswith("rank-"))
     marker = paths.marker(run, 0).name
-    for folder in (
-        paths.steps_dir(run),
-        paths.journal_dir(run),
-        paths.fingerprints_dir(run),
-        paths.redo_dir(run),
-        paths.statistics_dir(run),
-        paths.locks_dir(run),
-    ):
-        if not folder.is_dir():
-            continue
-        yield str(folder)
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                yield entry.path
-                if entry.is_dir(follow_symlinks=False) and marker not in (names := os.listdir(entry.path)):
-                    yield from (f"{entry.path}/{name}" for name in names)
+    for step in _entries(paths.steps_dir(run)):
+        if parse_step_dir(step.name) is not None and step.is_dir() and not step.is_symlink():
+            names = os.listdir(step)
+            # A committed checkpoint was last written when it got its marker; one that was begun may be written now.
+            yield from (f"{step}/{name}" for name in ([marker] if marker in names else names))
+            if not names:
+                yield str(step)
+
+
+def _entries(folder: Path) -> list[Path]:
+    return list(folder.iterdir()) if folder.is_dir() else []

@@ -2,18 +2,25 @@
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from catalog_helpers import Run, pieces_of
 
+from catalog.compaction.compact import compact_run
 from catalog.disk import json_file
 from catalog.format.lock_file import lock_owner
+from catalog.format.statistics_file import StatisticsFile
 from catalog.gc import Collected, collect_garbage
 from catalog.history import History
+from catalog.later_metrics import LaterMetrics
 from catalog.paths import HistoryPaths
 from catalog.read import liveness
+from catalog.read.locked_run import locked_run
 from catalog.records import CheckpointRef
+from catalog.retention.prune import remove
+from catalog.statistics.compute import analyze_part
 
 PIECES = pieces_of({"w": b"1234"})
 BEGUN = CheckpointRef("dead", 1)
@@ -178,6 +185,73 @@ def test_a_run_of_another_host_is_collected_only_after_its_age(paths: HistoryPat
     assert collect_garbage(paths) == Collected()
     _unchanged_for(paths, liveness.DEAD_AFTER_S + 3600)
     assert collect_garbage(paths) == Collected([BEGUN])
+
+
+def _analyze(paths: HistoryPaths) -> None:
+    assert analyze_part(paths, "dead", StatisticsFile(0, 0, 2))
+
+
+def _compact(paths: HistoryPaths) -> None:
+    done = compact_run(History.open(paths.root), "dead", [0], key_every=2)
+    assert [one.ref.step for one in done.steps] == [0]
+
+
+def _prune(paths: HistoryPaths) -> None:
+    assert remove(History.open(paths.root), [CheckpointRef("dead", 0)], force=True, dry_run=False).removed
+
+
+def _collect(paths: HistoryPaths) -> None:
+    (paths.step_dir("dead", 1) / "notes.txt").write_bytes(b"of somebody else")
+    os.utime(paths.step_dir("dead", 1) / "notes.txt", (0, 0))
+    assert collect_garbage(paths).checkpoints == [BEGUN]
+
+
+def _evaluate(paths: HistoryPaths) -> None:
+    with LaterMetrics(paths) as metrics:
+        metrics.record(CheckpointRef("dead", 0), {"val_loss": 0.5})
+
+
+@pytest.mark.parametrize("edit", [_analyze, _compact, _prune, _collect, _evaluate])
+def test_what_is_done_to_a_dead_run_does_not_make_it_look_alive(
+    paths: HistoryPaths, edit: Callable[[HistoryPaths], None]
+) -> None:
+    """After a reboot nobody knows any more that its locks were free: its age decides."""
+    _owner(paths, boot="an earlier one")
+    _unchanged_for(paths, time.clock_gettime(time.CLOCK_BOOTTIME) + 60)
+    edit(paths)
+    with locked_run(paths, "dead") as locked:
+        assert locked
+
+
+@pytest.mark.guards("Nothing of others is deleted")
+@pytest.mark.parametrize(
+    "written",
+    [
+        "journal/rank-00001-00000000.parquet",
+        "journal/.rank-00001-00000001.parquet.0123abcd.tmp",
+        "fingerprints/rank-00000-00000000.parquet",
+        "redo/.rank-00000-000000000000-to-000000000000.redo.0123abcd.tmp",
+        "steps/000000000000/commit.json",
+        "steps/000000000001/rank-00000.safetensors",
+        "steps/000000000002",
+        "locks/rank-00001.lock",
+        "run.json",
+    ],
+)
+def test_whatever_a_session_writes_keeps_its_run_alive(paths: HistoryPaths, written: str) -> None:
+    _owner(paths, host="node-a", boot="of node a")
+    path = paths.run_dir("dead") / written
+    if written == "steps/000000000002":
+        path.mkdir()
+    elif not path.exists():
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"")
+    _unchanged_for(paths, liveness.DEAD_AFTER_S + 3600)
+    with locked_run(paths, "dead") as locked:
+        assert locked
+    os.utime(path)
+    with locked_run(paths, "dead") as locked:
+        assert not locked
 
 
 def test_locks_that_hosts_have_proved_to_share_decide_at_once(paths: HistoryPaths) -> None:
