@@ -14,13 +14,15 @@ __all__ = ["locked_run"]
 
 @contextmanager
 def locked_run(paths: HistoryPaths, run: str) -> Iterator[bool]:
-    """Lock every rank of a run until the end of the body. Yields False unless the run is certainly dead."""
+    """Lock `run.json` and every rank of a run until the end of the body. Yields False unless the run is certainly
+    dead."""
     with ExitStack() as held:
         check_folders(paths.locks_dir(run), root=paths.root)
         world_size = run_facts(paths, run).world_size
-        for rank in range(world_size):
+        # A run always has this file, so that two of those who call this exclude each other whatever else is there.
+        for path in (paths.run_json(run), *(paths.lock(run, rank) for rank in range(world_size))):
             try:
-                lock = try_lock(paths.lock(run, rank), create=False)
+                lock = try_lock(path, create=False)
             except FileNotFoundError:
                 # The rank was killed before it took its lock, or somebody has removed the file.
                 continue
