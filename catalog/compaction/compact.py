@@ -3,7 +3,8 @@ before it.
 
 A key frame is packed by itself, so whoever reads a checkpoint unpacks at most two blocks for one. A checkpoint only
 ever needs an earlier one, as with unchanged tensors, and removal keeps what others need. A data file that others were
-packed against stays a key frame for ever, also when the next compaction is asked otherwise.
+packed against stays a key frame for ever, also when the next compaction is asked otherwise. Against a key frame that
+turns out to be damaged nothing more is packed: the next checkpoint becomes a key frame.
 """
 
 import os
@@ -15,6 +16,7 @@ from catalog.errors import HistoryError, SetupError
 from catalog.format.manifest import Manifest
 from catalog.history import History
 from catalog.paths import HistoryPaths, data_file, packed_file
+from catalog.read.check_data import check_extents
 from catalog.read.checkpoint import read_checkpoint
 from catalog.read.data_files import only_packed
 from catalog.read.locked_run import locked_run
@@ -38,7 +40,8 @@ class CompactedStep:
 
 @dataclass(slots=True)
 class Compacted:
-    """What was compacted, and what was left as it is, with the reason."""
+    """What was compacted, and what was left as it is, with the reason: also a damaged key frame that was packed
+    before."""
 
     steps: list[CompactedStep] = field(default_factory=list)
     left: dict[CheckpointRef, str] = field(default_factory=dict)
@@ -87,7 +90,7 @@ def compact_steps(
             if not frames.is_packed(step):
                 if step not in wanted:
                     continue
-                done.steps.append(_compact(history.paths, ref, frames, threads, progress))
+                done.steps.append(_compact(history.paths, ref, frames, threads, progress, done.left))
             frames.passed(step)
         except (HistoryError, OSError) as error:
             done.left[ref] = str(error)
@@ -95,17 +98,43 @@ def compact_steps(
 
 
 def _compact(
-    paths: HistoryPaths, ref: CheckpointRef, frames: "_KeyFrames", workers: int, progress: Callable[[int], None]
+    paths: HistoryPaths,
+    ref: CheckpointRef,
+    frames: "_KeyFrames",
+    workers: int,
+    progress: Callable[[int], None],
+    left: dict[CheckpointRef, str],
 ) -> CompactedStep:
+    """Compact one checkpoint; a key frame that is found damaged is left to itself, and told."""
     manifests = read_checkpoint(paths, ref.run, ref.step).manifests
     base = frames.base_for(ref.step, manifests)
+    try:
+        _pack(paths, manifests, base, frames, workers, progress)
+    except (HistoryError, OSError):
+        damage = frames.damage(base)
+        if base is None or not damage:
+            raise
+        left[CheckpointRef(ref.run, base)] = f"{damage}: nothing more is packed against it"
+        frames.forget()
+        base = None
+        _pack(paths, manifests, base, frames, workers, progress)
+    drop_data_files(paths, ref, manifests)
+    images = [(paths.root / packed_file(manifest.file)).stat().st_size for manifest in manifests]
+    return CompactedStep(ref, sum(manifest.data_bytes for manifest in manifests), sum(images), base)
+
+
+def _pack(
+    paths: HistoryPaths,
+    manifests: Sequence[Manifest],
+    base: int | None,
+    frames: "_KeyFrames",
+    workers: int,
+    progress: Callable[[int], None],
+) -> None:
     for manifest in manifests:
         if not only_packed(paths.root, [manifest.file]):
             bases = frames.bases(base, rank=manifest.rank)
             pack_data_file(paths, manifest, bases=bases, workers=workers, progress=progress)
-    drop_data_files(paths, ref, manifests)
-    images = [(paths.root / packed_file(manifest.file)).stat().st_size for manifest in manifests]
-    return CompactedStep(ref, sum(manifest.data_bytes for manifest in manifests), sum(images), base)
 
 
 class _KeyFrames:
@@ -147,6 +176,17 @@ class _KeyFrames:
     def bases(self, base: int | None, *, rank: int) -> Bases:
         """Return the extents against which a rank's part is packed."""
         return {} if base is None else bases_in(self._manifests[rank], files=frozenset(self._key_files))
+
+    def damage(self, base: int | None) -> str:
+        """Return what is wrong with the bytes of a key frame; "" when nothing is."""
+        for manifest in () if base is None else self._manifests:
+            for found in check_extents(self._paths.root, self.bases(base, rank=manifest.rank).values()):
+                return f"{found.file}: {found.field}: {found.message}"
+        return ""
+
+    def forget(self) -> None:
+        """Let the next checkpoint become a key frame."""
+        self._key = None
 
     def passed(self, step: int) -> None:
         """Take note of a checkpoint that is packed: it is a key frame when it needs no other one."""

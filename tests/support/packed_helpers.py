@@ -71,11 +71,11 @@ def compacted(history: History, *, steps: range = STEPS, key_every: int = 3) -> 
     return compact_run(history, RUN, steps, key_every=key_every)
 
 
-def all_bytes(history: History) -> dict[tuple[int, str, str, int], bytes]:
-    """Return the bytes of every extent of every checkpoint, headers and padding included, read and verified as a
-    restore does."""
+def all_bytes(history: History, *, steps: range | None = None) -> dict[tuple[int, str, str, int], bytes]:
+    """Return the bytes of every extent of every checkpoint, or of some, headers and padding included, read and verified
+    as a restore does."""
     found = {}
-    for step in history.steps(RUN):
+    for step in steps or history.steps(RUN):
         for extent in history.extents(ref(step)):
             memory = bytearray(max(extent.nbytes, 1))
             read_verified(history.root, [(extent, np.frombuffer(memory, np.uint8).ctypes.data)])

@@ -129,6 +129,21 @@ def test_a_damaged_data_file_is_never_packed(history: History) -> None:
     assert [one.base for one in done.steps] == [None, 10, 10, None, 40]
 
 
+def test_nothing_more_is_packed_against_a_damaged_key_frame(history: History) -> None:
+    before = all_bytes(history)
+    compacted(history, steps=range(0, 20))
+    damaged = history.root / packed_file(data_file(RUN, 0, 1))
+    flip_bit(damaged, offset=damaged.stat().st_size // 2)
+    done = compacted(history)
+    assert list(done.left) == [ref(0)]
+    assert data_file(RUN, 0, 1) in done.left[ref(0)]
+    assert "nothing more is packed against it" in done.left[ref(0)]
+    assert [(one.ref.step, one.base) for one in done.steps] == [(20, None), (30, 20), (40, 20), (50, None)]
+    assert data_files(history) == []
+    assert all_bytes(history, steps=range(20, 60, 10)) == {key: data for key, data in before.items() if key[0] >= 20}
+    assert compacted(history).steps == []
+
+
 def test_an_image_that_is_damaged_beside_its_data_file_is_made_anew(history: History) -> None:
     before = all_bytes(history)
     saved = history.root / data_file(RUN, 20, 0)
