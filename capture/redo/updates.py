@@ -16,6 +16,7 @@ from catalog.format.redo_file import RedoTensor
 from catalog.history import History
 from catalog.read.fragments import StoredTensor, choose
 from catalog.read.redo import RedoRecord
+from catalog.read.redo_allowance import RedoAllowance
 from catalog.records import CheckpointRef
 
 __all__ = ["Key", "RepeatedUpdates"]
@@ -69,6 +70,10 @@ class RepeatedUpdates:
             ) from error
         self._buffers: dict[str, torch.Tensor] = {}
         self._objects: dict[str, bytes] = {}
+        self._allowance = RedoAllowance(
+            {name: (stored["model", name].dtype, stored["model", name].shape) for name in self._names},
+            buffer_bytes=sum(buffer.nbytes for (kind, _), buffer in stored.items() if kind == "buffer"),
+        )
 
     def objects(self) -> dict[str, Any]:
         """Return the objects of the step by name: those of the checkpoint, and instead of them what was recorded since.
@@ -84,10 +89,12 @@ class RepeatedUpdates:
         return {**self._saved, **recorded}
 
     def apply(self, record: RedoRecord) -> None:
-        """Make the update of the next step. CorruptError, which names the tensor, for damaged bytes."""
+        """Make the update of the next step. CorruptError, which names the tensor, for damaged bytes; FormatError for
+        what no training would have recorded."""
         where = f"{record.segment.path}: step {record.step}"
         if record.segment.params != self._params:
             raise MismatchError(f"{where}: the optimizer has other parameters from this step on")
+        self._allowance.admit(record)
         given = [(tensor, _elements(tensor, content)) for tensor, content in record.tensors()]
         for parameter in self._parameters.values():
             parameter.grad = None

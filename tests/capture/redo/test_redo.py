@@ -15,8 +15,9 @@ import capture
 from capture.redo.key_frames import compare_key_frame, key_frames
 from capture.session import redo_log
 from capture.state.update_rule import update_rule
-from catalog.errors import CorruptError, MismatchError, NotFoundError, SetupError, UnsupportedError
-from catalog.format.redo_file import read_redo_segment, redo_segments
+from catalog.encoding.planes import packed
+from catalog.errors import CorruptError, FormatError, MismatchError, NotFoundError, SetupError, UnsupportedError
+from catalog.format.redo_file import BLOCK_BYTES, RedoFileWriter, RedoTensor, read_redo_segment, redo_segments
 from catalog.history import History
 from catalog.read.redo import recorded_steps
 from catalog.records import CheckpointRef
@@ -184,6 +185,21 @@ def test_a_flipped_byte_is_found_and_named(tmp_path):
     path.write_bytes(content)
     with pytest.raises(CorruptError, match=r"rank-00000-0.*\.redo: "):
         capture.restore(12, history=tmp_path)
+
+
+def test_a_segment_that_asks_for_other_memory_than_its_training_is_refused(tmp_path):
+    history, run = train(tmp_path, steps=12, every=10, redo=True)
+    (name,) = redo_segments(history.paths, run)
+    segment = read_redo_segment(history.paths.redo_dir(run) / name.name, run=run)
+    writer = RedoFileWriter(history.paths, run, 0, segment.rule, segment.params)
+    zeros = packed(memoryview(bytes(BLOCK_BYTES)), itemsize=4)
+    for _ in range(64):
+        tensor = RedoTensor("gradient", "second.weight", "F32", (64 * BLOCK_BYTES // 4,))
+        writer.add(tensor, zeros, nbytes=BLOCK_BYTES)
+    writer.end_step(13, groups=segment.steps[-1].groups or segment.steps[0].groups, broken=None)
+    writer.publish()
+    with pytest.raises(FormatError, match=r"step 13: gradient of 'second.weight': is F32 of shape \[268435456\]"):
+        capture.restore(13, history=tmp_path)
 
 
 @pytest.mark.guards("A redo step has the bits of the training")
