@@ -36,8 +36,10 @@ __all__ = ["MAGIC", "MAX_BLOCK_BYTES", "SCHEMA", "Base", "Block", "PackedFile", 
 VERSION: Final = "1"
 MAGIC: Final = b"DSHPACK1"
 _END_BYTES: Final = 8 + len(MAGIC)
-MAX_BLOCK_BYTES: Final = 64 << 20
-"""The largest range of a block, so that a hostile table can't make a reader take any amount of memory."""
+MAX_BLOCK_BYTES: Final = 4 << 20
+"""The largest range of a block. Constant planes let a few bytes stand for it, and for the one byte that somebody wants
+of a block all of it is made, and all of its base: so a hostile table can make a reader take little more memory than
+what it asks for."""
 
 _CACHED: Final = 256
 

@@ -6,14 +6,16 @@ import pytest
 from catalog_helpers import flip_bit
 from packed_helpers import RUN, all_bytes, compacted, make_history, ref
 
+from catalog.encoding.planes import packed
 from catalog.errors import CorruptError, FormatError
-from catalog.format.packed_file import Base, Block, encode_end, read_packed_file
+from catalog.format.packed_file import MAGIC, MAX_BLOCK_BYTES, Base, Block, encode_end, read_packed_file
 from catalog.history import History
 from catalog.paths import data_file, packed_file
 from catalog.read import stored_bytes
 from catalog.read.check_data import check_data_file
 from catalog.read.checkpoint import check_data_files, read_checkpoint
 from catalog.verify import verify
+from native import checksum
 
 STEPS = range(0, 30, 10)
 EVERY = 37
@@ -120,6 +122,7 @@ def test_tables_that_break_a_rule_are_refused(history: History) -> None:
         ([own, *blocks[1:]], "is no other data file"),
         ([outside, *blocks[1:]], "is no other data file"),
         ([blocks[0]._replace(nbytes=1 << 60), *blocks[1:]], "are allowed"),
+        ([blocks[0]._replace(nbytes=MAX_BLOCK_BYTES + 1), *blocks[1:]], f"{MAX_BLOCK_BYTES} are allowed"),
         ([blocks[0]._replace(stored=1 << 50), *blocks[1:]], "takes more than its own bytes"),
         ([blocks[0]._replace(base=Base(data_file(RUN, 0, 0), -1, bytes(16))), *blocks[1:]], "is out of range"),
     ):
@@ -129,6 +132,27 @@ def test_tables_that_break_a_rule_are_refused(history: History) -> None:
         path.write_bytes(whole)
     with pytest.raises(FormatError, match="the fields are"):
         read_packed_file(path, file=data_file(RUN, 20, 0))
+
+
+def test_an_image_of_more_bytes_than_its_manifest_says_is_not_unpacked(
+    history: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few bytes may stand for any number of equal ones."""
+    (manifest,) = read_checkpoint(history.paths, RUN, 10).manifests
+    zeros = packed(memoryview(bytes(MAX_BLOCK_BYTES)), itemsize=1)
+    assert len(zeros) < 30
+    content, blocks = MAGIC, []
+    while len(blocks) < 1000:
+        begin = len(blocks) * MAX_BLOCK_BYTES
+        blocks.append(Block(begin, MAX_BLOCK_BYTES, len(content), len(zeros), checksum(zeros), None))
+        content += zeros
+    size = len(blocks) * MAX_BLOCK_BYTES
+    image(history, 10).write_bytes(content + encode_end(blocks, run=RUN, step=10, rank=0, data_bytes=size))
+    monkeypatch.setattr(stored_bytes, "read_images", None)
+    (found,) = check_data_file(history.root, manifest, progress=lambda nbytes: None)
+    assert (found.field, found.message) == ("data_bytes", f"{size} bytes, the manifest says {manifest.data_bytes}")
+    with pytest.raises(CorruptError, match="truncated or changed"):
+        history.extents(ref(10))
 
 
 def test_a_symbolic_link_in_place_of_an_image_is_refused(history: History, tmp_path: Path) -> None:
