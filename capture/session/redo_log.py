@@ -149,8 +149,11 @@ class RedoLog:
             self.release(step.memory)
 
     def _segment_for(self, step: StepInput) -> RedoFileWriter:
-        """Return the segment for a step: another one where the parameters, or what their updates depend on, differ."""
+        """Return the segment for a step: another one where the parameters, or what their updates depend on, differ, or
+        where the footer has no room for it."""
         if self._segment is not None and (self._segment.params, self._segment.rule) != (step.params, step.rule):
+            self._publish()
+        if self._segment is not None and not _has_room(self._segment, step):
             self._publish()
         if self._segment is None:
             run = self._run
@@ -186,6 +189,12 @@ class RedoLog:
         if self._segment is not None:
             self._segment.abort()
         self._segment = None
+
+
+def _has_room(segment: RedoFileWriter, step: StepInput) -> bool:
+    given = step.tensors if step.broken is None else []
+    blocks = sum(max(1, -(-content.nbytes // BLOCK_BYTES)) for _, content in given)
+    return segment.has_room_for([tensor for tensor, _ in given], blocks=blocks, groups=step.groups, broken=step.broken)
 
 
 def _add(segment: RedoFileWriter, tensor: RedoTensor, content: torch.Tensor) -> None:

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, Final, Literal, get_args
 
 import native
 from catalog.disk.durable import make_dirs, publish, temporary_path
-from catalog.disk.json_file import MAX_JSON_BYTES, decode, encode
+from catalog.disk.json_file import MAX_JSON_BYTES, canonical, decode, encode
 from catalog.disk.regular_file import is_real_folder, open_regular
 from catalog.errors import CorruptError, FormatError
 from catalog.format.dtypes import DTYPES, MAX_DIMENSIONS
@@ -49,6 +49,12 @@ _VERSION: Final = 1
 _NAME: Final = re.compile(r"rank-([0-9]{5})-([0-9]{12})-to-([0-9]{12})\.redo")
 _PACKED_SLACK: Final = 2
 """Packed bytes are at most so many times as many as what they stand for, and 4 KiB more."""
+
+_HEAD_BYTES: Final = 1024
+_STEP_BYTES: Final = 128
+_BLOCK_ROW_BYTES: Final = 128
+"""The footer takes at most so much for its fields without rule, params, tensors and steps; for a step without blocks,
+groups and reason; and for a block."""
 
 Kind = Literal["gradient", "buffer", "object"]
 
@@ -154,29 +160,51 @@ class RedoFileWriter:
     _blocks: list[list[Any]] = field(default_factory=list)
     _steps: list[dict[str, Any]] = field(default_factory=list)
     _groups: Any = None
+    _footer_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        self._footer_bytes = _HEAD_BYTES + len(canonical([dict(self.rule), [list(names) for names in self.params]]))
 
     @property
     def steps(self) -> list[int]:
         """The steps that were written so far."""
         return [step["step"] for step in self._steps]
 
+    def has_room_for(self, tensors: Sequence[RedoTensor], *, blocks: int, groups: Any, broken: str | None) -> bool:
+        """Return whether the footer can describe one more step, with so many blocks of these tensors."""
+        new = [tensor for tensor in tensors if tensor not in self._tensors]
+        more = self._step_bytes(blocks, groups, broken) + sum(len(canonical(_tensor_row(one))) + 1 for one in new)
+        return self._footer_bytes + more <= MAX_JSON_BYTES
+
+    def _step_bytes(self, blocks: int, groups: Any, broken: str | None) -> int:
+        """Return how many bytes of the footer a step takes at most, without the tensors that are new."""
+        own = None if self._has_groups(groups) else groups
+        return _STEP_BYTES + blocks * _BLOCK_ROW_BYTES + len(canonical([own, broken]))
+
+    def _has_groups(self, groups: Any) -> bool:
+        return bool(self._steps) and groups == self._groups
+
     def add(self, tensor: RedoTensor, packed: bytes, *, nbytes: int) -> None:
         """Write the next block of the current step, which stands for `nbytes` bytes of `tensor`."""
         self._opened().write(packed)
         self.nbytes += len(packed)
         self.blocks += 1
+        if tensor not in self._tensors:
+            self._footer_bytes += len(canonical(_tensor_row(tensor))) + 1
         index = self._tensors.setdefault(tensor, len(self._tensors))
         self._blocks.append([index, nbytes, len(packed), native.checksum(packed).hex()])
 
     def end_step(self, step: int, *, groups: Any, broken: str | None) -> None:
         """Note what else belongs to the step whose blocks were added; `groups` is a JSON tree."""
-        same = bool(self._steps) and groups == self._groups
-        self._groups = groups
+        same = self._has_groups(groups)
         blocks, self._blocks = self._blocks, []
+        self._footer_bytes += self._step_bytes(len(blocks), groups, broken)
+        self._groups = groups
         self._steps.append({"step": step, "groups": None if same else groups, "broken": broken, "blocks": blocks})
 
     def publish(self) -> None:
-        """Make the segment durable under its name, which follows from its steps."""
+        """Make the segment durable under its name, which follows from its steps. FormatError when its footer is larger
+        than a reader takes."""
         if not self._steps:
             self.abort()
             return
@@ -187,10 +215,15 @@ class RedoFileWriter:
                 "rank": self.rank,
                 "rule": dict(self.rule),
                 "params": [list(names) for names in self.params],
-                "tensors": [[one.kind, one.name, one.dtype, list(one.shape)] for one in self._tensors],
+                "tensors": list(map(_tensor_row, self._tensors)),
                 "steps": self._steps,
             }
         )
+        if len(footer) > MAX_JSON_BYTES:
+            raise FormatError(
+                f"{self._tmp}: steps {self.steps[0]} to {self.steps[-1]} take a footer of {len(footer)} bytes, where "
+                f"{MAX_JSON_BYTES} are allowed"
+            )
         file = self._opened()
         file.write(footer + len(footer).to_bytes(8, "little") + _MAGIC)
         file.close()
@@ -282,6 +315,10 @@ def _parsed(content: Mapping[str, Any], *, path: Path, run: str, end: int) -> Re
     if not isinstance(content["rule"], dict):
         raise FormatError(f"{path}: field rule: is no object")
     return RedoSegment(path, run, rank, content["rule"], params, tensors, tuple(steps))
+
+
+def _tensor_row(tensor: RedoTensor) -> list[Any]:
+    return [tensor.kind, tensor.name, tensor.dtype, list(tensor.shape)]
 
 
 def _tensor(row: Any, *, path: Path) -> RedoTensor:

@@ -1,0 +1,71 @@
+"""What a session writes into its redo log can be read again."""
+
+import pytest
+import torch
+from catalog_helpers import Run
+
+from capture.session import redo_log
+from capture.session.redo_log import RedoLog, StepInput
+from catalog.format import redo_file
+from catalog.format.redo_file import RedoTensor, read_redo_segment, redo_segments
+from catalog.read.redo import recorded_steps
+
+MOST_FOOTER_BYTES = 5000
+NAME = "a." * 200
+
+
+def step_input(number, *, names=("weight",), rate=0.1):
+    tensors = [(RedoTensor("gradient", name, "F32", (3,)), torch.ones(3)) for name in names]
+    return StepInput({"class": "SGD"}, [["weight"]], [{"lr": rate}], tensors=tensors, step=number)
+
+
+def broken_input(number):
+    return StepInput({"class": "SGD"}, [["weight"]], [{"lr": 0.1}], broken="b" * 300, step=number)
+
+
+CASES = {
+    "many steps": lambda: [step_input(number) for number in range(1, 100)],
+    "other tensors at each step": lambda: [step_input(number, names=[f"{NAME}{number}"]) for number in range(1, 30)],
+    "many blocks": lambda: [step_input(number, names=[f"{i}" for i in range(12)]) for number in range(1, 10)],
+    "other groups at each step": lambda: [step_input(number, rate=[number] * 200) for number in range(1, 20)],
+    "reasons": lambda: [broken_input(number) for number in range(1, 30)],
+}
+
+
+@pytest.fixture
+def small_footers(monkeypatch):
+    monkeypatch.setattr(redo_file, "MAX_JSON_BYTES", MOST_FOOTER_BYTES)
+    monkeypatch.setattr(redo_log, "_SEGMENT_S", 3600.0)
+
+
+def written(run, steps):
+    log = RedoLog(run.writers[0], on_full="wait")
+    for one in steps:
+        log.add(one)
+    log.close()
+    return run.writers[0].paths
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_segment_ends_before_its_footer_is_too_large_for_a_reader(tmp_path, small_footers, case):
+    given = CASES[case]()
+    steps = [one.step for one in given]
+    with Run(tmp_path / "h") as run:
+        paths = written(run, given)
+    names = redo_segments(paths, "run-a")
+    assert 1 < len(names) < len(steps)
+    for name in names:
+        read_redo_segment(paths.redo_dir("run-a") / name.name, run="run-a")
+    assert recorded_steps(paths, "run-a") == steps
+
+
+def test_a_step_whose_own_footer_is_too_large_is_left_out_alone(tmp_path, small_footers):
+    steps = [step_input(number) for number in range(1, 10)]
+    steps[4] = step_input(5, names=["a" * (MOST_FOOTER_BYTES + 1)])
+    with Run(tmp_path / "h") as run:
+        paths = written(run, steps)
+        left = [row.detail for row in run.writers[0].journal._rows if row.name == "redo_left_out"]
+    assert recorded_steps(paths, "run-a") == [1, 2, 3, 4, 6, 7, 8, 9]
+    assert len(left) == 1
+    assert f"where {MOST_FOOTER_BYTES} are allowed" in left[0]
+    assert list(paths.redo_dir("run-a").glob(".*")) == []
