@@ -48,11 +48,13 @@ Samples = Callable[[], Mapping[str, bytes]]
 @dataclass(frozen=True, slots=True)
 class StoredAt:
     """The place of a part's bytes in a committed checkpoint, and their checksum. `digest`: that of a device's memory
-    which was found equal to them; None while none was.
+    which was found equal to them; None while none was. It is one of as many bytes only: zeros have the same digest
+    whatever their number.
     """
 
     file: str
     offset: int
+    nbytes: int
     checksum: bytes
     digest: bytes | None = None
 
@@ -80,7 +82,7 @@ class Published:
     def stored_at(self, key: str) -> StoredAt:
         """Return the place of one of the parts that may be referred to."""
         index = self.parts.indices[key]
-        return StoredAt(self.file, self.parts.offsets[index], self.checksum(index))
+        return StoredAt(self.file, self.parts.offsets[index], self.parts.nbytes[index], self.checksum(index))
 
 
 class Deduplicator:
@@ -115,8 +117,8 @@ class Deduplicator:
                 return False
             now = _samples_of(asked)()
             decided = {key: self._undecided.pop(key) for key in now}
-            same = {key: one for key, one in decided.items() if now[key] == one[0]}
             nbytes = {part.key: part.nbytes for part in asked}
+            same = {key: one for key, one in decided.items() if (now[key], nbytes[key]) == (one[0], one[1].nbytes)}
             found: dict[str, StoredAt] = {}
             for step in {step for _, _, step in same.values()}:
                 of_step = {key: stored for key, (_, stored, at) in same.items() if at == step}
@@ -230,10 +232,12 @@ class UnchangedCheck:
             self._background.require()
 
     def _hash(self) -> None:
-        on_device = [part for part in self._parts if part.device is not None]
-        for device in {part.item.tensor.device for part in on_device}:
+        # A part of another length, as after a change of its dtype, is another one.
+        as_long = [part for part in self._parts if part.nbytes == self._stored[part.key].nbytes]
+        on_device = [part for part in as_long if part.device is not None]
+        for device in {part.item.tensor.device for part in self._parts if part.device is not None}:
             self._copies.enter_thread(device)
-        same = self._same_in_host([part for part in self._parts if part.device is None])
+        same = self._same_in_host([part for part in as_long if part.device is None])
         same |= self._same_on_device(on_device)
         self.references = [_reference(part, self._stored[part.key]) for part in self._parts if part.key in same]
         mispredicted = [part for part in self._parts if part.key not in same]

@@ -27,9 +27,11 @@ def samples(tensor: torch.Tensor) -> list[bytes]:
 class Training:
     """A training on a simulated device whose first layer is frozen; every checkpoint is committed before the next."""
 
-    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch, *, zeros: bool = False) -> None:
         self.root = root
         self.model, _ = make(WIDTH)
+        if zeros:
+            self.model.zeros = torch.nn.Parameter(torch.zeros(WIDTH, WIDTH), requires_grad=False)
         self.model.inner.requires_grad_(False)
         trained = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(trained, lr=0.01)
@@ -49,10 +51,10 @@ class Training:
             self.session.wait()
             self.expected[self.session.snapshot()] = reference(self.model, self.optimizer)
 
-    def owners(self) -> dict[int, int]:
+    def owners(self, name: str = "inner.weight") -> dict[int, int]:
         """Return, for each step, the step whose file holds the frozen matrix."""
         rows = History.open(self.root).query(
-            "SELECT step, file FROM fragments WHERE name = 'inner.weight' AND kind = 'model'"
+            "SELECT step, file FROM fragments WHERE name = $name AND kind = 'model'", {"name": name}
         )
         return {row["step"]: int(row["file"].split("/steps/")[1].split("/")[0]) for row in rows.to_pylist()}
 
@@ -78,6 +80,19 @@ def test_a_frozen_tensor_in_channels_last_order_is_referred_to_too(history, monk
     training.assert_sound()
     owners = training.owners()
     assert (owners[5], owners[6]) == (owners[4], owners[4])
+
+
+def test_zeros_of_another_dtype_are_written(history, monkeypatch):
+    """Their digest is zero, however many they are, and the name of a part says nothing of its dtype."""
+    training = Training(history, monkeypatch, zeros=True)
+    training.steps(3)
+    with training.session.modify():
+        training.model.zeros.data = torch.zeros(WIDTH, WIDTH, dtype=torch.bfloat16)
+    training.steps(2)
+    training.assert_sound()
+    owners = training.owners("zeros")
+    assert owners[3] == 0
+    assert min(owners[4], owners[5]) >= 4
 
 
 @pytest.mark.parametrize("place", [0, 65_535, 65_536, WIDTH * WIDTH // 2 - 1], ids=str)
