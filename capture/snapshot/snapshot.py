@@ -222,9 +222,19 @@ class Snapshot:
             checksums,
             self.unchanged.mispredicted,
             figures,
-            self.samples(),
+            self._samples(run),
             self.unchanged.digests,
         )
+
+    def _samples(self, run: RunWriter) -> Mapping[str, bytes]:
+        """Return the samples of new parts; none where a device fails to give them. The part is published by now, and
+        what was not sampled is referred to a checkpoint later.
+        """
+        try:
+            return self.samples()
+        except Exception as error:  # noqa: BLE001 - a device may raise anything, and the checkpoint has all its bytes
+            run.journal.event("sampling_failed", self.step, reason=str(error))
+            return {}
 
     def _let_go(self) -> None:
         """Hold no memory of the training any more; the barrier may still hold this snapshot."""

@@ -180,6 +180,27 @@ def test_a_sample_leads_to_no_checkpoint_that_is_not_committed(history):
     assert {at.file for at in deduplicator.stored.values()} == {"file of 0"}
 
 
+def test_a_device_that_does_not_give_its_samples_costs_no_checkpoint(history, monkeypatch):
+    def failing(self, plan):
+        def samples():
+            raise RuntimeError("an illegal memory access was encountered")
+
+        return samples
+
+    monkeypatch.setattr(Deduplicator, "sample_new", failing)
+    model, optimizer, session = frozen(history)
+    expected = train(model, optimizer, session, 4)
+    session.close()
+    assert session.failures == []
+    assert_sound(history, session.run, expected)
+    opened = History.open(history)
+    assert opened.steps(session.run) == [0, *expected]
+    told = opened.query("SELECT step, detail->>'reason' AS reason FROM events WHERE name = 'sampling_failed'")
+    assert told.to_pylist()[0] == {"step": 0, "reason": "an illegal memory access was encountered"}
+    # Two equal checksums say what no sample has said.
+    assert owners(history, session.run, "inner.weight")[4] == 1
+
+
 def test_what_is_known_is_not_learned_again_from_snapshots_that_were_planned_before(history):
     """Each checkpoint that is referred to stays whole, so there must be as few as can be."""
     model, optimizer, session = frozen(history)
