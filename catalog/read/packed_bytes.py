@@ -5,6 +5,7 @@ a packed image, and one that needs a base itself is refused by name: a chain has
 """
 
 import ctypes
+import errno
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -161,6 +162,9 @@ class _Image:
         try:
             found = self._sources.base(base, needed_by=self).base_bytes(base.offset, block.nbytes)
         except OSError as error:
+            if error.errno == errno.ESTALE:
+                # It is not gone: whoever asked for these bytes opens it once more.
+                raise
             raise CorruptError(f"{self._needs(base, block)}: {error.strerror}") from error
         except CorruptError as error:
             raise CorruptError(f"{self._needs(base, block)}: {error}") from error

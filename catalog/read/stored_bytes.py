@@ -7,6 +7,7 @@ without a copy. Whole extents are verified; a piece of an extent has no checksum
 """
 
 import contextlib
+import errno
 import mmap
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -112,6 +113,8 @@ def read_to(
     """Read every piece to its address, in parallel, and return the XXH3-128 of each, 16 bytes each, in order; no bytes
     when the caller hashes them (`checksums=False`).
 
+    A file that is stale (ESTALE: on NFS somebody has replaced it while it was open) is opened once more by its name.
+
     The memory at an address must hold the piece until this returns. OSError names the path and offset that can't be
     read; FormatError or CorruptError the packed image, or its base, that can't be used; ValueError when two pieces of a
     data file overlap. After an error the memory holds a mixture.
@@ -119,6 +122,7 @@ def read_to(
     files = {file for file, _, _ in pieces}
     targets = np.asarray(addresses, np.uint64)
     packed = only_packed(root, files)
+    was_stale = False
     while True:
         try:
             return _read_forms(root, pieces, targets, packed, checksums=checksums)
@@ -127,6 +131,10 @@ def read_to(
             before, packed = packed, only_packed(root, files)
             if packed == before:
                 raise
+        except OSError as error:
+            if error.errno != errno.ESTALE or was_stale:
+                raise
+            was_stale, packed = True, only_packed(root, files)
 
 
 def _read_forms(

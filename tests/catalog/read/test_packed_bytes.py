@@ -1,5 +1,7 @@
 """What is wrong with a packed file or its base is found and named, and a data file may give way while it is read."""
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from catalog.errors import CorruptError, FormatError
 from catalog.format.packed_file import MAGIC, MAX_BLOCK_BYTES, Base, Block, encode_end, read_packed_file
 from catalog.history import History
 from catalog.paths import data_file, packed_file
-from catalog.read import stored_bytes
+from catalog.read import packed_bytes, stored_bytes
 from catalog.read.check_data import check_data_file
 from catalog.read.checkpoint import check_data_files, read_checkpoint
 from catalog.verify import verify
@@ -180,6 +182,34 @@ def test_a_data_file_that_gives_way_between_look_and_open_is_read_from_its_image
     (found,), _ = stored_bytes.ReadBuffer().read(history.root, [(extent.file, extent.offset, extent.nbytes)])
     assert len(looks) == 2
     assert found.tobytes() == expected[10, extent.kind, extent.name, extent.start]
+
+
+@pytest.mark.parametrize("of", [data_file(RUN, 10, 0), data_file(RUN, 0, 0)], ids=["image", "base"])
+def test_a_stale_file_is_opened_once_more_by_its_name(
+    history: History, monkeypatch: pytest.MonkeyPatch, of: str
+) -> None:
+    """As on NFS, where what was open is gone when another host has put another file in its place."""
+    expected = all_bytes(history)
+    stale: list[str] = []
+    read, most = packed_bytes._read, 1
+
+    def once(path: Path, descriptor: int, offset: int, nbytes: int) -> bytes:
+        if path == history.root / packed_file(of) and len(stale) < most:
+            stale.append(str(path))
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+        return read(path, descriptor, offset, nbytes)
+
+    monkeypatch.setattr(packed_bytes, "_read", once)
+    extent = next(one for one in history.extents(ref(10)) if one.name == "F32.weight")
+    piece = extent.file, extent.offset, extent.nbytes
+    (found,), _ = stored_bytes.ReadBuffer().read(history.root, [piece])
+    assert len(stale) == 1
+    assert found.tobytes() == expected[10, extent.kind, extent.name, extent.start]
+    most = 3
+    with pytest.raises(OSError, match="Stale") as raised:
+        stored_bytes.ReadBuffer().read(history.root, [piece])
+    assert raised.value.errno == errno.ESTALE
+    assert len(stale) == 3
 
 
 def test_any_part_of_an_extent_can_be_read(history: History) -> None:

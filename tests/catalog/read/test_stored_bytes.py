@@ -101,3 +101,24 @@ def test_a_part_is_read_without_a_checksum_and_its_absence_is_named(root):
     (root / "a").unlink()
     with pytest.raises(CorruptError, match=r"/a: model 'w' at offset 8: No such file"):
         read_unverified(root, extent("a", 8, 16), memory.ctypes.data, skip_bytes=6, nbytes=4)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_stale_file_is_opened_once_more_by_its_name(root, monkeypatch, times):
+    """As on NFS, where another host has put another file in the place of one that was just found."""
+    left, read = [None] * times, native.read
+
+    def stale(paths, **options):
+        if left:
+            left.pop()
+            raise OSError(errno.ESTALE, "Stale file handle", paths[0])
+        return read(paths, **options)
+
+    monkeypatch.setattr(native, "read", stale)
+    if times == 1:
+        (piece,), _ = ReadBuffer().read(root, [("a", 10, 4)])
+        assert piece.tobytes() == CONTENT[10:14]
+    else:
+        with pytest.raises(OSError, match="Stale file handle"):
+            ReadBuffer().read(root, [("a", 10, 4)])
+        assert not left
