@@ -8,6 +8,9 @@
 
 A crash leaves the data file, or both, or the image. Where both are there the data file counts, and the next compaction
 goes on from step 3.
+
+A batch of the data file is in memory at a time, as much of the bases, and what both are packed to: an extent that is
+larger comes in parts, and is compared with its checksum at its end, before the image has its name.
 """
 
 import os
@@ -28,8 +31,8 @@ from catalog.format.packed_file import MAGIC, Base, Block, encode_end, read_pack
 from catalog.paths import HistoryPaths, packed_file
 from catalog.read.packed_bytes import Wanted, unpack_image
 from catalog.read.pins import alone_with
-from catalog.read.stored_bytes import Buffer, Piece, ReadBuffer, batches, mismatches
-from catalog.records import CheckpointRef, Extent
+from catalog.read.stored_bytes import Buffer, Piece, ReadBuffer, batches
+from catalog.records import CHECKSUM_BYTES, CheckpointRef, Extent
 
 __all__ = ["BLOCK_BYTES", "Bases", "bases_in", "bytes_with_base", "drop_data_files", "pack_data_file"]
 
@@ -42,6 +45,18 @@ _Key: TypeAlias = tuple[str, str, int, int, str]
 
 Bases: TypeAlias = Mapping[_Key, Extent]
 """The extents that others may be packed against, by what they hold."""
+
+
+class _Part(NamedTuple):
+    """The bytes `[skip, skip + nbytes)` of an extent: all of them, or a batch of a larger one."""
+
+    extent: Extent
+    skip: int
+    nbytes: int
+
+    @property
+    def place(self) -> Piece:
+        return self.extent.file, self.extent.offset + self.skip, self.nbytes
 
 
 class _RawBlock(NamedTuple):
@@ -79,6 +94,8 @@ def pack_data_file(
     progress: Callable[[int], None] = lambda nbytes: None,
 ) -> None:
     """Put the packed image of a part's data file beside it, durable and checked; the data file stays.
+
+    It takes memory for three batches of 64 MiB, and for a few blocks in each thread, however large an extent is.
 
     An image that is there already, and needs no more than `bases`, is only checked. CorruptError when the data file, or
     a base, is damaged, or when what was written does not give the same bytes again; OSError when it can't be written.
@@ -138,60 +155,93 @@ def _write(
     at = out.write(MAGIC)
     blocks = []
     with ThreadPoolExecutor(workers, thread_name_prefix="dshistory-pack") as pool:
+        raw, based = _Reader(root), _Reader(root)
         for batch in _own_batches(manifest):
-            pieces = list(_raw_blocks(root, batch, bases))
+            pieces = list(_raw_blocks(batch, bases, raw, based))
             for piece, content in zip(pieces, pool.map(_packed, pieces), strict=True):
                 out.write(content)
                 blocks.append(_block(piece, content, at))
                 at += len(content)
-            progress(sum(extent.nbytes for extent in batch))
+            progress(sum(part.nbytes for part in batch))
     out.write(
         encode_end(blocks, run=manifest.run, step=manifest.step, rank=manifest.rank, data_bytes=manifest.data_bytes)
     )
 
 
-def _own_batches(manifest: Manifest) -> Iterator[list[Extent]]:
+def _own_batches(manifest: Manifest) -> Iterator[list[_Part]]:
     """Yield the extents of the part's own file in the order of their bytes, of which none is left out."""
-    own = [extent for extent in manifest.extents() if extent.file == manifest.file and extent.nbytes]
-    yield from batches(sorted(own, key=lambda extent: extent.offset), most_bytes=_BATCH_BYTES)
+    own = (extent for extent in manifest.extents() if extent.file == manifest.file)
+    parts = (
+        _Part(extent, skip, min(_BATCH_BYTES, extent.nbytes - skip))
+        for extent in sorted(own, key=lambda extent: extent.offset)
+        for skip in range(0, extent.nbytes, _BATCH_BYTES)
+    )
+    yield from batches(parts, most_bytes=_BATCH_BYTES)
 
 
-def _raw_blocks(root: Path, batch: list[Extent], bases: Bases) -> Iterator[_RawBlock]:
+def _raw_blocks(batch: list[_Part], bases: Bases, raw: "_Reader", based: "_Reader") -> Iterator[_RawBlock]:
     """Yield the blocks of some extents, whose bytes and whose bases' bytes are read and compared."""
-    based = {extent: bases[_key(extent)] for extent in batch if _key(extent) in bases}
-    raw = _read(root, batch)
-    base = _read(root, based.values())
-    for extent in batch:
-        other = based.get(extent)
-        for skip in range(0, extent.nbytes, BLOCK_BYTES):
-            part = slice(skip, min(skip + BLOCK_BYTES, extent.nbytes))
+    others = {part: part._replace(extent=bases[_key(part.extent)]) for part in batch if _key(part.extent) in bases}
+    own = raw.read(batch)
+    base = based.read(others.values())
+    for part in batch:
+        other = others.get(part)
+        for at in range(0, part.nbytes, BLOCK_BYTES):
+            within = slice(at, min(at + BLOCK_BYTES, part.nbytes))
             yield _RawBlock(
-                raw[_place(extent)].data[part],
-                extent.offset + skip,
-                DTYPES[extent.dtype],
-                None if other is None else base[_place(other)].data[part],
-                "" if other is None else other.file,
-                0 if other is None else other.offset + skip,
+                own[part.place].data[within],
+                part.extent.offset + part.skip + at,
+                DTYPES[part.extent.dtype],
+                None if other is None else base[other.place].data[within],
+                "" if other is None else other.extent.file,
+                0 if other is None else other.extent.offset + other.skip + at,
             )
 
 
-def _place(extent: Extent) -> Piece:
-    return extent.file, extent.offset, extent.nbytes
+class _Reader:
+    """Reads extents in parts, in order, and raises CorruptError at the end of one that is damaged."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._buffer = ReadBuffer()
+        self._checksums = _Checksums()
+
+    def read(self, parts: Iterable[_Part]) -> dict[Piece, Buffer]:
+        """Return the bytes of parts by their place, which hold until the next call: several may name the same."""
+        by_place = {part.place: part for part in parts}
+        places = sorted(by_place)
+        if not places:
+            return {}
+        memory, checksums = self._buffer.read(self._root, places)
+        for extent, actual in self._checksums.differing([by_place[place] for place in places], memory, checksums):
+            raise CorruptError(
+                f"{self._root / extent.file}: {extent.kind} {extent.name!r} at offset {extent.offset}: the manifest's "
+                f"checksum is {extent.checksum.hex()}, the bytes give {actual.hex()}: damaged, and therefore not packed"
+            )
+        return dict(zip(places, memory, strict=True))
 
 
-def _read(root: Path, extents: Iterable[Extent]) -> dict[Piece, Buffer]:
-    """Return the bytes of extents by their place: several may name the same."""
-    by_place = {_place(extent): extent for extent in extents}
-    places = sorted(by_place)
-    if not places:
-        return {}
-    memory, checksums = ReadBuffer().read(root, places)
-    for extent, actual in mismatches([by_place[place] for place in places], checksums):
-        raise CorruptError(
-            f"{root / extent.file}: {extent.kind} {extent.name!r} at offset {extent.offset}: the manifest's checksum "
-            f"is {extent.checksum.hex()}, the bytes give {actual.hex()}: damaged, and therefore not packed"
-        )
-    return dict(zip(places, memory, strict=True))
+class _Checksums:
+    """Compares extents that come in parts, in order, with the checksums of their manifests. All parts of an extent but
+    the last are batches by themselves, so one extent at a time is not at its end."""
+
+    def __init__(self) -> None:
+        self._running = native.RunningChecksum()
+
+    def differing(
+        self, parts: Sequence[_Part], memory: Sequence[Buffer], checksums: bytes
+    ) -> Iterator[tuple[Extent, bytes]]:
+        """Yield every extent that ends here and has another checksum than its manifest says, with that checksum;
+        `checksums` are those of the parts."""
+        for i, (part, content) in enumerate(zip(parts, memory, strict=True)):
+            actual = checksums[CHECKSUM_BYTES * i : CHECKSUM_BYTES * (i + 1)]
+            if part.nbytes < part.extent.nbytes:
+                self._running.add(content)
+                if part.skip + part.nbytes < part.extent.nbytes:
+                    continue
+                actual, self._running = self._running.end(), native.RunningChecksum()
+            if actual != part.extent.checksum:
+                yield part.extent, actual
 
 
 def _packed(piece: _RawBlock) -> bytes:
@@ -207,16 +257,16 @@ def _block(piece: _RawBlock, content: bytes, at: int) -> Block:
 
 def _compare(root: Path, path: Path, manifest: Manifest) -> None:
     """Raise CorruptError unless the image at `path` gives the bytes of every extent of the part's own file."""
-    memory = ReadBuffer()
+    memory, checked = ReadBuffer(), _Checksums()
     for batch in _own_batches(manifest):
-        places = [_place(extent) for extent in batch]
-        _, addresses = memory.place(places)
+        places = [part.place for part in batch]
+        found, addresses = memory.place(places)
         unpack_image(root, path, [Wanted(*place, address) for place, address in zip(places, addresses, strict=True)])
         checksums = native.checksum_memory(
             addresses=np.array(addresses, np.uint64),
-            nbytes=np.array([extent.nbytes for extent in batch], np.uint64),
+            nbytes=np.array([part.nbytes for part in batch], np.uint64),
         )
-        for extent, actual in mismatches(batch, checksums):
+        for extent, actual in checked.differing(batch, found, checksums):
             raise CorruptError(
                 f"{path}: {extent.kind} {extent.name!r}: the manifest's checksum is {extent.checksum.hex()}, what was "
                 f"packed gives {actual.hex()}: nothing was changed; check this machine's memory and disk"

@@ -11,7 +11,7 @@ import errno
 import mmap
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,17 @@ from catalog.read.data_files import only_packed
 from catalog.read.packed_bytes import Wanted, read_images
 from catalog.records import CHECKSUM_BYTES, Extent
 
-__all__ = ["Buffer", "Piece", "ReadBuffer", "batches", "mismatches", "read_to", "read_unverified", "read_verified"]
+__all__ = [
+    "Buffer",
+    "HasBytes",
+    "Piece",
+    "ReadBuffer",
+    "batches",
+    "mismatches",
+    "read_to",
+    "read_unverified",
+    "read_verified",
+]
 
 _MOST_EXTENTS = 4096
 
@@ -35,9 +45,20 @@ Piece: TypeAlias = tuple[str, int, int]
 """A range of bytes: the path of its file relative to the history, the offset, and the length in bytes."""
 
 
-def batches(extents: Iterable[Extent], *, most_bytes: int) -> Iterator[list[Extent]]:
-    """Yield the extents in order, in lists of at most `most_bytes` together; a larger extent is a list by itself."""
-    batch: list[Extent] = []
+class HasBytes(Protocol):
+    """What takes a number of bytes: an extent, or a part of one."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+_Some = TypeVar("_Some", bound=HasBytes)
+
+
+def batches(extents: Iterable[_Some], *, most_bytes: int) -> Iterator[list[_Some]]:
+    """Yield extents, or parts of extents, in order, in lists of at most `most_bytes` together; a larger one is a list
+    by itself."""
+    batch: list[_Some] = []
     nbytes = 0
     for extent in extents:
         if batch and (nbytes + extent.nbytes > most_bytes or len(batch) == _MOST_EXTENTS):

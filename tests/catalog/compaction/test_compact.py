@@ -1,6 +1,7 @@
 """A compacted history gives the very bytes of before, and an interrupted compaction loses none."""
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from catalog.gc import collect_garbage
 from catalog.history import History
 from catalog.paths import data_file, packed_file
 from catalog.read.pins import pinned
+from catalog.read.stored_bytes import Buffer, Piece, ReadBuffer
 from catalog.retention.facts import bytes_on_disk
 from catalog.verify import verify
 
@@ -142,6 +144,45 @@ def test_nothing_more_is_packed_against_a_damaged_key_frame(history: History) ->
     assert data_files(history) == []
     assert all_bytes(history, steps=range(20, 60, 10)) == {key: data for key, data in before.items() if key[0] >= 20}
     assert compacted(history).steps == []
+
+
+@pytest.fixture
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let an extent be larger than a batch; return the list of how many bytes are read at a time."""
+    read_at_once: list[int] = []
+    place = ReadBuffer.place
+
+    def placed(self: ReadBuffer, pieces: Sequence[Piece]) -> tuple[list[Buffer], list[int]]:
+        read_at_once.append(sum(nbytes for _, _, nbytes in pieces))
+        return place(self, pieces)
+
+    monkeypatch.setattr(ReadBuffer, "place", placed)
+    monkeypatch.setattr(pack, "BLOCK_BYTES", 1 << 10)
+    monkeypatch.setattr(pack, "_BATCH_BYTES", 4 << 10)
+    return read_at_once
+
+
+def test_an_extent_that_is_larger_than_a_batch_is_packed_in_parts(history: History, small_batches: list[int]) -> None:
+    before = all_bytes(history)
+    done = compacted(history, steps=range(0, 20))
+    assert done.left == {}
+    assert max(small_batches) == 4 << 10
+    assert [one.base for one in done.steps] == [None, 0]
+    assert all_bytes(history) == before
+    assert verify(history) == []
+
+
+@pytest.mark.parametrize("at", ["begin", "end"])
+def test_damage_in_any_part_of_a_large_extent_is_found(history: History, small_batches: list[int], at: str) -> None:
+    large = next(one for one in history.extents(ref(0)) if one.name == "F64.weight")
+    assert large.nbytes > 4 << 10
+    path = history.root / large.file
+    flip_bit(path, offset=large.offset + (0 if at == "begin" else large.nbytes - 1))
+    done = compacted(history, steps=range(0, 20))
+    assert "'F64.weight'" in done.left[ref(0)]
+    assert "damaged, and therefore not packed" in done.left[ref(0)]
+    assert [one.base for one in done.steps] == [None]
+    assert path.exists()
 
 
 def test_an_image_that_is_damaged_beside_its_data_file_is_made_anew(history: History) -> None:
