@@ -2,14 +2,12 @@
 
 from typing import Final, NamedTuple
 
-from catalog.index import index
+from catalog.lineage_query import lineage_query
 from catalog.paths import HistoryPaths
-from catalog.references import generations
 
 __all__ = ["Batch", "lineage_batches"]
 
 _BATCHES: Final = """
-WITH generations AS (SELECT unnest($runs) AS run, unnest($limits)::BIGINT AS until, unnest($ages) AS age)
 SELECT step, rank, arg_min(detail ->> 'hash', (age, -epoch_us(time))) AS hash,
     arg_min(detail ->> 'reader', (age, -epoch_us(time))) AS reader
 FROM events JOIN generations USING (run)
@@ -30,9 +28,7 @@ def lineage_batches(paths: HistoryPaths, run: str) -> dict[int, dict[int, Batch]
     same step, that of the descendant counts. Steps whose batch is not known are left out. NotFoundError when there is
     no such run.
     """
-    runs, limits = zip(*generations(paths, run), strict=True)
-    parameters = {"runs": list(runs), "limits": list(limits), "ages": list(range(len(runs)))}
     found: dict[int, dict[int, Batch]] = {}
-    for row in index.query(paths, _BATCHES, parameters).to_pylist():
+    for row in lineage_query(paths, run, _BATCHES):
         found.setdefault(row["step"], {})[row["rank"]] = Batch(row["hash"], row["reader"])
     return found

@@ -42,7 +42,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "catalog": (
         "retention compaction",
-        "run_writer gc damage verify history lineage_metrics lineage_batches references later_metrics",
+        "run_writer gc damage verify history lineage_metrics lineage_batches lineage_query references later_metrics",
         "index",
         "statistics",
         "read",
