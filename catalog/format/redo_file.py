@@ -14,8 +14,9 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 import native
 from catalog.disk.durable import make_dirs, publish, temporary_path
@@ -154,7 +155,7 @@ class RedoFileWriter:
     params: Sequence[Sequence[str]]
     nbytes: int = 0
     blocks: int = 0
-    _file: BinaryIO | None = None
+    _file: FileIO | None = None
     _tmp: Path = Path()
     _tensors: dict[RedoTensor, int] = field(default_factory=dict)
     _blocks: list[list[Any]] = field(default_factory=list)
@@ -186,7 +187,7 @@ class RedoFileWriter:
 
     def add(self, tensor: RedoTensor, packed: bytes, *, nbytes: int) -> None:
         """Write the next block of the current step, which stands for `nbytes` bytes of `tensor`."""
-        self._opened().write(packed)
+        self._write(packed)
         self.nbytes += len(packed)
         self.blocks += 1
         if tensor not in self._tensors:
@@ -224,9 +225,8 @@ class RedoFileWriter:
                 f"{self._tmp}: steps {self.steps[0]} to {self.steps[-1]} take a footer of {len(footer)} bytes, where "
                 f"{MAX_JSON_BYTES} are allowed"
             )
-        file = self._opened()
-        file.write(footer + len(footer).to_bytes(8, "little") + _MAGIC)
-        file.close()
+        self._write(footer + len(footer).to_bytes(8, "little") + _MAGIC)
+        self._opened().close()
         name = RedoSegmentName(self.rank, self._steps[0]["step"], self._steps[-1]["step"]).name
         publish(self._tmp, self.paths.redo_dir(self.run) / name)
 
@@ -238,12 +238,19 @@ class RedoFileWriter:
             with contextlib.suppress(OSError):
                 self._tmp.unlink(missing_ok=True)
 
-    def _opened(self) -> BinaryIO:
+    def _write(self, data: bytes) -> None:
+        file, rest = self._opened(), memoryview(data)
+        while rest:
+            rest = rest[file.write(rest) :]
+
+    def _opened(self) -> FileIO:
         if self._file is None:
             folder = self.paths.redo_dir(self.run)
             make_dirs(folder, root=self.paths.run_dir(self.run))
             self._tmp = temporary_path(folder / RedoSegmentName(self.rank, 0, 0).name)
-            self._file = self._tmp.open("xb")
+            # Without a buffer: a forked child, such as a worker of a data loader, has a copy of what is in one, and
+            # would write that too, into the same file, when it lets go of it.
+            self._file = self._tmp.open("xb", buffering=0)
         return self._file
 
 

@@ -1,6 +1,7 @@
 """A segment of a redo log is whole or not there, and every way in which it contradicts itself is named."""
 
 import json
+import os
 
 import pytest
 
@@ -77,6 +78,21 @@ def test_what_is_given_up_leaves_nothing(paths):
     writer.abort()
     RedoFileWriter(paths, "run-a", 0, {}, []).publish()
     assert list(paths.redo_dir("run-a").iterdir()) == []
+
+
+def test_a_forked_child_that_lets_go_of_a_segment_writes_nothing_into_it(paths):
+    writer = RedoFileWriter(paths, "run-a", 0, {"class": "SGD"}, [["a.weight"]])
+    writer.add(WEIGHT, bytes([3]) * 24, nbytes=24)
+    child = os.fork()
+    if child == 0:
+        # As when an interpreter ends, or collects what nobody refers to.
+        writer._file = None
+        os._exit(0)
+    os.waitpid(child, 0)
+    writer.end_step(3, groups=[], broken=None)
+    writer.publish()
+    (name,) = redo_segments(paths, "run-a")
+    assert read_all(paths.redo_dir("run-a") / name.name) == [bytes([3]) * 24]
 
 
 @pytest.mark.guards("Damage is found and named")
