@@ -1,4 +1,5 @@
-"""The findings in the statistics of momentum buffers, of which no second moment tells how long gradients are.
+"""The findings where no second moment tells how long gradients are: in momentum buffers, and under weight decay that is
+added to gradients.
 
 Buffers that were emptied or exchanged show as a gradient that undoes what was in them, while the loss of its batch is
 as ordinary as any. A limit on the length of gradients that is gone shows as gradients of all weights that are longer
@@ -63,8 +64,9 @@ def buffers_replaced(record: Record) -> Iterator[Finding]:
 
 def gradients_longer(record: Record) -> Iterator[Finding]:
     """Yield the checkpoint since which the gradients of nearly all weights are longer than all before, which were
-    steady, while the loss was as usual."""
-    energy = np.where(np.isfinite(record.momentum), record.energy, np.nan)
+    steady, while the loss was as usual: of momentum, or of Adam's moments that have weight decay in them."""
+    is_told_so = record.has_coupled_decay | np.isfinite(record.momentum)
+    energy = np.where(is_told_so, record.energy, np.nan)
     total = log(_total(energy)) / 2
     of_loss = _of_loss(record)
     for at in range(_LEAST_PAST + 2, len(total)):

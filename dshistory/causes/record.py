@@ -177,6 +177,12 @@ class Record:
         return self._of_momentum("momentum")
 
     @cached_property
+    def has_coupled_decay(self) -> bool:
+        """Whether Adam's second moments are of gradients to which weight decay was added."""
+        rules = self.rules(len(self.refs) - 1).values()
+        return any(rule.family == "adam" and rule.coupled_decay > 0 for rule in rules)
+
+    @cached_property
     def _dampening(self) -> Floats:
         return self._of_momentum("dampening")
 

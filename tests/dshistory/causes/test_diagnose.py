@@ -24,6 +24,7 @@ SAMPLE = [
     Case("learning rate", True, 10, 2),
     Case("bad batch", True, 1, 3),
     Case("optimizer state reset", True, 1, 60, "SGD"),
+    Case("clipping off", True, 5, 3040, "Adam"),
     pytest.param(Case("layer corrupted", True, 10, 4), marks=pytest.mark.long),
     pytest.param(Case("clipping off", False, 1, 210, "SGD"), marks=pytest.mark.long),
 ]
