@@ -21,7 +21,7 @@ from capture.loops.select import loop_for
 from capture.replays.batches import UnusedPosition
 from capture.replays.course import ReplayCourse
 from capture.replays.request import asked_replay
-from capture.restore import all_providers, restore_live
+from capture.restore import all_providers, made_again, restore_live
 from capture.resume import resume_newest
 from capture.session.new_run import begin_run
 from capture.session.options import OnFull, SessionOptions
@@ -123,8 +123,8 @@ def enable(
        and objects. Then `restore`, `h.tensor` and `h.diff` take every step, captured or not: it is made again from the
        checkpoint before it, bit for bit, by the same updates. Takes two copies of the gradients in host memory, beside
        `budget_bytes`; with `on_full="skip"` a step whose predecessors are still being written is left out, and those
-       after it up to the next checkpoint can't be made again. For plain modules of one process on the host, with one
-       of torch's Adam, AdamW or SGD.
+       after it up to the next checkpoint can't be made again. For weights in host memory, with one of torch's Adam,
+       AdamW or SGD: plain, in DistributedDataParallel, or in a DeepSpeed engine (ZeRO 0-3, also with its CPU Adam).
     what: "state" is all that the training needs to go on; "weights" only the parameters and buffers, for a history to
        look at. Nothing restores a training from that, so `dataloader` and `providers` are refused.
     dtype: with what="weights", "bf16" or "fp16" rounds the copies of parameters with 32 bits or more, to nearest as
@@ -171,7 +171,7 @@ def enable(
     )
     subjects = loop.subjects()
     if redo:
-        ranks.agree("looking at the optimizer", lambda: refuse_unrecordable(loop, ranks.world_size, options.keep))
+        ranks.agree("looking at the optimizer", lambda: refuse_unrecordable(loop, options.keep))
     if options.what == "state":
         _warn_of_averages(subjects, every_provider)
     for previous in sessions_of(subjects):
@@ -193,7 +193,9 @@ def enable(
         if replay is not None:
             parent = replay.ref
             takers = every_provider if replay.leaves_out else [*every_provider, UnusedPosition()]
-            restore_live(History.open(root), parent, ranks=ranks, providers=takers, whole=True, verify=True)
+            opened = History.open(root)
+            rebuilt = made_again(opened, parent, ranks)
+            restore_live(opened, parent, ranks=ranks, providers=takers, whole=True, verify=True, rebuilt=rebuilt)
             course = ranks.agree(
                 "changing the training", lambda: ReplayCourse(replay, loop, dataloader, rank=ranks.rank)
             )

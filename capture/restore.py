@@ -39,7 +39,7 @@ from catalog.read.pins import pinned
 from catalog.read.stored_bytes import Buffer
 from catalog.records import CheckpointRef, Extent
 
-__all__ = ["all_providers", "restore", "restore_live"]
+__all__ = ["all_providers", "made_again", "restore", "restore_live"]
 
 
 @knows_its_arguments
@@ -100,7 +100,8 @@ def restore(
     ranks = Ranks(*loop.ranks())
     text = ranks.agree("resolving the step", lambda: str(_named(opened, ref)) if ranks.rank == 0 else "")
     step = find_step(opened, ranks.broadcast(text))
-    found, rebuilt = (step, None) if isinstance(step, CheckpointRef) else (step.ref, _made_again(opened, step, ranks))
+    found = step.ref if isinstance(step, RedoRef) else step
+    rebuilt = made_again(opened, found, ranks)
     takers = all_providers(loop.providers(), dataloader, providers)
     # Restoring a model's weights alone is usual. Whoever passes an optimizer too goes on training and needs everything.
     whole = engine is not None or optimizer is not None
@@ -114,8 +115,15 @@ def _named(history: History, ref: int | str | CheckpointRef) -> CheckpointRef:
     return step.ref if isinstance(step, RedoRef) else step
 
 
-def _made_again(history: History, step: RedoRef, ranks: Ranks) -> RebuiltStep:
-    return ranks.agree(f"making step {step.ref} again", lambda: rebuilt_step(history, step))
+def made_again(history: History, ref: CheckpointRef, ranks: Ranks) -> RebuiltStep | None:
+    """Return a step that was not captured as the redo log makes it again; None for a checkpoint. All ranks call it, and
+    each makes the whole step."""
+
+    def make() -> RebuiltStep | None:
+        step = find_step(history, ref)
+        return rebuilt_step(history, step) if isinstance(step, RedoRef) else None
+
+    return ranks.agree(f"looking for step {ref}", make)
 
 
 def all_providers(
@@ -228,7 +236,7 @@ def _prepare(
         for key, members in chosen.by_key.items()
         if key[0] not in NOT_STATE
     }
-    objects = TrackedObjects(read_objects(history.root, chosen) if rebuilt is None else rebuilt.objects())
+    objects = TrackedObjects(read_objects(history.root, chosen) if rebuilt is None else rebuilt.objects(rank))
     available = Available(tensors, objects)
     _check_all_wanted(ref, chosen, providers)
     for provider in providers:

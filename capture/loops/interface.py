@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import torch
 
 from capture.loops.batch_digest import BatchDigest
+from capture.loops.deepspeed.flat_tensors import Flat
 from capture.state.interface import StateProvider
 
 __all__ = ["Barrier", "Loop", "LoopEvents"]
@@ -80,6 +81,16 @@ class Loop(Protocol):
 
     def optimizers(self) -> Sequence[torch.optim.Optimizer]:
         """Return the optimizers whose groups and state an update reads, inside the wrappers of an engine."""
+
+    def flat_tensors(self) -> Sequence[torch.Tensor]:
+        """Return the flat tensors that an update writes in the place of parameters, and others behind them; none where
+        it writes the parameters. Fast enough for every step."""
+
+    def flats(self) -> Sequence[Flat]:
+        """Return the flat tensors that an update writes, each with the parts of parameters that it holds. Slow."""
+
+    def why_unrecordable(self) -> str | None:
+        """Return why a redo log can't record the updates of this loop, whatever its optimizer is; None where it may."""
 
     def subjects(self) -> Sequence[Any]:
         """Return the live objects that hold the state, unwrapped: two sessions can't capture one of them at once."""

@@ -1,6 +1,5 @@
 """Compares tensors in memory with the fingerprint that a training has left of a step."""
 
-import math
 from collections.abc import Callable
 
 import numpy as np
@@ -17,10 +16,10 @@ _READ_BY_HOST = ("whole", "sampled", "hash")
 
 def first_difference(known: StepFingerprint, tensor_of: Callable[[tuple[str, str]], torch.Tensor | None]) -> str | None:
     """Return the first tensor of a fingerprint that is another one here, or None when there is none. `tensor_of` gives
-    a tensor by its kind and name; None leaves it out, as one is of which only a device has read something.
+    a whole tensor by its kind and name; None leaves it out, as one is of which only a device has read something.
     """
     for traced, digest in zip(known.table.tensors, known.digests.tolist(), strict=True):
-        if traced.coverage not in _READ_BY_HOST or traced.numel != math.prod(traced.shape):
+        if traced.coverage not in _READ_BY_HOST:
             continue
         tensor = tensor_of((traced.kind, traced.name))
         if tensor is not None and _digest(tensor, traced, seed=seed_of(known.step)) != digest:
@@ -29,10 +28,12 @@ def first_difference(known: StepFingerprint, tensor_of: Callable[[tuple[str, str
 
 
 def _digest(tensor: torch.Tensor, traced: TracedTensor, *, seed: int) -> int | None:
-    """Return the digest of a tensor as the fingerprint has it; None when the tensor has another form."""
+    """Return the digest of a part of a tensor as the fingerprint has it; None when the tensor has another form."""
     if tuple(tensor.shape) != traced.shape or dtype_name(tensor.dtype, what=traced.label) != traced.dtype:
         return None
-    whole = tensor.contiguous()
+    if traced.start + traced.numel > tensor.numel():
+        return None
+    whole = tensor.contiguous().view(-1)[traced.start : traced.start + traced.numel]
     addresses = np.array([whole.data_ptr()], np.uint64)
     nbytes = np.array([whole.nbytes], np.uint64)
     if traced.coverage == "hash":

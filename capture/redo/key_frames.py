@@ -11,7 +11,7 @@ from capture.redo.steps import RedoRef
 from capture.state.dtypes import dtype_name
 from catalog.errors import MismatchError
 from catalog.history import History
-from catalog.read.fragments import StoredTensor, stored_tensors
+from catalog.read.fragments import StoredTensor, rank_of, stored_tensors
 from catalog.read.redo import redo_base
 from catalog.records import CheckpointRef
 
@@ -32,13 +32,23 @@ def compare_key_frame(history: History, frame: RedoRef) -> int:
     MismatchError names the step and the tensor that differs; other errors are those of `rebuilt_step`.
     """
     made = rebuilt_step(history, frame)
-    captured = stored_tensors(history.state_extents(frame.ref))
-    kept = stored_tensors([extent for extent in made.extents if extent not in made.held])
+    extents = history.state_extents(frame.ref)
+    captured = stored_tensors(extents)
+    own = {(rank_of(one), one.kind, one.name): one for one in extents if one.placement == "rank_local"}
+    not_made = [extent for extent in made.extents if extent not in made.held]
+    kept = stored_tensors(extent for extent in not_made if extent.placement != "rank_local")
     same = {key: one.same_bytes(captured[key]) for key, one in kept.items() if key in captured}
+    for extent in not_made:
+        of_rank = own.get((rank_of(extent), extent.kind, extent.name))
+        if of_rank is not None and extent.placement == "rank_local":
+            key = extent.kind, extent.name
+            same[key] = same.get(key, True) and of_rank.checksum == extent.checksum
     for extent, elements in made.held.items():
         key = extent.kind, extent.name
-        stored = captured.get(key)
-        same[key] = stored is not None and [one.checksum for one in stored.fragments] == _checksums(elements, stored)
+        of_rank = own.get((rank_of(extent), *key))
+        stored = captured.get(key) if of_rank is None else stored_tensors([of_rank])[key]
+        is_same = stored is not None and [one.checksum for one in stored.fragments] == _checksums(elements, stored)
+        same[key] = same.get(key, True) and is_same
     for (kind, name), is_same in same.items():
         if not is_same:
             raise MismatchError(

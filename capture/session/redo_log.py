@@ -19,7 +19,7 @@ from capture.background_thread import BackgroundThread
 from capture.session.options import OnFull
 from catalog.encoding.planes import packed
 from catalog.format.dtypes import DTYPES
-from catalog.format.redo_file import BLOCK_BYTES, RedoFileWriter, RedoTensor
+from catalog.format.redo_file import BLOCK_BYTES, RedoFileWriter, RedoTensor, RedoWrites
 from catalog.run_writer import RunWriter
 
 __all__ = ["RedoLog", "StepInput"]
@@ -36,17 +36,19 @@ process that is killed loses the steps of that time."""
 class StepInput:
     """What one update has consumed. `tensors` are in `memory`, which the log takes back, or small copies of their own.
 
-    params: the names of the parameters of each param group
+    writes: what the update writes
+    applied: False where the update was skipped
     broken: why the state after the step is not what its update has made; then no tensor is needed
     is_left_out: nothing was copied, because both copies were still to be packed
     """
 
     rule: Mapping[str, Any]
-    params: Sequence[Sequence[str]]
+    writes: RedoWrites
     groups: Any
     memory: torch.Tensor | None = None
     tensors: list[tuple[RedoTensor, torch.Tensor]] = field(default_factory=list)
     broken: str | None = None
+    applied: bool = True
     is_left_out: bool = False
     step: int = -1
 
@@ -141,7 +143,7 @@ class RedoLog:
                     if self._given_up:
                         return
                     _add(segment, tensor, content)
-            segment.end_step(step.step, groups=step.groups, broken=step.broken)
+            segment.end_step(step.step, groups=step.groups, broken=step.broken, applied=step.applied)
         except Exception as error:  # noqa: BLE001 - whatever fails here must not end the thread that the training waits for
             self._fail([step.step], error)
         finally:
@@ -149,15 +151,15 @@ class RedoLog:
             self.release(step.memory)
 
     def _segment_for(self, step: StepInput) -> RedoFileWriter:
-        """Return the segment for a step: another one where the parameters, or what their updates depend on, differ, or
-        where the footer has no room for it."""
-        if self._segment is not None and (self._segment.params, self._segment.rule) != (step.params, step.rule):
+        """Return the segment for a step: another one where what updates write, or what they depend on, differs, or where
+        the footer has no room for it."""
+        if self._segment is not None and (self._segment.writes, self._segment.rule) != (step.writes, step.rule):
             self._publish()
         if self._segment is not None and not _has_room(self._segment, step):
             self._publish()
         if self._segment is None:
             run = self._run
-            self._segment = RedoFileWriter(run.paths, run.run, run.rank, step.rule, step.params)
+            self._segment = RedoFileWriter(run.paths, run.run, run.rank, step.rule, step.writes)
             self._begun = time.monotonic()
         return self._segment
 

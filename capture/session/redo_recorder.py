@@ -9,7 +9,6 @@ since the step before: a declared edit, a load, another optimizer, or a write th
 """
 
 import json
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -18,13 +17,12 @@ import torch
 import native
 from capture.loops.interface import Loop
 from capture.loops.module_hooks import install
-from capture.loops.pytorch.loop import TorchLoop
 from capture.loops.pytorch.wrappers import wrappers_of
 from capture.session.options import OnFull
 from capture.session.redo_log import RedoLog, StepInput
+from capture.session.updated_tensors import UpdatedTensors
 from capture.snapshot.data_file import PlacedObject
 from capture.state.dtypes import dtype_name
-from capture.state.module_tree import ModuleTree
 from capture.state.objects import encode_object, inlined
 from capture.state.optimizer_state import state_tensors
 from capture.state.providers import Buffers
@@ -44,17 +42,18 @@ _Version = tuple[int, int]
 _EMBEDDINGS = (torch.nn.Embedding, torch.nn.EmbeddingBag)
 
 
-def refuse_unrecordable(loop: Loop, world_size: int, keep: Policy | None) -> None:
+def refuse_unrecordable(loop: Loop, keep: Policy | None) -> None:
     """Raise UnsupportedError, by name, for a training whose updates can't be recorded and made again, and SetupError
     for a byte budget, which a redo log would not keep.
     """
-    if not isinstance(loop, TorchLoop):
-        raise UnsupportedError("redo=True: a DeepSpeed engine can't be recorded yet, only a plain module")
-    if world_size > 1:
-        raise UnsupportedError(f"redo=True: {world_size} ranks can't be recorded yet, only a training of one process")
+    reason = loop.why_unrecordable()
+    if reason is not None:
+        raise UnsupportedError(f"redo=True: {reason} can't be recorded yet; leave redo out")
     if keep is not None and keep.budget_bytes is not None:
         raise SetupError(f"redo=True with keep={str(keep)!r}: a redo log does not keep to a budget of bytes yet")
-    refuse_unknown_update(loop.optimizers(), scaler=loop.may_skip_updates())
+    refuse_unknown_update(
+        loop.optimizers(), flats=[flat.tensor for flat in loop.flats()], scaler=loop.may_skip_updates()
+    )
     for wrapper in wrappers_of(loop.optimizers()[0]):
         raise UnsupportedError(
             f"redo=True: a {type(wrapper).__qualname__} around the optimizer writes the weights too, which can't be "
@@ -72,12 +71,11 @@ class RedoRecorder:
     def __init__(self, loop: Loop, *, run: RunWriter, on_full: OnFull) -> None:
         module, (optimizer,) = _module_of(loop), loop.optimizers()
         self._optimizer = optimizer
-        self._parameters = ModuleTree(module, of="parameters")
+        self._updated = UpdatedTensors(loop, module, rank=run.rank, world_size=run.world_size)
+        self._updated.look()
         self._buffers = Buffers(module)
         self._rule = update_rule(optimizer)
-        self._known: list[torch.Tensor] = []
-        self._params: list[list[str]] = []
-        self._names: dict[int, str] = {}
+        self._calls: list[list[str]] = []
         self._consumed_now: StepInput | None = None
         self._ended: StepInput | None = None
         self._broken: str | None = None
@@ -107,34 +105,66 @@ class RedoRecorder:
         if before in hooks[0]:
             hooks[0].move_to_end(before)
             hooks[1].move_to_end(after, last=False)
+        if self._updated.are_flat:
+            # The optimizer around these may skip the update, or make it by several calls.
+            self._begin_step()
 
-    def _consumes(self, optimizer: torch.optim.Optimizer, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    def _begin_step(self) -> StepInput:
         self._drop_unended()
         self._has_updated = True
-        now = self._consumed_now = StepInput(self._rule, self._params, None)
+        self._calls = []
+        now = self._consumed_now = StepInput(self._rule, self._updated.current, None)
         try:
             now.rule = self._rule_now()
-            self._look_at_parameters()
-            now.params = self._params
-            now.groups = self._encoded_groups()
-            now.broken = self._broken or self._written_since() or self._unreadable(args, kwargs)
-            if now.broken is None:
-                self._copy_gradients(now)
+            if self._updated.look():
+                self._require_known_update()
+            now.writes = self._updated.current
+            now.groups = [_encoded(group) for group in self._optimizer.param_groups]
+            now.broken = self._broken or self._written_since()
         except Exception as error:  # noqa: BLE001 - nothing that fails here may reach the training
             now.broken = f"it could not be recorded: {error}"
         self._broken = None
+        return now
+
+    def _consumes(self, optimizer: torch.optim.Optimizer, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        now = self._consumed_now if self._updated.are_flat else self._begin_step()
+        if now is None:
+            # A call that no event of the loop has told of: its engine was not asked for it.
+            self._broken = self._broken or "a call of the optimizer that its engine has not made"
+            return
+        try:
+            updates = [one for group in optimizer.param_groups for one in group["params"]]
+            now.broken = now.broken or self._unreadable(updates, args, kwargs)
+            if now.broken is None:
+                self._note_call(now, updates)
+                self._copy_gradients(now, updates)
+        except Exception as error:  # noqa: BLE001 - as above
+            now.broken = f"it could not be recorded: {error}"
+
+    def _note_call(self, now: StepInput, updates: Sequence[torch.Tensor]) -> None:
+        """Note which flat tensors this call of the optimizer updates, and by which hyperparameters."""
+        if not self._updated.are_flat:
+            return
+        self._calls.append([self._names_of(one) for one in updates])
+        for group in self._optimizer.param_groups:
+            for index in {self._updated.group(one) for one in group["params"]}:
+                now.groups[index] = _encoded(group)
 
     def _has_written(self, *_: Any) -> None:
-        self._versions = self._read_versions()
+        if not self._updated.are_flat:
+            self._versions = self._read_versions()
 
-    def update_ended(self, step: int) -> None:
-        """The update that makes `step` is over: copy the buffers that have changed since the step before."""
+    def update_ended(self, step: int, *, applied: bool) -> None:
+        """The update that makes `step` is over, or was skipped: copy the buffers that have changed since the step
+        before."""
         ended, self._consumed_now = self._consumed_now, None
         if ended is None or ended.is_left_out:
             self._log.left_out([step], "the steps before it were still being written")
             self._forget_contents()
             return
         ended.step = step
+        if self._updated.are_flat:
+            self._note_update(ended, applied=applied)
         try:
             ended.tensors += self._changed_buffers()
         except Exception as error:  # noqa: BLE001 - as above
@@ -191,54 +221,72 @@ class RedoRecorder:
         self._buffer_hashes.clear()
         self._object_hashes.clear()
 
-    def _look_at_parameters(self) -> None:
-        """Name the optimizer's parameters, anew when it has others."""
-        groups = self._optimizer.param_groups
-        known = [one for group in groups for one in group["params"]]
-        same = len(known) == len(self._known) and all(map(operator.is_, known, self._known))
-        if same and [len(group["params"]) for group in groups] == list(map(len, self._params)):
-            return
-        names = {id(one): name for name, one, _ in self._parameters}
-        self._known = known
-        self._params = [[names.get(id(one), "") for one in group["params"]] for group in groups]
-        self._names = {id(one): names[id(one)] for one in known if id(one) in names}
-        refuse_unknown_update([self._optimizer], scaler=False)
+    def _require_known_update(self) -> None:
+        flats = self._updated.all if self._updated.are_flat else ()
+        refuse_unknown_update([self._optimizer], flats=flats, scaler=False)
 
-    def _unreadable(self, args: Sequence[Any], kwargs: dict[str, Any]) -> str | None:
+    def _note_update(self, ended: StepInput, *, applied: bool) -> None:
+        """Note how an update of flat tensors was made, and that what it has written since belongs to it: the parameters
+        are rounded behind the optimizer's own hooks."""
+        self._versions = self._read_versions()
+        ended.applied = applied
+        if applied:
+            ended.writes = self._updated.writes(self._calls)
+        updated = sorted(name for names in self._calls for name in names)
+        if applied and ended.broken is None and updated != sorted(map(self._names_of, self._updated.all)):
+            ended.broken = f"the calls of its optimizer have updated {len(updated)} of the flat tensors"
+        if not applied and updated:
+            ended.broken = ended.broken or "its update was skipped, although its optimizer was called"
+
+    def _names_of(self, tensor: torch.Tensor) -> str:
+        name = self._updated.name(tensor)
+        if name is None:
+            raise UnsupportedError(f"a tensor of shape {tuple(tensor.shape)} is none of those that were known before")
+        return name
+
+    def _unreadable(self, updates: Sequence[torch.Tensor], args: Sequence[Any], kwargs: dict[str, Any]) -> str | None:
         """Return why this update can't be made again from what is here; None when it can."""
         if any(one is not None for one in (*args[1:], *kwargs.values())):
             return "its update was given a closure, which makes gradients of its own"
         if any(getattr(self._optimizer, name, None) is not None for name in ("grad_scale", "found_inf")):
             return "its update was given a gradient scale"
-        for one in self._known:
-            if id(one) not in self._names:
+        for one in updates:
+            name = self._updated.name(one)
+            if name is None:
                 return f"a parameter of shape {tuple(one.shape)} is not in the module, so it has no name"
             grad = one.grad
             if grad is not None and not (
                 grad.layout is torch.strided and grad.device.type == "cpu" and grad.is_contiguous()
             ):
-                return f"the gradient of {self._names[id(one)]!r} is not dense in host memory, in row-major order"
+                return f"the gradient of {name!r} is not dense in host memory, in row-major order"
         return None
 
-    def _copy_gradients(self, into: StepInput) -> None:
-        gradients = [(self._names[id(one)], one.grad.detach()) for one in self._known if one.grad is not None]
-        memory = into.memory = self._log.memory(sum(_aligned(gradient.nbytes) for _, gradient in gradients))
-        if memory is None:
-            into.is_left_out = True
+    def _copy_gradients(self, into: StepInput, updates: Sequence[torch.Tensor]) -> None:
+        """Copy the gradients of a call, behind those of earlier calls of the same update."""
+        found = [
+            (self._names_of(one), one.grad.detach())
+            for one in updates
+            if one.grad is not None and self._updated.is_recorded(one)
+        ]
+        at = sum(_aligned(copy.nbytes) for _, copy in into.tensors)
+        if into.memory is None and not into.is_left_out:
+            into.memory = self._log.memory(self._most_bytes())
+            into.is_left_out = into.memory is None
+        if into.memory is None:
             return
-        at = 0
-        for name, gradient in gradients:
-            copy = memory[at : at + gradient.nbytes].view(gradient.dtype).view(gradient.shape)
+        for name, gradient in found:
+            copy = into.memory[at : at + gradient.nbytes].view(gradient.dtype).view(gradient.shape)
             copy.copy_(gradient)
             dtype = dtype_name(gradient.dtype, what=f"the gradient of {name!r}")
             into.tensors.append((RedoTensor("gradient", name, dtype, tuple(gradient.shape)), copy))
             at += _aligned(gradient.nbytes)
 
-    def _encoded_groups(self) -> Any:
-        groups = [
-            {key: value for key, value in group.items() if key != "params"} for group in self._optimizer.param_groups
-        ]
-        return json.loads(inlined(encode_object("param_groups", groups)).json)
+    def _most_bytes(self) -> int:
+        """Return how much memory the gradients of one update take; those of a flat tensor are as large as it is."""
+        recorded = [one for one in self._updated.all if self._updated.is_recorded(one)]
+        if self._updated.are_flat:
+            return sum(_aligned(one.nbytes) for one in recorded)
+        return sum(_aligned(one.grad.nbytes) for one in recorded if one.grad is not None)
 
     def _hashed_buffers(self) -> dict[str, bytes]:
         return {name: _checksum(buffer) for name, buffer in self._buffers.live()}
@@ -271,7 +319,7 @@ class RedoRecorder:
 
     def _read_versions(self) -> dict[str, _Version]:
         """Return the identity and the version of every tensor that an update writes."""
-        found = {name: _version(one) for name, one, _ in self._parameters}
+        found = {name: _version(one) for name, one in self._updated.held}
         _, tensors = state_tensors(self._optimizer.state.values())
         found.update({f"optimizer state {i}": _version(one) for i, one in enumerate(tensors)})
         return found
@@ -307,7 +355,14 @@ def _given(objects: Objects | None) -> Objects:
 
 
 def _module_of(loop: Loop) -> torch.nn.Module:
-    return next(one for one in loop.subjects() if isinstance(one, torch.nn.Module))
+    """Return the module itself: an engine is one too, and comes before it."""
+    return [one for one in loop.subjects() if isinstance(one, torch.nn.Module)][-1]
+
+
+def _encoded(group: dict[str, Any]) -> Any:
+    """Return the hyperparameters of a param group as a JSON tree."""
+    plain = {key: value for key, value in group.items() if key != "params"}
+    return json.loads(inlined(encode_object("param_group", plain)).json)
 
 
 def _aligned(nbytes: int) -> int:

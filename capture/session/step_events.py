@@ -120,7 +120,7 @@ class StepEvents:
         step = self._loop.step()
         self.current.update_ended()
         if self._redo is not None:
-            self._redo.update_ended(step)
+            self._redo.update_ended(step, applied=applied)
         self._failures.warn()
         if self._options.is_due(step) or self._due:
             # A step whose update was skipped is no new state: the next one that is applied is captured instead.

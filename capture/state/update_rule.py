@@ -8,15 +8,19 @@ among them, and with bfloat16 weights SGD's vector loop rounds otherwise than th
 import contextlib
 import platform
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 import torch
 
 from catalog.errors import FormatError, MismatchError, UnsupportedError
 
-__all__ = ["known_optimizer", "refuse_unknown_update", "require_same_update", "threads_of", "update_rule"]
+__all__ = ["CPU_ADAM", "known_optimizer", "refuse_unknown_update", "require_same_update", "threads_of", "update_rule"]
 
 _KNOWN: Final = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
+
+CPU_ADAM: Final = "DeepSpeedCPUAdam"
+"""The class of DeepSpeed's Adam for the host, whose updates its own compiled code makes."""
 
 _REDUCED: Final = (torch.bfloat16, torch.float16)
 
@@ -26,22 +30,30 @@ _MEANING: Final = {
     "capability": "the instructions that torch uses",
     "flush_denormal": "whether denormal numbers become zero",
     "default_dtype": "torch's default dtype",
+    "deepspeed": "the version of DeepSpeed",
 }
 """What must be equal, with what it is called; the class is looked up, and the number of threads is set."""
 
 
 def update_rule(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Return what the bits of an update of `optimizer` depend on here and now, as JSON."""
-    return {"class": type(optimizer).__name__, "threads": torch.get_num_threads(), **_surroundings()}
+    facts = {"class": type(optimizer).__name__, "threads": torch.get_num_threads(), **_surroundings()}
+    if _is_cpu_adam(optimizer):
+        own = {name: bool(getattr(optimizer, name)) for name in ("adam_w_mode", "fp32_optimizer_states")}
+        facts |= {"deepspeed": version("deepspeed"), **own}
+    return facts
 
 
-def refuse_unknown_update(optimizers: Sequence[torch.optim.Optimizer], *, scaler: bool) -> None:
-    """Raise UnsupportedError, by name, unless there is one optimizer whose update can be made again from gradients."""
+def refuse_unknown_update(
+    optimizers: Sequence[torch.optim.Optimizer], *, flats: Sequence[torch.Tensor], scaler: bool
+) -> None:
+    """Raise UnsupportedError, by name, unless there is one optimizer whose update can be made again from gradients.
+    `flats`: what it updates in the place of parameters, if it does."""
     if len(optimizers) != 1:
         names = ", ".join(type(one).__qualname__ for one in optimizers)
         raise UnsupportedError(f"redo=True: {names}: only a training with one optimizer can be recorded yet")
     (optimizer,) = optimizers
-    if type(optimizer) not in _KNOWN:
+    if type(optimizer) not in _KNOWN and not (flats and _is_cpu_adam(optimizer)):
         known = ", ".join(one.__name__ for one in _KNOWN)
         raise UnsupportedError(
             f"redo=True: a {type(optimizer).__module__}.{type(optimizer).__qualname__} may read more than gradients: "
@@ -56,7 +68,8 @@ def refuse_unknown_update(optimizers: Sequence[torch.optim.Optimizer], *, scaler
         where = f"redo=True: param group {index}"
         if group.get("differentiable"):
             raise UnsupportedError(f"{where} has differentiable=True, which can't be recorded")
-        for parameter in group["params"]:
+        # Under ZeRO 3 a group has its tensors only while it is updated.
+        for parameter in flats or group["params"]:
             _refuse_parameter(parameter, where=where)
             if type(optimizer) is torch.optim.SGD and group.get("fused") and parameter.dtype in _REDUCED:
                 raise UnsupportedError(
@@ -77,6 +90,11 @@ def _refuse_parameter(parameter: torch.Tensor, *, where: str) -> None:
         )
 
 
+def _is_cpu_adam(optimizer: torch.optim.Optimizer) -> bool:
+    kind = type(optimizer)
+    return kind.__name__ == CPU_ADAM and kind.__module__.startswith("deepspeed.ops.adam")
+
+
 def known_optimizer(name: object) -> type[torch.optim.Optimizer]:
     """Return the class of optimizers that a redo log names. FormatError when it is none that can be recorded."""
     found = next((one for one in _KNOWN if one.__name__ == name), None)
@@ -89,6 +107,8 @@ def require_same_update(rule: Mapping[str, Any], *, what: str) -> None:
     """Raise MismatchError, which begins with `what` and has both values, unless an update gives here the bits that it
     gave where `rule` was recorded."""
     here = _surroundings()
+    if "deepspeed" in rule:
+        here["deepspeed"] = _installed("deepspeed")
     others = [
         f"{_MEANING[key]} was {rule.get(key)!r}, here {here[key]!r}" for key in here if rule.get(key) != here[key]
     ]
@@ -111,6 +131,13 @@ def threads_of(rule: Mapping[str, Any]) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def _surroundings() -> dict[str, Any]:

@@ -11,6 +11,7 @@ that is killed leaves none that is torn, and loses the steps of one segment at m
 import contextlib
 import itertools
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,15 +26,19 @@ from catalog.disk.regular_file import is_real_folder, open_regular
 from catalog.errors import CorruptError, FormatError
 from catalog.format.dtypes import DTYPES, MAX_DIMENSIONS
 from catalog.paths import HistoryPaths
+from catalog.records import Placement
 
 __all__ = [
     "BLOCK_BYTES",
     "RedoBlock",
     "RedoFileWriter",
+    "RedoFlat",
+    "RedoFragment",
     "RedoSegment",
     "RedoSegmentName",
     "RedoStep",
     "RedoTensor",
+    "RedoWrites",
     "is_redo_segment",
     "parse_redo_name",
     "read_blocks",
@@ -46,7 +51,8 @@ BLOCK_BYTES: Final = 16 << 20
 
 _MAGIC: Final = b"DSHREDO1"
 _TAIL_BYTES: Final = 8 + len(_MAGIC)
-_VERSION: Final = 1
+_VERSIONS: Final = (1, 2)
+"""A segment has the first version that can say what is in it: 2 has several ranks, flat tensors and skipped updates."""
 _NAME: Final = re.compile(r"rank-([0-9]{5})-([0-9]{12})-to-([0-9]{12})\.redo")
 _PACKED_SLACK: Final = 2
 """Packed bytes are at most so many times as many as what they stand for, and 4 KiB more."""
@@ -61,9 +67,55 @@ Kind = Literal["gradient", "buffer", "object"]
 
 
 @dataclass(frozen=True, slots=True)
+class RedoFragment:
+    """Elements `[offset, offset + numel)` of a flat tensor are `[start, start + numel)` of the parameter `name`."""
+
+    name: str
+    start: int
+    numel: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class RedoFlat:
+    """A tensor that an optimizer updates in the place of parameters, as DeepSpeed's do; what no fragment holds is
+    padding.
+
+    placement: "partitioned" where each rank has another part of the parameters, "replicated" where all have the same
+    is_model: whether its elements are the model's own; else they are its master weights, of which the model has rounded
+       copies
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    placement: Placement
+    is_model: bool
+    fragments: tuple[RedoFragment, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RedoWrites:
+    """What the updates of a segment write.
+
+    params: the names of the tensors of each param group, in order: of parameters, or of `flats`
+    flats: the flat tensors; none where the optimizer updates the parameters themselves
+    calls: the names that each call of the optimizer updates, in order, where several make one update; none where one
+       call updates all
+    world_size: the number of ranks, each of which has a log of its own
+    """
+
+    params: tuple[tuple[str, ...], ...]
+    flats: tuple[RedoFlat, ...] = ()
+    calls: tuple[tuple[str, ...], ...] = ()
+    world_size: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class RedoTensor:
-    """A tensor of which a segment has bytes: the gradient of a parameter, a buffer that forward changes, or the text of
-    the JSON tree of a provider's object. An object without bytes was too large to be recorded."""
+    """A tensor of which a segment has bytes: the gradient of a parameter or a flat tensor, a buffer that forward
+    changes, or the text of the JSON tree of a provider's object. An object without bytes was too large to be recorded.
+    """
 
     kind: Kind
     name: str
@@ -88,24 +140,25 @@ class RedoStep:
     other; a parameter without one had no gradient.
 
     broken: why the state after this step is not what the update has made of the state before; None where it is
+    applied: False where the update was skipped, as on an overflow: nothing but objects and buffers has changed
     """
 
     step: int
     groups: Any
     broken: str | None
     blocks: tuple[RedoBlock, ...]
+    applied: bool
 
 
 @dataclass(frozen=True, slots=True)
 class RedoSegment:
-    """One segment as its footer describes it. `params` are the names of the parameters of each param group, in order;
-    `rule` is what the bits of an update depend on beside its input."""
+    """One segment as its footer describes it. `rule` is what the bits of an update depend on beside its input."""
 
     path: Path
     run: str
     rank: int
     rule: Mapping[str, Any]
-    params: tuple[tuple[str, ...], ...]
+    writes: RedoWrites
     tensors: tuple[RedoTensor, ...]
     steps: tuple[RedoStep, ...]
 
@@ -152,7 +205,7 @@ class RedoFileWriter:
     run: str
     rank: int
     rule: Mapping[str, Any]
-    params: Sequence[Sequence[str]]
+    writes: RedoWrites
     nbytes: int = 0
     blocks: int = 0
     _file: FileIO | None = None
@@ -164,7 +217,7 @@ class RedoFileWriter:
     _footer_bytes: int = 0
 
     def __post_init__(self) -> None:
-        self._footer_bytes = _HEAD_BYTES + len(canonical([dict(self.rule), [list(names) for names in self.params]]))
+        self._footer_bytes = _HEAD_BYTES + len(canonical([dict(self.rule), _rows_of(self.writes)]))
 
     @property
     def steps(self) -> list[int]:
@@ -195,13 +248,14 @@ class RedoFileWriter:
         index = self._tensors.setdefault(tensor, len(self._tensors))
         self._blocks.append([index, nbytes, len(packed), native.checksum(packed).hex()])
 
-    def end_step(self, step: int, *, groups: Any, broken: str | None) -> None:
+    def end_step(self, step: int, *, groups: Any, broken: str | None, applied: bool = True) -> None:
         """Note what else belongs to the step whose blocks were added; `groups` is a JSON tree."""
         same = self._has_groups(groups)
         blocks, self._blocks = self._blocks, []
         self._footer_bytes += self._step_bytes(len(blocks), groups, broken)
         self._groups = groups
-        self._steps.append({"step": step, "groups": None if same else groups, "broken": broken, "blocks": blocks})
+        row = {"step": step, "groups": None if same else groups, "broken": broken, "blocks": blocks}
+        self._steps.append(row if applied else {**row, "applied": False})
 
     def publish(self) -> None:
         """Make the segment durable under its name, which follows from its steps. FormatError when its footer is larger
@@ -211,11 +265,10 @@ class RedoFileWriter:
             return
         footer = encode(
             {
-                "format": _VERSION,
                 "run": self.run,
                 "rank": self.rank,
                 "rule": dict(self.rule),
-                "params": [list(names) for names in self.params],
+                **self._described_writes(),
                 "tensors": list(map(_tensor_row, self._tensors)),
                 "steps": self._steps,
             }
@@ -229,6 +282,13 @@ class RedoFileWriter:
         self._opened().close()
         name = RedoSegmentName(self.rank, self._steps[0]["step"], self._steps[-1]["step"]).name
         publish(self._tmp, self.paths.redo_dir(self.run) / name)
+
+    def _described_writes(self) -> dict[str, Any]:
+        writes, rows = self.writes, _rows_of(self.writes)
+        applied = all(row.get("applied", True) for row in self._steps)
+        if applied and not writes.flats and not writes.calls and writes.world_size == 1:
+            return {"format": 1, "params": rows["params"]}
+        return {"format": 2, **rows, "world_size": writes.world_size}
 
     def abort(self) -> None:
         """Leave nothing of the segment on the disk."""
@@ -296,23 +356,28 @@ def read_blocks(segment: RedoSegment, blocks: Sequence[RedoBlock]) -> Iterator[b
 
 
 def _parsed(content: Mapping[str, Any], *, path: Path, run: str, end: int) -> RedoSegment:
-    if content["format"] != _VERSION:
+    if content["format"] not in _VERSIONS:
         raise FormatError(
-            f"{path}: field format: version {content['format']!r}, where this release reads {_VERSION}: use a release "
-            "that knows it"
+            f"{path}: field format: version {content['format']!r}, where this release reads "
+            f"{' and '.join(map(str, _VERSIONS))}: use a release that knows it"
         )
     name = parse_redo_name(path.name)
     rank = content["rank"]
     if content["run"] != run or name is None or rank != name.rank:
         raise FormatError(f"{path}: is a segment of rank {rank} of run {content['run']!r}: it lies in another's place")
     tensors = tuple(_tensor(row, path=path) for row in content["tensors"])
-    params = tuple(tuple(map(_text, names)) for names in content["params"])
+    writes = _writes(content, path=path)
+    if rank >= writes.world_size:
+        raise FormatError(f"{path}: is a segment of rank {rank} of {writes.world_size}")
     steps: list[RedoStep] = []
     at = 0
     for row in content["steps"]:
         blocks, at = _blocks(row["blocks"], tensors, at=at, path=path)
         groups = row["groups"] if row["groups"] is not None else steps[-1].groups
-        steps.append(RedoStep(_whole(row["step"]), groups, _text(row["broken"], optional=True), blocks))
+        applied = row.get("applied", True)
+        if not isinstance(applied, bool):
+            raise FormatError(f"{path}: field applied: {applied!r} is neither true nor false")
+        steps.append(RedoStep(_whole(row["step"]), groups, _text(row["broken"], optional=True), blocks, applied))
     numbers = [one.step for one in steps]
     ascending = all(one < other for one, other in itertools.pairwise(numbers))
     if not ascending or [name.first, name.last] != [numbers[0], numbers[-1]] or at != end:
@@ -321,7 +386,53 @@ def _parsed(content: Mapping[str, Any], *, path: Path, run: str, end: int) -> Re
         )
     if not isinstance(content["rule"], dict):
         raise FormatError(f"{path}: field rule: is no object")
-    return RedoSegment(path, run, rank, content["rule"], params, tensors, tuple(steps))
+    return RedoSegment(path, run, rank, content["rule"], writes, tensors, tuple(steps))
+
+
+def _writes(content: Mapping[str, Any], *, path: Path) -> RedoWrites:
+    params = _names(content["params"])
+    if content["format"] == 1:
+        return RedoWrites(params)
+    flats = tuple(_flat(row, path=path) for row in content["flats"])
+    calls = _names(content["calls"])
+    updated = [name for names in params for name in names]
+    if flats and sorted(updated) != sorted(flat.name for flat in flats):
+        raise FormatError(f"{path}: field flats: they are not the tensors of the param groups")
+    if calls and sorted(name for names in calls for name in names) != sorted(updated):
+        raise FormatError(f"{path}: field calls: they do not update every tensor once")
+    return RedoWrites(params, flats, calls, _whole(content["world_size"]))
+
+
+def _flat(row: Any, *, path: Path) -> RedoFlat:
+    name, dtype, shape, placement, is_model, rows = row
+    described = _tensor(["gradient", name, dtype, shape], path=path)
+    parts = tuple(RedoFragment(str(_text(part)), *map(_whole, place)) for part, *place in rows)
+    apart = sorted(parts, key=lambda part: part.offset)
+    fit = all(one.offset + one.numel <= other.offset for one, other in itertools.pairwise(apart))
+    inside = not apart or apart[-1].offset + apart[-1].numel <= math.prod(described.shape)
+    if placement not in ("partitioned", "replicated") or not isinstance(is_model, bool) or not (fit and inside):
+        raise FormatError(f"{path}: field flats: {json.dumps(row)[:200]} describes no flat tensor")
+    return RedoFlat(described.name, dtype, described.shape, placement, is_model, parts)
+
+
+def _names(rows: Any) -> tuple[tuple[str, ...], ...]:
+    return tuple(tuple(map(_text, names)) for names in rows)
+
+
+def _rows_of(writes: RedoWrites) -> dict[str, Any]:
+    """Return as JSON which tensors the updates write, and in which calls."""
+    flats = [
+        [
+            *(flat.name, flat.dtype, list(flat.shape), flat.placement, flat.is_model),
+            [[part.name, part.start, part.numel, part.offset] for part in flat.fragments],
+        ]
+        for flat in writes.flats
+    ]
+    return {
+        "params": [list(names) for names in writes.params],
+        "flats": flats,
+        "calls": [list(names) for names in writes.calls],
+    }
 
 
 def _tensor_row(tensor: RedoTensor) -> list[Any]:

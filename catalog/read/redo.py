@@ -53,16 +53,18 @@ class RedoRecord:
 
 
 def recorded_steps(paths: HistoryPaths, run: str) -> list[int]:
-    """Return the steps of which a run's log has a record, ascending. Segments that can't be read are left out: `verify`
-    names them."""
-    found: set[int] = set()
+    """Return the steps of which the log of every rank of a run has a record, ascending. Segments that can't be read are
+    left out: `verify` names them."""
+    ranks: dict[int, set[int]] = {}
+    world_size = 1
     for name in redo_segments(paths, run):
         try:
             segment = read_redo_segment(paths.redo_dir(run) / name.name, run=run)
         except (HistoryError, FileNotFoundError):
             continue
-        found.update(step.step for step in segment.steps)
-    return sorted(found)
+        ranks.setdefault(segment.rank, set()).update(step.step for step in segment.steps)
+        world_size = max(world_size, segment.writes.world_size)
+    return sorted(set.intersection(*(ranks.get(rank, set()) for rank in range(world_size))))
 
 
 def redo_base(paths: HistoryPaths, run: str, step: int) -> CheckpointRef | None:
@@ -73,33 +75,41 @@ def redo_base(paths: HistoryPaths, run: str, step: int) -> CheckpointRef | None:
     return CheckpointRef(run, before) if before is not None and reaches else None
 
 
-def redo_chain(paths: HistoryPaths, base: CheckpointRef, step: int) -> list[RedoRecord]:
-    """Return the records of the steps after `base` up to `step`, in order.
+def redo_chain(paths: HistoryPaths, base: CheckpointRef, step: int) -> list[Sequence[RedoRecord]]:
+    """Return the records of the steps after `base` up to `step`, in order: for each step those of all ranks.
 
-    NotFoundError names the first step of which the log has no record, MismatchError the first after which the state is
-    not what its update has made, CorruptError a segment that is damaged.
+    NotFoundError names the first step of which the log of a rank has no record, MismatchError the first after which the
+    state is not what its update has made, CorruptError a segment that is damaged.
     """
-    found: dict[int, RedoRecord] = {}
+    found: dict[int, dict[int, RedoRecord]] = {}
     for name in redo_segments(paths, base.run):
-        if name.rank == 0 and name.last > base.step and name.first <= step:
+        if name.last > base.step and name.first <= step:
             segment = read_redo_segment(paths.redo_dir(base.run) / name.name, run=base.run)
-            found.update({one.step: RedoRecord(segment, one) for one in segment.steps})
-    chain = []
-    for number in range(base.step + 1, step + 1):
-        what = f"step {step} of run {base.run} can't be made again from {base}"
-        if number not in found:
-            raise NotFoundError(
-                f"{what}: the redo log has no record of step {number} (the table `events` may say why); restore "
-                f"{base.step}, or rebuild the step by a replay"
-            )
-        record = found[number]
+            for one in segment.steps:
+                found.setdefault(one.step, {})[segment.rank] = RedoRecord(segment, one)
+    what = f"step {step} of run {base.run} can't be made again from {base}"
+    instead = f"restore {base.step}, or rebuild the step by a replay"
+    return [_whole_record(found.get(n, {}), n, what=what, instead=instead) for n in range(base.step + 1, step + 1)]
+
+
+def _whole_record(ranks: Mapping[int, RedoRecord], step: int, *, what: str, instead: str) -> Sequence[RedoRecord]:
+    """Return the records of a step, in the order of the ranks; they are of one update that was wholly recorded."""
+    world_size = max((one.segment.writes.world_size for one in ranks.values()), default=1)
+    missing = next((rank for rank in range(world_size) if rank not in ranks), None)
+    if missing is not None:
+        of = f"the redo log of rank {missing}" if world_size > 1 else "the redo log"
+        raise NotFoundError(f"{what}: {of} has no record of step {step} (the table `events` may say why); {instead}")
+    records = [ranks[rank] for rank in range(world_size)]
+    for record in records:
         if record.content.broken is not None:
+            on = f" on rank {record.segment.rank}" if world_size > 1 else ""
             raise MismatchError(
-                f"{what}: the state after step {number} is not what its update made: {record.content.broken}; restore "
-                f"{base.step}, or rebuild the step by a replay"
+                f"{what}: the state after step {step} is not what its update made{on}: {record.content.broken}; "
+                f"{instead}"
             )
-        chain.append(record)
-    return chain
+    if len({(one.content.applied, one.segment.writes.world_size) for one in records}) > 1:
+        raise MismatchError(f"{what}: the ranks do not agree whether the update of step {step} was made; {instead}")
+    return records
 
 
 def _unpack(content: bytearray, blocks: Sequence[Any], packed: Iterator[bytes], *, where: str) -> None:

@@ -10,6 +10,7 @@ from project_helpers import all_modules, imports, modules, relative
 ONE_PLACE = {
     "deepspeed": {
         "capture/loops/deepspeed/loop.py",
+        "capture/loops/deepspeed/cpu_adam.py",
         "capture/deepspeed_checkpoints/engine.py",
         "capture/deepspeed_checkpoints/classes.py",
     },
@@ -28,6 +29,7 @@ SMALL = {
     "dshistory.__main__": "Python asks for this file",
     "dshistory.conversion.exporting.torchfile": "one file for each format",
     "capture.state.providers.counters": "one file for each provider",
+    "capture.loops.deepspeed.cpu_adam": "updates are made again without a training loop",
 }
 """Files of fewer than 40 lines with one user, and the reason why each stands alone."""
 

@@ -10,7 +10,7 @@ from capture.state.interface import Available, ReadAt, TensorItem
 from catalog.errors import MismatchError
 from catalog.records import Placement
 
-__all__ = ["EngineState", "discard_gradients", "loss_scale"]
+__all__ = ["EngineState", "discard_gradients", "has_grad_scaler", "loss_scale"]
 
 _COUNTERS = ("global_steps", "global_samples", "micro_steps", "skipped_steps")
 _SCALER_STATE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
@@ -89,6 +89,11 @@ def discard_gradients(engine: Any) -> None:
             optimizer.reset_cpu_buffers()
     for pending in ("_offload_accumulated_param_ids", "_offload_boundary_param_ids"):
         getattr(optimizer, pending, set()).clear()
+
+
+def has_grad_scaler(engine: Any) -> bool:
+    """Return whether a scaler of torch's is around the optimizer, and gives it more than gradients."""
+    return _grad_scaler(engine) is not None
 
 
 def _grad_scaler(engine: Any) -> Any:

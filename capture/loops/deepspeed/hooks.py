@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from capture.loops.batch_digest import BatchDigests
 from capture.loops.deepspeed.engine_provider import loss_scale
@@ -95,8 +96,9 @@ def attach_barrier(engine: Any, barrier: Barrier) -> Callable[[], None]:
 
 def _before_update(optimizer: Any, due: Callable[[], None]) -> Callable[[], None]:
     if isinstance(optimizer, torch.optim.Optimizer):
-        # Wrapping `step` of a torch optimizer would make its schedulers warn that they are out of order.
-        handle = optimizer.register_step_pre_hook(lambda *_: due())
+        # Wrapping `step` of a torch optimizer would make its schedulers warn that they are out of order. Hooks on all
+        # optimizers run before those on this one, whose order may still be changed then.
+        handle = register_optimizer_step_pre_hook(lambda one, *_: due() if one is optimizer else None)
         return handle.remove
 
     def step(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

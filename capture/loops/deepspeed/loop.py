@@ -14,13 +14,15 @@ from deepspeed.runtime.constants import PIPE_REPLICATED
 from deepspeed.runtime.pipe.engine import PipelineEngine
 from deepspeed.utils import groups
 
-from capture.loops.deepspeed.engine_provider import EngineState
+from capture.loops.deepspeed.engine_provider import EngineState, has_grad_scaler
+from capture.loops.deepspeed.flat_tensors import Flat, flat_tensors, flats_of
 from capture.loops.deepspeed.hooks import attach
 from capture.loops.deepspeed.optimizer_provider import ZeroState
 from capture.loops.deepspeed.param_groups import class_name
 from capture.loops.deepspeed.topology import Topology
 from capture.loops.interface import LoopEvents
 from capture.state.interface import StateProvider
+from capture.state.module_tree import ModuleTree
 from capture.state.providers import Buffers, ExtraState, ModuleParameters, Stateful, TorchOptimizer
 from capture.state.unwrap import unwrapped
 from catalog.errors import UnsupportedError
@@ -56,6 +58,27 @@ class DeepSpeedLoop:
 
     def optimizers(self) -> Sequence[torch.optim.Optimizer]:
         return [self._engine.basic_optimizer]
+
+    def flat_tensors(self) -> Sequence[torch.Tensor]:
+        return [] if self._updates_parameters() else flat_tensors(self._engine.optimizer)
+
+    def flats(self) -> Sequence[Flat]:
+        names = {id(one): name for name, one, _ in ModuleTree(self._engine.module, of="parameters")}
+        return () if self._updates_parameters() else flats_of(self._engine.optimizer, names)
+
+    def why_unrecordable(self) -> str | None:
+        engine = self._engine
+        reasons = {
+            "pipeline stages or experts": _is_split(engine),
+            "a gradient scaler of torch (torch_autocast)": has_grad_scaler(engine),
+            "parameters that are not in host memory": any(
+                getattr(one, "ds_tensor", one).device.type != "cpu" for one in engine.module.parameters()
+            ),
+        }
+        return next((reason for reason, is_so in reasons.items() if is_so), None)
+
+    def _updates_parameters(self) -> bool:
+        return isinstance(self._engine.optimizer, torch.optim.Optimizer)
 
     def subjects(self) -> Sequence[Any]:
         return [self._engine, unwrapped(self._engine.module), self._engine.optimizer]

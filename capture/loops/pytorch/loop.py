@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from capture.loops.deepspeed.flat_tensors import Flat
 from capture.loops.interface import LoopEvents
 from capture.loops.pytorch.hooks import Pace, TorchHooks
 from capture.loops.pytorch.wrappers import with_inner, wrappers_of
@@ -88,6 +89,15 @@ class TorchLoop:
 
     def optimizers(self) -> Sequence[torch.optim.Optimizer]:
         return self._optimizers
+
+    def flat_tensors(self) -> Sequence[torch.Tensor]:
+        return ()
+
+    def flats(self) -> Sequence[Flat]:
+        return ()
+
+    def why_unrecordable(self) -> str | None:
+        return None
 
     def subjects(self) -> Sequence[Any]:
         return [unwrapped(self._module), *self._optimizers]

@@ -191,7 +191,7 @@ def test_a_segment_that_asks_for_other_memory_than_its_training_is_refused(tmp_p
     history, run = train(tmp_path, steps=12, every=10, redo=True)
     (name,) = redo_segments(history.paths, run)
     segment = read_redo_segment(history.paths.redo_dir(run) / name.name, run=run)
-    writer = RedoFileWriter(history.paths, run, 0, segment.rule, segment.params)
+    writer = RedoFileWriter(history.paths, run, 0, segment.rule, segment.writes)
     zeros = packed(memoryview(bytes(BLOCK_BYTES)), itemsize=4)
     for _ in range(64):
         tensor = RedoTensor("gradient", "second.weight", "F32", (64 * BLOCK_BYTES // 4,))

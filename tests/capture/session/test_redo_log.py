@@ -7,7 +7,7 @@ from catalog_helpers import Run
 from capture.session import redo_log
 from capture.session.redo_log import RedoLog, StepInput
 from catalog.format import redo_file
-from catalog.format.redo_file import RedoTensor, read_redo_segment, redo_segments
+from catalog.format.redo_file import RedoTensor, RedoWrites, read_redo_segment, redo_segments
 from catalog.read.redo import recorded_steps
 
 MOST_FOOTER_BYTES = 5000
@@ -16,11 +16,11 @@ NAME = "a." * 200
 
 def step_input(number, *, names=("weight",), rate=0.1):
     tensors = [(RedoTensor("gradient", name, "F32", (3,)), torch.ones(3)) for name in names]
-    return StepInput({"class": "SGD"}, [["weight"]], [{"lr": rate}], tensors=tensors, step=number)
+    return StepInput({"class": "SGD"}, RedoWrites((("weight",),)), [{"lr": rate}], tensors=tensors, step=number)
 
 
 def broken_input(number):
-    return StepInput({"class": "SGD"}, [["weight"]], [{"lr": 0.1}], broken="b" * 300, step=number)
+    return StepInput({"class": "SGD"}, RedoWrites((("weight",),)), [{"lr": 0.1}], broken="b" * 300, step=number)
 
 
 CASES = {

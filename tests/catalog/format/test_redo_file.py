@@ -9,7 +9,10 @@ from catalog.disk.json_file import encode
 from catalog.errors import CorruptError, FormatError
 from catalog.format.redo_file import (
     RedoFileWriter,
+    RedoFlat,
+    RedoFragment,
     RedoTensor,
+    RedoWrites,
     is_redo_segment,
     read_blocks,
     read_redo_segment,
@@ -18,6 +21,10 @@ from catalog.format.redo_file import (
 from catalog.paths import HistoryPaths
 
 WEIGHT = RedoTensor("gradient", "a.weight", "F32", (2, 3))
+WRITES = RedoWrites((("a.weight",),))
+FLAT = RedoFlat("flat 0", "F32", (8,), "partitioned", False, (RedoFragment("a.weight", 0, 6, 1),))
+SECOND = RedoFlat("flat 1", "F32", (2,), "partitioned", False, ())
+FLATS = RedoWrites((("flat 0",), ("flat 1",)), (FLAT, SECOND), (("flat 0",), ("flat 1",)), world_size=2)
 TABLE = RedoTensor("buffer", "table", "I64", ())
 
 
@@ -29,7 +36,7 @@ def paths(tmp_path):
 
 
 def write(paths, *, steps=(3, 4, 6)):
-    writer = RedoFileWriter(paths, "run-a", 0, {"class": "SGD"}, [["a.weight"]])
+    writer = RedoFileWriter(paths, "run-a", 0, {"class": "SGD"}, WRITES)
     for step in steps:
         writer.add(WEIGHT, bytes([step]) * 24, nbytes=24)
         if step == 4:
@@ -62,7 +69,7 @@ def test_what_was_written_is_read(paths):
     assert is_redo_segment(path.name)
     assert not is_redo_segment("rank-00000-000000000006-to-000000000003.redo")
     segment = read_redo_segment(path, run="run-a")
-    assert (segment.rank, segment.rule, segment.params) == (0, {"class": "SGD"}, (("a.weight",),))
+    assert (segment.rank, segment.rule, segment.writes) == (0, {"class": "SGD"}, WRITES)
     assert segment.tensors == (WEIGHT, TABLE)
     assert [(one.step, one.groups, one.broken) for one in segment.steps] == [
         (3, [{"lr": 0.1}], None),
@@ -73,15 +80,15 @@ def test_what_was_written_is_read(paths):
 
 
 def test_what_is_given_up_leaves_nothing(paths):
-    writer = RedoFileWriter(paths, "run-a", 0, {}, [])
+    writer = RedoFileWriter(paths, "run-a", 0, {}, RedoWrites(()))
     writer.add(WEIGHT, bytes(24), nbytes=24)
     writer.abort()
-    RedoFileWriter(paths, "run-a", 0, {}, []).publish()
+    RedoFileWriter(paths, "run-a", 0, {}, RedoWrites(())).publish()
     assert list(paths.redo_dir("run-a").iterdir()) == []
 
 
 def test_a_forked_child_that_lets_go_of_a_segment_writes_nothing_into_it(paths):
-    writer = RedoFileWriter(paths, "run-a", 0, {"class": "SGD"}, [["a.weight"]])
+    writer = RedoFileWriter(paths, "run-a", 0, {"class": "SGD"}, RedoWrites((("a.weight",),)))
     writer.add(WEIGHT, bytes([3]) * 24, nbytes=24)
     child = os.fork()
     if child == 0:
@@ -110,7 +117,7 @@ def test_every_flipped_byte_is_found(paths):
 
 
 CHANGES = {
-    "version": (lambda one: one.update(format=2), r"field format: version 2, where this release reads 1"),
+    "version": (lambda one: one.update(format=3), r"field format: version 3, where this release reads 1 and 2"),
     "run": (lambda one: one.update(run="run-b"), "is a segment of rank 0 of run 'run-b'"),
     "rank": (lambda one: one.update(rank=1), "is a segment of rank 1"),
     "no steps": (lambda one: one.update(steps=[]), "is not that of a redo segment"),
@@ -142,4 +149,44 @@ def test_a_length_beyond_the_file_is_no_footer(paths):
     data = path.read_bytes()
     path.write_bytes(data[:-16] + (1 << 62).to_bytes(8, "little") + data[-8:])
     with pytest.raises(CorruptError, match="has no footer"):
+        read_redo_segment(path, run="run-a")
+
+
+def write_flats(paths):
+    writer = RedoFileWriter(paths, "run-a", 1, {"class": "AdamW"}, FLATS)
+    writer.add(RedoTensor("gradient", "flat 0", "F32", (8,)), bytes(32), nbytes=32)
+    writer.end_step(3, groups=[{}, {}], broken=None)
+    writer.end_step(4, groups=[{}, {}], broken=None, applied=False)
+    writer.publish()
+    (name,) = redo_segments(paths, "run-a")
+    return paths.redo_dir("run-a") / name.name
+
+
+def test_flat_tensors_and_skipped_updates_are_read(paths):
+    path = write_flats(paths)
+    segment = read_redo_segment(path, run="run-a")
+    assert (segment.rank, segment.writes) == (1, FLATS)
+    assert [step.applied for step in segment.steps] == [True, False]
+
+
+FLAT_CHANGES = {
+    "rank": (lambda one: one.update(world_size=1), "is a segment of rank 1 of 1"),
+    "other names": (lambda one: one["params"][0].append("flat 7"), "not the tensors of the param groups"),
+    "a call of others": (lambda one: one["calls"].pop(), "do not update every tensor once"),
+    "a call twice": (lambda one: one["calls"].append(["flat 0"]), "do not update every tensor once"),
+    "overlapping": (lambda one: one["flats"][0][5].append(["b", 0, 2, 5]), "describes no flat tensor"),
+    "outside": (lambda one: one["flats"][0][5].append(["b", 0, 2, 7]), "describes no flat tensor"),
+    "placement": (lambda one: one["flats"][0].__setitem__(3, "rank_local"), "describes no flat tensor"),
+    "a dtype": (lambda one: one["flats"][0].__setitem__(1, "F99"), "describes no tensor"),
+    "a fragment": (lambda one: one["flats"][0][5][0].pop(), "is not that of a redo segment"),
+    "applied": (lambda one: one["steps"][0].update(applied=1), "field applied: 1 is neither true nor false"),
+}
+
+
+@pytest.mark.parametrize("case", FLAT_CHANGES)
+def test_flat_tensors_that_contradict_themselves_are_refused(paths, case):
+    path = write_flats(paths)
+    change, message = FLAT_CHANGES[case]
+    rewritten(path, change)
+    with pytest.raises(FormatError, match=message):
         read_redo_segment(path, run="run-a")

@@ -4,7 +4,7 @@ import pytest
 
 from catalog.encoding.planes import packed
 from catalog.errors import FormatError
-from catalog.format.redo_file import BLOCK_BYTES, RedoFileWriter, RedoTensor, read_redo_segment, redo_segments
+from catalog.format.redo_file import BLOCK_BYTES, RedoFileWriter, RedoTensor, RedoWrites, read_redo_segment, redo_segments
 from catalog.paths import HistoryPaths
 from catalog.read.redo import RedoRecord
 from catalog.read.redo_allowance import MOST_MORE_BYTES, RedoAllowance
@@ -18,7 +18,7 @@ def records(tmp_path, *steps):
     """Return the records of a segment with these tensors, all zeros, which takes hardly any disk."""
     paths = HistoryPaths(tmp_path)
     paths.run_dir("run-a").mkdir(parents=True)
-    writer = RedoFileWriter(paths, "run-a", 0, {}, [["weight"]])
+    writer = RedoFileWriter(paths, "run-a", 0, {}, RedoWrites((("weight",),)))
     for number, tensors in enumerate(steps, start=1):
         for tensor, nbytes in tensors:
             for _ in range(-(-nbytes // BLOCK_BYTES)):

@@ -7,6 +7,7 @@ import torch.distributed as dist
 from capture_helpers import assert_same
 from frameworks_helpers import (
     Training,
+    all_closed,
     crosses,
     enabled,
     goes_on_exactly,
@@ -17,11 +18,12 @@ from frameworks_helpers import (
     whole_state,
     with_optimizer,
 )
-from ranks import covers
+from ranks import covers, guards
 from torch.nn.parallel import DistributedDataParallel
 
 import capture
 from catalog.errors import SetupError
+from catalog.format.redo_file import read_redo_segment, redo_segments
 from catalog.history import History
 from dshistory import Explorer
 
@@ -60,6 +62,36 @@ def compiled_in_part(seed: int) -> Training:
 def case_ddp(folder: Path) -> None:
     goes_on_exactly(ddp, folder / "ddp")
     crosses(ddp, folder / "ddp")
+
+
+@guards("A redo step has the bits of the training")
+@covers("the redo log under DistributedDataParallel")
+def case_ddp_steps_are_made_again(folder: Path) -> None:
+    """One rank records the gradients of all, and each its own buffers and random numbers."""
+    training = ddp(1)
+    states = {}
+
+    def keep(step: int) -> None:
+        states[step] = whole_state(training[0], training[1])
+
+    with enabled(training, folder / "redo", every=4, redo=True) as session:
+        losses = train(training, 6, start=0, after=keep)
+    all_closed()
+    history = History.open(folder / "redo")
+    found = [
+        read_redo_segment(history.paths.redo_dir(session.run) / name.name, run=session.run)
+        for name in redo_segments(history.paths, session.run)
+    ]
+    assert {one.rank for one in found if any(tensor.kind == "gradient" for tensor in one.tensors)} == {0}
+    assert {one.rank for one in found if any(tensor.kind == "buffer" for tensor in one.tensors)} == {0, 1}
+    for step, state in states.items():
+        made = capture.restore(step, history=folder / "redo")
+        for kind in state.keys() - ({"buffer"} if rank() else set()):
+            assert_same({kind: {name: made[kind][name] for name in state[kind]}}, {kind: state[kind]})
+    other = restored(ddp(2), 3, folder / "redo")
+    assert_same(whole_state(other[0], other[1]), states[3])
+    assert train(other, 3, start=3) == losses[3:]
+    assert_same(whole_state(other[0], other[1]), states[6])
 
 
 def case_ddp_is_stored_under_logical_names_and_once(folder: Path) -> None:

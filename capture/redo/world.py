@@ -1,0 +1,170 @@
+"""The state of all ranks of a training after each update that is made again: one process makes the updates of all.
+
+Each rank of ZeRO updates its own parts of the parameters, from its own log. What all ranks have alike the first one
+updates. Buffers and generators are each rank's own.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+
+from capture.load.objects import read_objects
+from capture.redo.updates import Key, RepeatedUpdates, elements_of, kind_of, no_entry, optimizer_of
+from capture.state.dtypes import torch_dtype
+from capture.state.objects import decode_object
+from capture.state.update_rule import threads_of
+from catalog.errors import FormatError, MismatchError, UnsupportedError
+from catalog.format.redo_file import RedoFlat, RedoFragment
+from catalog.history import History
+from catalog.read.fragments import StoredTensor, choose
+from catalog.read.redo import RedoRecord
+from catalog.read.redo_allowance import Form, RedoAllowance
+from catalog.records import CheckpointRef
+
+__all__ = ["RepeatedSteps"]
+
+
+class RepeatedSteps:
+    """The state after `base`, and after each step whose records are applied.
+
+    stored: the tensors of `base`
+    first: the records of the step after it, of all ranks
+    """
+
+    def __init__(
+        self, history: History, base: CheckpointRef, stored: Mapping[Key, StoredTensor], first: Sequence[RedoRecord]
+    ) -> None:
+        self._what = f"run {base.run}"
+        extents = history.extents(base, kinds=("object", "object_tensor"))
+        self._own_objects = {extent.name for extent in extents if extent.placement == "rank_local"}
+        self._saved = [read_objects(history.root, choose(extents, rank=rank)) for rank in range(len(first))]
+        saved = optimizer_of(self._saved[0], base)
+        flats = [record.segment.writes.flats for record in first]
+        are_parted = any(flat.placement == "partitioned" for of_rank in flats for flat in of_rank)
+        self._updates = [
+            RepeatedUpdates(history, base, stored, saved, record) for record in first[: None if are_parted else 1]
+        ]
+        self._weights = {name: one for (kind, name), one in stored.items() if kind == "model"}
+        self._rounded = _whole_parameters(flats[: len(self._updates)], self._weights, base)
+        _require_all(saved, self._rounded or {*chain.from_iterable(first[0].segment.writes.params)}, base)
+        self.kinds = self._updates[0].kinds | {kind_of(flat) for flat in flats[0]}
+        self._buffers: list[dict[str, torch.Tensor]] = [{} for _ in first]
+        self._objects: list[dict[str, bytes]] = [{} for _ in first]
+        self._tensors: dict[Key, torch.Tensor] | None = None
+        buffer_bytes = sum(buffer.nbytes for (kind, _), buffer in stored.items() if kind == "buffer")
+        self._allowances = [
+            RedoAllowance(self._forms(record.segment.writes.flats), buffer_bytes=buffer_bytes) for record in first
+        ]
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return len(self._buffers)
+
+    def apply(self, records: Sequence[RedoRecord]) -> None:
+        """Make the update of the next step. CorruptError, which names the tensor, for damaged bytes; FormatError for
+        what no training would have recorded."""
+        if len(records) != self.world_size:
+            raise MismatchError(f"{self._what}: its redo log has {self.world_size} ranks, and then {len(records)}")
+        self._tensors = None
+        for rank, record in enumerate(records):
+            gradients = self._take(rank, record)
+            if rank < len(self._updates):
+                with threads_of(record.rule):
+                    self._updates[rank].apply(record, gradients)
+            elif gradients:
+                raise FormatError(f"{record.segment.path}: step {record.step}: has gradients of what rank 0 updates")
+
+    def objects(self, rank: int) -> dict[str, Any]:
+        """Return the objects that a rank has at the step, by name: those of the checkpoint, and instead of them what
+        was recorded since. A rank that the training did not have gets those of the first one. UnsupportedError for one
+        that was too large to be recorded.
+        """
+        rank = rank if rank < self.world_size else 0
+        own = self._own_objects.union(*self._objects[1:])
+        common = {name: text for name, text in self._objects[0].items() if rank == 0 or name not in own}
+        found = {**common, **self._objects[rank]}
+        too_large = sorted(name for name, text in found.items() if not text)
+        if too_large:
+            raise UnsupportedError(
+                f"{self._what}: the object {too_large[0]!r} was too large for the redo log, so no training can go on "
+                "from this step: restore it without a target, or a checkpoint"
+            )
+        recorded = {name: decode_object(name, text, tensor=no_entry) for name, text in found.items()}
+        return {**self._saved[rank], **recorded}
+
+    def buffers(self, rank: int) -> Mapping[str, torch.Tensor]:
+        """Return the buffers of a rank that have changed so far."""
+        return self._buffers[rank]
+
+    def tensors(self) -> Mapping[Key, torch.Tensor]:
+        """Return what the updates have made so far, in whole: parameters, master weights and optimizer state. They may
+        be the memory that the next update writes."""
+        if self._tensors is None:
+            self._tensors = dict(self._updates[0].tensors()) if not self._rounded else self._put_together()
+        return self._tensors
+
+    def _take(self, rank: int, record: RedoRecord) -> dict[str, torch.Tensor]:
+        """Keep the objects and buffers of a record; return its gradients by name."""
+        self._allowances[rank].admit(record)
+        gradients = {}
+        for tensor, content in record.tensors():
+            if tensor.kind == "object":
+                self._objects[rank][tensor.name] = bytes(content)
+            elif tensor.kind == "buffer":
+                self._buffers[rank][tensor.name] = elements_of(tensor, content)
+            else:
+                gradients[tensor.name] = elements_of(tensor, content)
+        return gradients
+
+    def _forms(self, flats: Sequence[RedoFlat]) -> dict[str, Form]:
+        """Return the dtype and shape of the gradient of each tensor that updates write, flat or a parameter."""
+        if flats:
+            return {flat.name: (flat.dtype, flat.shape) for flat in flats}
+        return {name: (weight.dtype, weight.shape) for name, weight in self._weights.items()}
+
+    def _put_together(self) -> dict[Key, torch.Tensor]:
+        found: dict[Key, torch.Tensor] = {}
+        for updates in self._updates:
+            for kind, part, elements in updates.parts():
+                key = kind, part.name
+                if key not in found:
+                    found[key] = torch.empty(self._weights[part.name].shape, dtype=elements.dtype)
+                found[key].view(-1)[part.start : part.start + part.numel] = elements
+        for name, dtype in self._rounded.items():
+            if ("master", name) in found:
+                # As the optimizer derives the weights from the masters behind each update.
+                found["model", name] = found["master", name].to(dtype)
+        return found
+
+
+def _require_all(saved: Mapping[str, Any], updated: Collection[str], base: CheckpointRef) -> None:
+    """Raise MismatchError unless the log updates every parameter that the optimizer of `base` does."""
+    missing = sorted({str(name) for group in saved["groups"] for name in group["params"]} - set(updated))
+    if missing:
+        raise MismatchError(
+            f"the redo log of run {base.run} does not update {missing[0]!r}, and the optimizer of {base} does: the "
+            "logs of its ranks do not belong together"
+        )
+
+
+def _whole_parameters(
+    ranks: Sequence[Sequence[RedoFlat]], weights: Mapping[str, StoredTensor], base: CheckpointRef
+) -> dict[str, torch.dtype]:
+    """Return the parameters of which the flat tensors of all ranks hold every element once, with the model's dtype of
+    each. MismatchError where they do not: nothing would tell what the rest is."""
+    parts: dict[str, list[RedoFragment]] = {}
+    for part in (part for flats in ranks for flat in flats for part in flat.fragments):
+        parts.setdefault(part.name, []).append(part)
+    for name, fragments in parts.items():
+        end = 0
+        for part in sorted(fragments, key=lambda one: one.start):
+            end = part.start + part.numel if part.start == end else -1
+        if name not in weights or end != weights[name].numel:
+            raise MismatchError(
+                f"the redo log of run {base.run} does not update every element of {name!r} of {base} once: the logs of "
+                "its ranks do not belong together"
+            )
+    return {name: torch_dtype(weights[name].dtype) for name in parts}
