@@ -34,7 +34,8 @@ class Conversion(OpenedHistory):
 
         The export is atomic: it is written beside `path` under a temporary name, made durable, and renamed last. Raises
         SetupError, with the valid choices, for an unknown format, a path that exists, or an option that the format does
-        not have; NotFoundError for state that the checkpoint does not have.
+        not have; NotFoundError for state that the checkpoint does not have. A step that was not captured but is in a
+        redo log is made again first.
 
         Args:
             step: the checkpoint
@@ -52,7 +53,7 @@ class Conversion(OpenedHistory):
         """
         from dshistory.conversion import exporting
 
-        ref = self.history.resolve(step)
+        ref = self._readable(step)
         options = exporting.options(
             weights=weights,
             shard_bytes=shard_bytes,

@@ -48,7 +48,8 @@ class Hindsight(OpenedHistory):
         Args:
             fn: a function of the model that returns a number, or a dict of numbers, each stored as 'name/key'
             model: a torch module with the names and shapes of the training's; other dtypes are converted
-            steps: a list of checkpoints, or 'last 10'; default: all of the run and its parents
+            steps: a list of checkpoints, or 'last 10'; default: all of the run and its parents. In a list also steps of
+                a redo log, which are made again
             name: the metric's name; None stores nothing
             weights: model, master, or the name of a State Provider that averages them, as ema
             workers: processes that measure at the same time, each with a model of its own; fn and the model are then
@@ -60,7 +61,7 @@ class Hindsight(OpenedHistory):
         from dshistory.hindsight import evaluation
         from dshistory.hindsight.chosen_steps import chosen_steps
 
-        refs = chosen_steps(self.history, steps, run=self._named(run), verb="evaluate")
+        refs = chosen_steps(self.history, steps, run=self._named(run), verb="evaluate", redo=True)
         return evaluation.evaluate(
             self.history,
             fn,

@@ -43,6 +43,13 @@ class OpenedHistory:
         redo = {step.ref: step for step in found if isinstance(step, RedoRef)}
         return [step.ref if isinstance(step, RedoRef) else step for step in found], self._rebuilt(redo)
 
+    def _readable(self, ref: Ref) -> "CheckpointRef":
+        """Return the checkpoint that is named, or the step of a redo log: `CheckpointTensors` reads both."""
+        from capture.redo.steps import RedoRef, find_step
+
+        step = find_step(self.history, ref)
+        return step.ref if isinstance(step, RedoRef) else step
+
     def _rebuilt(self, steps: "dict[CheckpointRef, RedoRef]") -> "dict[CheckpointRef, RebuiltStep]":
         if not steps:
             return {}

@@ -106,7 +106,7 @@ class Replays(OpenedHistory):
         can't be replayed; Ctrl-C leaves a run that is complete up to there.
 
         Args:
-            step: the checkpoint to begin with
+            step: the checkpoint to begin with, or a step of a redo log, which is made again
             until: the last step; default: the last one that the run came to
             change: what is done otherwise: lr, lr_scale, betas, momentum, weight_decay, seed, reset_optimizer,
                 skip_batches; in Python a dict, or a function of model (or engine) and optimizer
@@ -127,7 +127,7 @@ class Replays(OpenedHistory):
 
         return start.start(
             self.history,
-            self.history.resolve(step),
+            self._readable(step),
             until=until,
             change=start.change_of(change, skip_batches),
             command=command,

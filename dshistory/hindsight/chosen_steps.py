@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
+from capture.redo.steps import RedoRef, find_step
 from catalog.errors import NotFoundError, SetupError
 from catalog.history import History
 from catalog.records import CheckpointRef
@@ -15,9 +16,11 @@ __all__ = ["chosen_steps"]
 _LAST: Final = re.compile(r"last\s+([0-9]+)")
 
 
-def chosen_steps(history: History, steps: Steps | None, *, run: str | None, verb: str) -> list[CheckpointRef]:
+def chosen_steps(
+    history: History, steps: Steps | None, *, run: str | None, verb: str, redo: bool = False
+) -> list[CheckpointRef]:
     """Return the checkpoints in the order given, as a list or as text, "10, 20"; None names all of the run and its
-    parents, "last N" their last N.
+    parents, "last N" their last N. With `redo` a list may name steps of a redo log too.
 
     NotFoundError, with the nearest, for a step that is not there; SetupError for none at all, for one that is named
     twice, and for what is no reference.
@@ -32,7 +35,8 @@ def chosen_steps(history: History, steps: Steps | None, *, run: str | None, verb
     if isinstance(steps, str):
         steps = [part.strip() for part in steps.split(",")]
     several = steps if isinstance(steps, Iterable) else [steps]
-    refs = [history.resolve(step, run=run) for step in several]
+    found = [find_step(history, step, run=run) if redo else history.resolve(step, run=run) for step in several]
+    refs = [step.ref if isinstance(step, RedoRef) else step for step in found]
     if not refs:
         raise SetupError(f"{verb}: steps={steps!r} names no checkpoint: give a list of steps, or 'last 10'")
     twice = next((ref for at, ref in enumerate(refs) if ref in refs[:at]), None)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any, get_args
 
 import capture
+from capture.redo.steps import RedoRef, find_step
 from capture.replays.change import Change
 from capture.replays.course import ReplayEnded
 from capture.replays.request import ReplayRequest, asking
@@ -148,7 +149,9 @@ def beside(loss: float, before: float | None) -> str:
 
 def has_position(history: History, ref: CheckpointRef) -> bool:
     """Return whether the checkpoint has the position of a data loader, at which the batches go on."""
-    return bool(history.extents(ref, kinds=["object"], names=["dataloader"]))
+    step = find_step(history, ref)
+    stored = step.base if isinstance(step, RedoRef) else step
+    return bool(history.extents(stored, kinds=["object"], names=["dataloader"]))
 
 
 def _check_data(history: History, ref: CheckpointRef, dataloader: Batches, *, by_step: bool) -> None:

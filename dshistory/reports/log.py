@@ -174,9 +174,8 @@ def _redo_note(history: History, rows: pa.Table) -> list[str]:
     runs = {run for run, _ in captured}
     recorded = {(run, step) for run in runs for step in recorded_steps(history.paths, run)}
     count = len(recorded - captured)
-    return (
-        [f"and {counted(count, 'redo step')} between, which `restore`, `tensor` and `diff` take too"] if count else []
-    )
+    taken = "which `restore`, `replay`, `tensor`, `diff`, `export` and `evaluate` take too"
+    return [f"and {counted(count, 'redo step')} between, {taken}"] if count else []
 
 
 def _gone_note(gone: "Sequence[Gone]") -> list[str]:

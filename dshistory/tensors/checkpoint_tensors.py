@@ -1,22 +1,28 @@
-"""One checkpoint as exporters and predicates read it: logical tensors in bounded memory, and the decoded objects."""
+"""One checkpoint as exporters and predicates read it: logical tensors in bounded memory, and the decoded objects. So is
+a step of a redo log, whose tensors are in memory.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from capture.load.assignments import Assignment, assign
 from capture.load.objects import read_objects
 from capture.load.read_into import read_into
+from capture.redo.steps import RedoRef, find_step
 from capture.state.dtypes import torch_dtype
 from catalog.errors import NotFoundError
 from catalog.history import History
 from catalog.read.fragments import StoredTensor, choose, stored_tensors
 from catalog.read.pins import pin_while_alive
 from catalog.records import CheckpointRef, RunFacts
-from dshistory.tensors.stream import FragmentStream
+from dshistory.tensors.stream import NOTHING_HELD, FragmentStream
+
+if TYPE_CHECKING:
+    from capture.load.rebuilt import RebuiltStep
 
 __all__ = ["CheckpointTensors"]
 
@@ -33,8 +39,10 @@ class CheckpointTensors:
         self._root = history.root
         self._history = history
         self._advance = advance
-        pin_while_alive(self, history.paths, ref)
-        self.tensors = stored_tensors(history.state_extents(ref))
+        step = find_step(history, ref)
+        self._rebuilt = _made_again(history, step) if isinstance(step, RedoRef) else None
+        pin_while_alive(self, history.paths, step.base if isinstance(step, RedoRef) else ref)
+        self.tensors = stored_tensors(history.state_extents(ref) if self._rebuilt is None else self._rebuilt.extents)
 
     @cached_property
     def facts(self) -> RunFacts:
@@ -44,8 +52,15 @@ class CheckpointTensors:
     @cached_property
     def objects(self) -> Mapping[str, Any]:
         """The decoded objects by name, as rank 0 stored them."""
+        if self._rebuilt is not None:
+            return self._rebuilt.objects(0)
         extents = self._history.extents(self.ref, kinds=("object", "object_tensor"))
         return read_objects(self._root, choose(extents, rank=0))
+
+    @property
+    def nbytes(self) -> int:
+        """The size of its tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def of_kind(self, kind: str) -> dict[str, StoredTensor]:
         """Return the tensors of one kind by name; empty when there are none."""
@@ -132,7 +147,7 @@ class CheckpointTensors:
 
     def pieces(self, tensor: StoredTensor) -> Iterator[torch.Tensor]:
         """Yield the elements front to back, flat, in bounded pieces. A piece that is a whole fragment is verified."""
-        stream = FragmentStream(self._root, tensor)
+        stream = FragmentStream(self._root, tensor, held=NOTHING_HELD if self._rebuilt is None else self._rebuilt.held)
         while numel := stream.ready():
             piece = stream.take(numel)
             self._advance(piece.nbytes)
@@ -167,5 +182,12 @@ class CheckpointTensors:
 
     def fill(self, assignments: Sequence[Assignment]) -> None:
         """Read the assigned parts of tensors into their destinations, each verified against its fragment's checksum."""
-        read_into(self._root, assignments)
+        read_into(self._root, assignments, {} if self._rebuilt is None else self._rebuilt.kept())
         self._advance(sum(each.numel * each.destination.element_size() for each in assignments))
+
+
+def _made_again(history: History, step: RedoRef) -> "RebuiltStep":
+    # Only here, so that reading a checkpoint loads none of what makes updates.
+    from capture.redo.rebuild import rebuilt_step
+
+    return rebuilt_step(history, step)

@@ -88,9 +88,9 @@ def export(
     """See `Explorer.export`."""
     write = _writer(format)
     with new_target(path, what="export", source=("history", history.root), overwrite=overwrite) as target:
-        total = sum(extent.nbytes for extent in history.extents(ref))
-        with ByteProgress(total, description=f"export to {format}", quiet=quiet) as bar:
-            write(CheckpointTensors(history, ref, advance=bar.advance), target, options)
+        checkpoint = CheckpointTensors(history, ref, advance=lambda nbytes: bar.advance(nbytes))
+        with ByteProgress(checkpoint.nbytes, description=f"export to {format}", quiet=quiet) as bar:
+            write(checkpoint, target, options)
         files = _files(target)
     return _table(path, files, note=f"checkpoint {ref} as {format} at {path}")
 

@@ -2,10 +2,15 @@
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import capture
 from catalog.errors import MismatchError, NotFoundError
 from dshistory.explorer import Explorer
+
+
+def model():
+    return torch.nn.Sequential(torch.nn.Linear(8, 12), torch.nn.BatchNorm1d(12), torch.nn.Linear(12, 4))
 
 
 @pytest.fixture(scope="module")
@@ -13,18 +18,18 @@ def trained(tmp_path_factory):
     """Return a history with a redo log, and the weights after each step; the sixth was edited past all counters."""
     folder = tmp_path_factory.mktemp("redo")
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(8, 12), torch.nn.BatchNorm1d(12), torch.nn.Linear(12, 4))
-    optimizer = torch.optim.AdamW(model.parameters())
+    trained = model()
+    optimizer = torch.optim.AdamW(trained.parameters())
     weights = {}
     options = {"every": 4, "history": folder, "redo": True, "fingerprints": False, "stats_every": 0}
-    with capture.enable(model, optimizer=optimizer, **options):
+    with capture.enable(trained, optimizer=optimizer, **options):
         for step in range(1, 13):
-            model(torch.randn(4, 8)).square().mean().backward()
+            trained(torch.randn(4, 8)).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-            weights[step] = model[0].weight.detach().clone()
+            weights[step] = trained[0].weight.detach().clone()
             if step == 6:
-                model[2].bias.data.add_(1.0)
+                trained[2].bias.data.add_(1.0)
     return Explorer.open(folder), weights
 
 
@@ -51,7 +56,21 @@ def test_steps_of_a_redo_log_are_compared_like_checkpoints(trained):
 
 def test_the_log_counts_them(trained):
     h, _ = trained
-    assert "4 checkpoints; and 9 redo steps between, which `restore`, `tensor` and `diff` take too" in repr(h.log())
+    verbs = "`restore`, `replay`, `tensor`, `diff`, `export` and `evaluate`"
+    assert f"4 checkpoints; and 9 redo steps between, which {verbs} take too" in repr(h.log())
+
+
+def test_a_step_of_a_redo_log_is_exported_and_evaluated(trained, tmp_path):
+    h, weights = trained
+    h.export(3, tmp_path / "three.safetensors", quiet=True)
+    exported = load_file(tmp_path / "three.safetensors")
+    assert torch.equal(exported["0.weight"], weights[3])
+    assert exported["1.num_batches_tracked"] == 3
+    options = {"model": model(), "name": "total", "quiet": True}
+    values = h.evaluate(lambda model: float(model[0].weight.sum()), steps=[3, 4], **options)
+    assert values["value"].to_pylist() == [float(weights[3].sum()), float(weights[4].sum())]
+    stored = h.evaluate(lambda model: 0.0, steps=[3], **options)
+    assert (stored["value"].to_pylist(), stored["computed"].to_pylist()) == ([float(weights[3].sum())], [False])
 
 
 @pytest.mark.guards("A redo step has the bits of the training")

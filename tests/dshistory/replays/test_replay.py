@@ -76,7 +76,7 @@ class Training:
         return loss
 
 
-def train(history, training, *, left_out=(), steps=STEPS):
+def train(history, training, *, left_out=(), steps=STEPS, **options):
     with capture.enable(
         training.model,
         optimizer=training.optimizer,
@@ -85,6 +85,7 @@ def train(history, training, *, left_out=(), steps=STEPS):
         every=EVERY,
         history=history,
         stats_every=0,
+        **options,
     ) as session:
         for batch in training.loader:
             session.log(loss=training.step(batch))
@@ -113,6 +114,17 @@ def test_a_replay_is_bit_identical(recorded, begin):
     assert set(replayed["difference"].to_pylist()) == {0.0}
     assert replayed["differing"].to_pylist()[-1] == 0
     assert h.history.run_facts(replayed.run).parent_step == begin
+
+
+@pytest.mark.guards("A replay gives the same bits")
+def test_a_replay_begins_at_a_step_of_a_redo_log(tmp_path):
+    run = train(tmp_path / "history", Training(), redo=True).run
+    random.seed(9), np.random.seed(9)
+    h = dshistory.Explorer.open(tmp_path / "history")
+    replayed = h.replay(6, **Training(lr=0.5).parts())
+    assert (replayed.parted, replayed.identical_until) == (None, STEPS)
+    facts = h.history.run_facts(replayed.run)
+    assert (facts.parent_run, facts.parent_step) == (run, 6)
 
 
 def test_a_replay_never_becomes_the_current_run(recorded):
