@@ -67,7 +67,7 @@ def test_a_step_of_a_redo_log_is_exported_and_evaluated(trained, tmp_path):
     assert torch.equal(exported["0.weight"], weights[3])
     assert exported["1.num_batches_tracked"] == 3
     options = {"model": model(), "name": "total", "quiet": True}
-    values = h.evaluate(lambda model: float(model[0].weight.sum()), steps=[3, 4], **options)
+    values = h.evaluate(lambda model: model[0].weight.sum().item(), steps=[3, 4], **options)
     assert values["value"].to_pylist() == [float(weights[3].sum()), float(weights[4].sum())]
     stored = h.evaluate(lambda model: 0.0, steps=[3], **options)
     assert (stored["value"].to_pylist(), stored["computed"].to_pylist()) == ([float(weights[3].sum())], [False])
