@@ -151,8 +151,8 @@ class RedoLog:
             self.release(step.memory)
 
     def _segment_for(self, step: StepInput) -> RedoFileWriter:
-        """Return the segment for a step: another one where what updates write, or what they depend on, differs, or where
-        the footer has no room for it."""
+        """Return the segment for a step: another one where what updates write, or what they depend on, differs, or
+        where the footer has no room for it."""
         if self._segment is not None and (self._segment.writes, self._segment.rule) != (step.writes, step.rule):
             self._publish()
         if self._segment is not None and not _has_room(self._segment, step):

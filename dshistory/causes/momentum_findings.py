@@ -107,7 +107,8 @@ def _was_limited(record: Record, at: int, surprise: float) -> Iterator[Finding]:
         f"the gradients of nearly all weights are {roots[at] / roots[at - 1]:.3g} times as long from then on, and "
         "longer than all before, which hardly differed; the loss was as usual"
     )
-    call = 'h.trajectory("*", kinds="momentum_buffer", metric="norm")'
+    kind = "exp_avg_sq" if record.has_coupled_decay else "momentum_buffer"
+    call = f'h.trajectory("*", kinds="{kind}", metric="norm")'
     yield Finding("clipping off", since, step, (), evidence, call, certain=False, surprise=float(surprise))
 
 

@@ -4,7 +4,14 @@ import pytest
 
 from catalog.encoding.planes import packed
 from catalog.errors import FormatError
-from catalog.format.redo_file import BLOCK_BYTES, RedoFileWriter, RedoTensor, RedoWrites, read_redo_segment, redo_segments
+from catalog.format.redo_file import (
+    BLOCK_BYTES,
+    RedoFileWriter,
+    RedoTensor,
+    RedoWrites,
+    read_redo_segment,
+    redo_segments,
+)
 from catalog.paths import HistoryPaths
 from catalog.read.redo import RedoRecord
 from catalog.read.redo_allowance import MOST_MORE_BYTES, RedoAllowance
