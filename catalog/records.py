@@ -31,7 +31,10 @@ class Extent:
     (CHECKSUM_BYTES long). `dtype` is a safetensors dtype, `start` and `numel` count elements, `offset` and `nbytes`
     count bytes. Extents of the kinds `header`, `pad`, `object` and `object_tensor` are no tensors of the model; the
     only alias of an `object_tensor`, if any, is its place in the object. Every byte of a data file belongs to exactly
-    one extent.
+    one extent of the codec `raw`.
+
+    With the codec `rounded` the file has at `offset` float32 numbers (`base`), which belong to another extent: rounded
+    to `dtype` they are the bytes that `nbytes` and `checksum` are about.
     """
 
     name: str
@@ -48,6 +51,11 @@ class Extent:
     aliases: tuple[str, ...] = ()
     codec: str = "raw"
     base: str | None = None
+
+    @property
+    def is_rounded(self) -> bool:
+        """Whether its bytes are made of another extent's."""
+        return self.codec == "rounded"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,5 @@
-"""Bytes and file descriptors: the asynchronous writer, the parallel reader, checksums, byte planes, statistics, probes.
+"""Bytes and file descriptors: the asynchronous writer, the parallel reader, checksums, rounding, byte planes,
+statistics, probes.
 
 Imports no torch. Everything that can block releases the GIL, and the core's own threads never take it. A failed system
 call raises `OSError` with errno and file name, and with the operation and offset in the message.
@@ -15,12 +16,14 @@ from native._core import (
     WritePlan,
     Writer,
     checksum,
+    checksum_if_rounded,
     checksum_memory,
     copy_memory,
     join_planes,
     probe_file_system,
     probe_io_uring,
     read,
+    round_memory,
     sampled_digests,
     split_planes,
     statistics,
@@ -38,12 +41,14 @@ __all__ = [
     "WritePlan",
     "Writer",
     "checksum",
+    "checksum_if_rounded",
     "checksum_memory",
     "copy_memory",
     "join_planes",
     "probe_file_system",
     "probe_io_uring",
     "read",
+    "round_memory",
     "sampled_digests",
     "split_planes",
     "statistics",

@@ -237,6 +237,17 @@ def copy_memory(*, address: int, into: Any) -> None:
     mapped, or not any more; the buffer's content is then undefined.
     """
 
+def round_memory(*, address: int, target: int, numel: int, dtype: str) -> None:
+    """Round float32 numbers at `address` to `dtype` (BF16 or F16: ValueError for another), to `target`, as
+    docs/format.md defines it. The caller keeps both, which may not overlap and need not be aligned.
+    """
+
+def checksum_if_rounded(*, masters: int, weights: int, numel: int, dtype: str) -> bytes | None:
+    """Return the XXH3-128 of the `numel` elements of `dtype` (BF16 or F16: ValueError for another) at address `weights`
+    if they are the float32 numbers at `masters`, rounded, bit for bit; else None. OSError (EFAULT) when memory is not
+    mapped, or not any more.
+    """
+
 SAMPLED_WHOLE_BYTES: int
 """Regions of at most so many bytes are read whole by `sampled_digests`."""
 

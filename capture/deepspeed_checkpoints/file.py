@@ -32,6 +32,7 @@ from capture.state.objects import EncodedObject
 from catalog.disk.durable import publish, temporary_path
 from catalog.errors import CorruptError, FormatError, SnapshotError
 from catalog.format.header import Entry, Header, encode_header, entries_json, parse_header, read_header
+from catalog.read.pieces import Piece
 from catalog.read.stored_bytes import read_to
 from catalog.records import CHECKSUM_BYTES
 
@@ -197,7 +198,7 @@ def read_tree(path: Path) -> tuple[Any, dict[str, torch.Tensor]]:
     entries = [entry for entry in header.entries if entry.key.startswith("state/")]
     tensors = {entry.key: torch.empty(entry.shape, dtype=torch_dtype(entry.dtype)) for entry in entries}
     full = [entry for entry in entries if entry.end > entry.begin]
-    pieces = [(path.name, header.data_start + entry.begin, entry.end - entry.begin) for entry in full]
+    pieces = [Piece(path.name, header.data_start + entry.begin, entry.end - entry.begin) for entry in full]
     digests = read_to(path.parent, pieces, [tensors[entry.key].data_ptr() for entry in full])
     for i, entry in enumerate(full):
         _require_checksum(

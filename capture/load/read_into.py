@@ -10,6 +10,7 @@ from capture.devices.marks import CUDA_MARKS, Marks
 from capture.load.assignments import Assignment
 from capture.load.staging import copy_elements, fill_through_host
 from capture.state.dtypes import torch_dtype
+from catalog.read.pieces import Piece, piece_of
 from catalog.read.stored_bytes import Buffer, read_unverified, read_verified
 from catalog.records import Extent
 
@@ -31,12 +32,12 @@ def read_into(
     reads: list[tuple[Extent, int]] = []
     in_memory: list[Assignment] = []
     through_host: list[Assignment] = []
-    direct: set[tuple[str, int]] = set()
+    direct: set[Piece] = set()
     for assignment in assignments:
         extent, destination = assignment.extent, assignment.destination
         if not extent.nbytes:
             continue
-        place = (extent.file, extent.offset)
+        place = piece_of(extent)
         in_host = destination.device.type == "cpu" and not marks.owns(destination)
         if in_host and extent in kept:
             in_memory.append(assignment)

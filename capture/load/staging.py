@@ -15,6 +15,7 @@ from capture.devices.marks import Mark, Marks, behind
 from capture.load.assignments import Assignment
 from capture.state.dtypes import torch_dtype
 from capture.state.row_major import row_major
+from catalog.read.pieces import piece_of
 from catalog.read.stored_bytes import Buffer, ReadBuffer, batches, read_verified
 from catalog.records import Extent
 
@@ -63,7 +64,7 @@ class _HostBuffer:
     ) -> None:
         """Read the extents of a batch, and begin to copy them to where they belong."""
         self.wait()
-        contents, addresses = self._memory.place([(extent.file, extent.offset, extent.nbytes) for extent in batch])
+        contents, addresses = self._memory.place([piece_of(extent) for extent in batch])
         read_verified(root, [each for each in zip(batch, addresses, strict=True) if each[0] not in kept])
         try:
             with torch.no_grad():

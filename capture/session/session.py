@@ -49,7 +49,8 @@ _GIVE_UP_LIMIT_S = 10.0
 @dataclass(slots=True)
 class SessionStats:
     """The cost of capturing so far. Seconds of the training thread, all waits included; bytes of this rank's files, and
-    of the state that was unchanged and is referred to in earlier files. `without_statistics`: the checkpoints that
+    of the state that was unchanged and is referred to in earlier files, and of the low-precision weights that are their
+    masters, rounded, and not stored. `without_statistics`: the checkpoints that
     `dshistory analyze` would have to compute now. `stalls_s` are the latest steps' seconds.
     """
 
@@ -58,6 +59,7 @@ class SessionStats:
     failed: int = 0
     bytes: int = 0
     unchanged_bytes: int = 0
+    derived_bytes: int = 0
     without_statistics: int = 0
     stall_s: float = 0.0
     write_s: float = 0.0
@@ -166,6 +168,7 @@ class Session:
             failed=len(self._failures.all()),
             bytes=int(figures["file_bytes"]),
             unchanged_bytes=int(figures["unchanged_bytes"]),
+            derived_bytes=int(figures["derived_bytes"]),
             without_statistics=self._committer.without_statistics(),
             stall_s=self._events.stall_s,
             write_s=float(figures["write_s"]),

@@ -16,6 +16,7 @@ from capture.state.interface import TensorItem
 
 __all__ = ["Held", "all_alive", "keep_weakly", "references_to", "tensors_of"]
 
+_COPIED = ("name", "kind", "shape", "start", "placement", "when", "aliases", "dtensor", "rounded_to", "written")
 _FREED = torch.empty(0)
 
 
@@ -27,7 +28,7 @@ class _KeptItem(TensorItem):
 
     def __init__(self, item: TensorItem, owner: torch.Tensor) -> None:
         # The base is frozen, and its slot `tensor` stays empty.
-        for name in ("name", "kind", "shape", "start", "placement", "when", "aliases", "dtensor", "rounded_to"):
+        for name in _COPIED:
             object.__setattr__(self, name, getattr(item, name))
         object.__setattr__(self, "owner", None)
         object.__setattr__(self, "_ref", weakref.ref(owner))

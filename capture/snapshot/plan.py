@@ -11,9 +11,12 @@ rounded, come last, because their bytes arrive block by block in staging memory,
 
 The whole layout, with the length of the header, is known before the first byte is written: nothing is moved afterwards.
 A plan is pure arithmetic, and valid while no address moves.
+
+What is expected to be in the file already has no place in it: parts that are unchanged since an earlier checkpoint, and
+low-precision weights that are their masters, rounded.
 """
 
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -26,6 +29,7 @@ from capture.devices.copies import CUDA, GATHERED_BYTES, DeviceCopier, Mirror
 from capture.devices.feed import DevicePart, FedPart
 from capture.devices.rounding import RoundedPart
 from capture.snapshot.change_detector import Watched
+from capture.snapshot.derivable import Derivable, derivable_parts, is_master, is_rounded_weight
 from capture.snapshot.parts import HUGE, Part, can_be_referenced, entry_shape, widest_entry
 from capture.snapshot.planned_rows import PlannedRows
 from capture.state.dtypes import dtype_name
@@ -41,8 +45,8 @@ MIN_RUN_BYTES = 1 << 20
 _HEADER_SLACK_BYTES = 1024
 _WIDEST_METADATA = {"format": "dshistory-1", "run": "-" * 128, "step": "-" * 20, "rank": "-" * 5}
 
-_LATE_PADS = [Entry(f"__pad__.at.{HUGE + i}", "U8", (HUGE,), HUGE, HUGE) for i in range(3)]
-"""Room for the padding behind what is appended to the planned bytes: twice late bytes, and the end of the file."""
+_LATE_PADS = [Entry(f"__pad__.at.{HUGE + i}", "U8", (HUGE,), HUGE, HUGE) for i in range(4)]
+"""Room for the padding behind what is appended to the planned bytes: three times late bytes, and the file's end."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,7 +67,8 @@ class Plan:
 
     `mirrors` are copies of host tensors that are not dense, or that are eager and rounded, to be made anew at every
     snapshot. Parts that are fed come last, from a multiple of `align` on; `copies` copies those of device tensors. The
-    parts in `expected_unchanged` have no offset: an earlier checkpoint is expected to have their bytes.
+    parts in `expected_unchanged` have no offset: an earlier checkpoint is expected to have their bytes. Neither have
+    those in `derivable`, which are expected to be their masters, rounded.
     """
 
     parts: tuple[Part, ...]
@@ -76,6 +81,7 @@ class Plan:
     copies: DeviceCopier
     entries: tuple[Entry, ...] = field(repr=False, default=())
     expected_unchanged: tuple[Part, ...] = ()
+    derivable: tuple[Derivable, ...] = ()
 
     @cached_property
     def write(self) -> native.WritePlan:
@@ -98,7 +104,7 @@ class Plan:
     @cached_property
     def _room(self) -> int:
         return self.data_start - header_bytes_needed(
-            [*self.entries, *map(widest_entry, self.expected_unchanged), *_LATE_PADS], metadata=_WIDEST_METADATA
+            [*self.entries, *map(widest_entry, self.unplaced_parts), *_LATE_PADS], metadata=_WIDEST_METADATA
         )
 
     @cached_property
@@ -134,6 +140,16 @@ class Plan:
         indices = {part.key: i for i, part in enumerate(self.parts) if can_be_referenced(part)}
         return Referable(indices, self.offsets, [part.nbytes for part in self.parts])
 
+    @cached_property
+    def unplaced_parts(self) -> tuple[Part, ...]:
+        """The parts that are expected to need no place in the file."""
+        return (*self.expected_unchanged, *(one.part for one in self.derivable))
+
+    @cached_property
+    def offsets_by_key(self) -> Mapping[str, int]:
+        """The offset of each part that has one."""
+        return {part.key: offset for part, offset in zip(self.parts, self.offsets, strict=True)}
+
     def parts_of(self, keys: Collection[str]) -> list[Part]:
         """Return the parts with these keys that later checkpoints may refer to."""
         indices = self.referable.indices
@@ -142,7 +158,7 @@ class Plan:
     @cached_property
     def live_parts(self) -> tuple[Part, ...]:
         """The parts whose memory is read after the step too."""
-        return tuple(part for part in (*self.parts, *self.expected_unchanged) if part.live and part.nbytes)
+        return tuple(part for part in (*self.parts, *self.unplaced_parts) if part.live and part.nbytes)
 
     @cached_property
     def watched(self) -> Watched:
@@ -163,7 +179,7 @@ class Plan:
     @property
     def state_bytes(self) -> int:
         """The number of bytes of state, without padding."""
-        return sum(part.nbytes for part in (*self.parts, *self.expected_unchanged))
+        return sum(part.nbytes for part in (*self.parts, *self.unplaced_parts))
 
 
 def signature_of(items: Iterable[TensorItem]) -> tuple[Any, ...]:
@@ -178,6 +194,7 @@ def signature_of(items: Iterable[TensorItem]) -> tuple[Any, ...]:
             item.tensor.data_ptr() if item.tensor.layout is torch.strided else 0,
             item.tensor.dtype,
             item.rounded_to,
+            item.written,
             item.tensor.shape,
             item.tensor.stride(),
         )
@@ -194,24 +211,31 @@ def make_plan(
     reserve: Sequence[Entry],
     copies: DeviceCopier = CUDA,
     stored: Container[str] = frozenset(),
+    never_derived: Container[str] = frozenset(),
 ) -> Plan:
     """Return the layout of this rank's share of `items`. Parts whose keys are in `stored` get no offset, if they may be
-    referred to. `reserve` are entries (of the objects) that the header must have room for too; `copies` says which
-    tensors are in device memory. UnsupportedError names a tensor that can't be captured.
+    referred to, and neither do weights beside their masters, unless their keys are in `never_derived`. `reserve` are
+    entries (of the objects) that the header must have room for too; `copies` says which tensors are in device memory.
+    UnsupportedError names a tensor that can't be captured.
     """
     _check_items(items, copies=copies)
     sources = _Sources(copies)
     parts: list[Part] = []
     unchanged: list[Part] = []
-    for part in _shares(items, rank, world_size, sources):
+    shares = list(_shares(items, rank, world_size, sources))
+    derivable = derivable_parts(shares, but=never_derived)
+    derived = {one.part.key for one in derivable}
+    for part in shares:
+        if part.key in derived:
+            continue
         (unchanged if can_be_referenced(part) and part.key in stored else parts).append(part)
     placer = _Placer(align)
     placer.place(parts)
     data_bytes = _round_up(placer.at, align)
     placer.pad_to(data_bytes)
     entries = _entries(placer)
-    # A part that is expected to be unchanged may need an entry after all, in the trailer.
-    late = [*map(widest_entry, unchanged), *_LATE_PADS]
+    # A part that is expected to need no place may need an entry after all, in the trailer.
+    late = [*map(widest_entry, [*unchanged, *(one.part for one in derivable)]), *_LATE_PADS]
     needed = header_bytes_needed([*entries, *late, *reserve], metadata=_WIDEST_METADATA)
     data_start = _round_up(needed + needed // 64 + _HEADER_SLACK_BYTES, align)
     return Plan(
@@ -225,6 +249,7 @@ def make_plan(
         copies=copies,
         entries=entries,
         expected_unchanged=tuple(unchanged),
+        derivable=tuple(derivable),
     )
 
 
@@ -332,27 +357,51 @@ def _entries(placer: _Placer) -> tuple[Entry, ...]:
 
 
 def _shares(items: Sequence[TensorItem], rank: int, world_size: int, sources: _Sources) -> Iterable[Part]:
-    """Yield this rank's part of every item. Replicated items are one long row of bytes, cut into equal shares."""
-    total = sum(_tensor_bytes(item) for item in items if item.placement == "replicated")
-    lower, upper = total * rank // world_size, total * (rank + 1) // world_size
-    at = 0
-    for item in items:
+    """Yield this rank's part of every item."""
+    for item, (begin, end) in zip(items, _ranges(items, rank, world_size), strict=True):
         numel, itemsize = item.tensor.numel(), item.stored_dtype.itemsize
-        begin, end = 0, numel
-        if item.placement == "replicated":
-            # Rounded in the same direction on both sides of a cut, so that the shares meet.
-            begin = min(numel, max(0, _ceil_div(lower - at, itemsize)))
-            end = min(numel, max(0, _ceil_div(upper - at, itemsize)))
-            at += numel * itemsize
-            if begin >= end and not (numel == 0 and rank == 0):
-                continue
-        elif item.placement == "partitioned" and not numel:
+        if item.placement == "replicated" and begin >= end and not (numel == 0 and rank == 0):
+            continue
+        if item.placement == "partitioned" and not numel:
             # A rank that holds no element of a tensor writes no row for it.
             continue
         address, live, fed = sources.source_of(item, begin, end)
         dtype = dtype_name(item.stored_dtype, what=f"{item.kind} {item.name!r}")
         device, rounded = (fed, None) if isinstance(fed, DevicePart) else (None, fed)
         yield Part(item, item.start + begin, end - begin, address, itemsize, dtype, live, device, rounded)
+
+
+def _ranges(items: Sequence[TensorItem], rank: int, world_size: int) -> list[tuple[int, int]]:
+    """Return which elements of every item this rank writes: all, of what only it has. Replicated items are one long row
+    of bytes, cut into equal shares, except where a rank has its own range to write, and for weights whose masters are
+    replicated too: these are cut where the masters are, so that one rank writes both.
+    """
+    masters = {
+        (item.name, tuple(item.shape)): item for item in items if is_master(item) and item.placement == "replicated"
+    }
+    shared = [item for item in items if item.placement == "replicated" and item.written is None]
+    like = {id(item): masters.get((item.name, tuple(item.shape)), item) for item in shared if is_rounded_weight(item)}
+    row = [item for item in shared if like.get(id(item), item) is item]
+    cuts = {id(item): cut for item, cut in zip(row, _cuts(row, rank, world_size), strict=True)}
+    return [
+        cuts[id(like.get(id(item), item))]
+        if item.placement == "replicated" and item.written is None
+        else item.written or (0, item.tensor.numel())
+        for item in items
+    ]
+
+
+def _cuts(items: Sequence[TensorItem], rank: int, world_size: int) -> Iterator[tuple[int, int]]:
+    """Yield this rank's share of each item in one long row of bytes."""
+    total = sum(_tensor_bytes(item) for item in items)
+    lower, upper = total * rank // world_size, total * (rank + 1) // world_size
+    at = 0
+    for item in items:
+        numel, itemsize = item.tensor.numel(), item.stored_dtype.itemsize
+        # Rounded in the same direction on both sides of a cut, so that the shares meet.
+        begin = min(numel, max(0, _ceil_div(lower - at, itemsize)))
+        yield begin, min(numel, max(0, _ceil_div(upper - at, itemsize)))
+        at += numel * itemsize
 
 
 def _check_items(items: Sequence[TensorItem], *, copies: DeviceCopier) -> None:

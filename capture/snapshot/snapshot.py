@@ -20,8 +20,10 @@ from capture.snapshot.data_file import (
     object_entries,
 )
 from capture.snapshot.dedup import Deduplicator, Published, Samples, UnchangedCheck
+from capture.snapshot.derived_check import DerivedCheck, Place
 from capture.snapshot.kept_items import Held
 from capture.snapshot.late_bytes import ObjectTensors
+from capture.snapshot.parts import entry_key
 from capture.snapshot.plan import Plan
 from capture.snapshot.state_listing import StateListing
 from capture.snapshot.transient_state import TransientState
@@ -53,12 +55,14 @@ class Snapshot:
     job: native.WriteJob
     copies: Copies
     unchanged: UnchangedCheck
+    derived: DerivedCheck
     detector: ChangeDetector
     objects: Sequence[PlacedObject]
     begin_tensors: Callable[..., ObjectTensors]
     held: Held | None
     samples: Samples
     read_at_step: Mapping[int, Sequence[PlacedObject]]
+    found_underived: Callable[[frozenset[str]], None]
     is_dropped: bool = False
     object_tensors: ObjectTensors | None = None
     finalized: threading.Event = field(default_factory=threading.Event)
@@ -104,7 +108,9 @@ class Snapshot:
         unchanged = UnchangedCheck(
             plan.expected_unchanged, stored, job, root=run.paths.root, align=plan.align, copies=plan.copies
         )
-        begin_tensors = partial(listing.begin_tensors, job=job, align=plan.align, after=unchanged.wait)
+        derived = DerivedCheck(plan.derivable, job, align=plan.align, after=unchanged.wait)
+        appended = partial(_wait_for, unchanged, derived)
+        begin_tensors = partial(listing.begin_tensors, job=job, align=plan.align, after=appended)
         snapshot = cls(
             step,
             plan,
@@ -112,12 +118,14 @@ class Snapshot:
             job,
             copies,
             unchanged,
+            derived,
             detector,
             objects.placed,
             begin_tensors,
             held,
             samples,
             objects.read_at_step,
+            listing.found_underived,
         )
         threading.Thread(target=snapshot._look_for_changes, name="dshistory-changes", daemon=True).start()
         return snapshot
@@ -147,7 +155,7 @@ class Snapshot:
             self._judged.set()
         self.job.abort()
         self.copies.wait()
-        self.unchanged.wait()
+        _wait_for(self.unchanged, self.derived)
         if self.object_tensors is not None:
             self.object_tensors.wait()
         self._let_go()
@@ -164,7 +172,7 @@ class Snapshot:
         """
         self.copies.wait()
         self.job.release()
-        self.unchanged.wait()
+        _wait_for(self.unchanged, self.derived)
         if self.object_tensors is not None:
             self.object_tensors.wait()
         self._judge(self.detector.compare, finally_=True)
@@ -198,7 +206,7 @@ class Snapshot:
             # The objects have grown between the step, when the header's length was fixed, and the next forward.
             self.objects = [PlacedObject(inlined(placed.encoded), placed.placement) for placed in self.objects]
         self._require_late_bytes()
-        appended = [*self.unchanged.placed, *self._tensors().placed]
+        appended = [*self.unchanged.placed, *self.derived.placed, *self._tensors().placed]
         trailer = make_trailer(self.objects, self.plan, file=self._file(run), appended=appended)
         header = data_file_header(self.plan, trailer, run=run.run, step=self.step, rank=run.rank)
         self._ends = header, trailer
@@ -211,9 +219,11 @@ class Snapshot:
         self._require_unchanged()
         nbytes = self.job.finish(header=header, trailer=trailer.data)
         file = self._file(run)
-        rows = manifest_rows(self.plan, trailer, checksums, header, file=file, references=self.unchanged.references)
+        references = [*self.unchanged.references, *self.derived.references(self._places(file))]
+        rows = manifest_rows(self.plan, trailer, checksums, header, file=file, references=references)
         run.publish_part(self.step, data_tmp=self.data_tmp, extents=rows)
-        figures = {"file_bytes": nbytes, "unchanged_bytes": self.unchanged.unchanged_bytes, **self.job.stats}
+        self.found_underived(self.derived.differing)
+        figures = {"file_bytes": nbytes, **self._not_written(), **self.job.stats}
         self._let_go()
         return Published(
             self.step,
@@ -236,6 +246,18 @@ class Snapshot:
             run.journal.event("sampling_failed", self.step, reason=str(error))
             return {}
 
+    def _not_written(self) -> dict[str, float]:
+        return {"unchanged_bytes": self.unchanged.unchanged_bytes, "derived_bytes": self.derived.derived_bytes}
+
+    def _places(self, file: str) -> dict[str, Place]:
+        """Return where the bytes of every part are that has some: in this file, or in an earlier one."""
+        places = {key: (file, offset) for key, offset in self.plan.offsets_by_key.items()}
+        places |= {placed.piece.key: (file, placed.offset) for placed in self.unchanged.placed}
+        return places | {
+            entry_key(one.kind, one.name, one.shape, one.start, one.numel): (one.file, one.offset)
+            for one in self.unchanged.references
+        }
+
     def _let_go(self) -> None:
         """Hold no memory of the training any more; the barrier may still hold this snapshot."""
         self.held, self.objects, self.read_at_step = None, (), {}
@@ -253,6 +275,7 @@ class Snapshot:
     def _require_late_bytes(self) -> None:
         try:
             self.unchanged.require()
+            self.derived.require()
             self._tensors().require()
         except OSError as error:
             if error.errno == errno.EFAULT:
@@ -266,7 +289,7 @@ class Snapshot:
         pause_s = _LEAST_PAUSE_S
         while not self._judged.wait(pause_s):
             began = time.monotonic()
-            read = self.job.released() and self.copies.is_done and self.unchanged.is_done
+            read = self.job.released() and self.copies.is_done and self.unchanged.is_done and self.derived.is_done
             finally_ = read and not self.plan.watched.on_device
             self._judge(partial(self.detector.compare_beside, all_bytes=finally_), finally_=finally_)
             pause_s = max(_LEAST_PAUSE_S, _PAUSE_PER_LOOK * (time.monotonic() - began))
@@ -293,3 +316,9 @@ class Snapshot:
                 f"{', '.join(changed[:3])}{more}: written to, or freed, after step {self.step} while it was being "
                 "read; wrap such edits in `with session.modify():`"
             )
+
+
+def _wait_for(unchanged: UnchangedCheck, derived: DerivedCheck) -> None:
+    """Return once both have read the last live byte, and have appended what they append."""
+    unchanged.wait()
+    derived.wait()

@@ -86,6 +86,9 @@ class StateListing:
         self._plan: Plan | None = None
         self._planned_for: tuple[Hashable, ...] = ()
         self._stored = _NOTHING_STORED
+        self._never_derived: frozenset[str] = frozenset()
+        self._underived: frozenset[str] = frozenset()
+        self._planned_but = self._never_derived
         self._lists: dict[int, Listed] = {}
         self._watched: tuple[list[Listed], Watched] | None = None
         self._beside: tuple[list[Listed], Watched] | None = None
@@ -199,9 +202,10 @@ class StateListing:
         stored: Mapping[str, StoredAt] = _NOTHING_STORED,
     ) -> Plan:
         """Return the layout of this rank's file for the state as it is now, with the buffers that `kept` has instead of
-        the live ones, and without the parts that are expected to be unchanged since they were `stored`. Its header has
-        room for `objects`.
+        the live ones, and without the parts that are expected to be unchanged since they were `stored`, or to be their
+        masters, rounded. Its header has room for `objects`.
         """
+        never_derived = self._never_derived
         listed = [self._listed(provider) for provider in self.providers]
         items = [item for _, of_provider in listed for item in of_provider]
         planned_for = tuple(fingerprint for fingerprint, _ in listed)
@@ -209,7 +213,8 @@ class StateListing:
             items = [_as_kept(item, kept) for item in items]
             # Copies are new memory every time: such a plan is for one snapshot.
             planned_for = ()
-        same = bool(planned_for) and self._planned_for == planned_for and self._stored is stored
+        expected = self._stored is stored and self._planned_but is never_derived
+        same = expected and bool(planned_for) and self._planned_for == planned_for
         usable = same and self._plan is not None and all_alive(self._plan.watched.items)
         if self._plan is None or not usable or not self._plan.has_room_for(objects.entries):
             _refuse_kinds(self._looked_at, {item.kind for item in items})
@@ -221,9 +226,20 @@ class StateListing:
                 reserve=objects.entries,
                 copies=self._copies,
                 stored=stored,
+                never_derived=never_derived,
             )
-            self._planned_for, self._stored = planned_for, stored
+            self._planned_for, self._stored, self._planned_but = planned_for, stored, never_derived
         return self._plan
+
+    def found_underived(self, keys: frozenset[str]) -> None:
+        """Learn which parts were expected in vain to be their masters, rounded, in a snapshot that was published. Those
+        of two in a row are never expected to be it again: they have a place in later plans. A single one may be an
+        edit, or an optimizer that fills its masters in its first update. One thread at a time may call this.
+        """
+        again = (keys & self._underived) - self._never_derived
+        self._underived = keys
+        if again:
+            self._never_derived = self._never_derived | again
 
     def planned_bytes(self, stored: Mapping[str, StoredAt]) -> int:
         """Return the bytes that the file of this rank is planned to take for the state as it is now, without what is
@@ -239,7 +255,10 @@ class StateListing:
         the first snapshot uses the same plan.
         """
         plan = self.plan(self.read_objects())
-        rows = sorted((part.item.kind, part.item.name, list(part.item.shape), part.dtype) for part in plan.parts)
+        rows = sorted(
+            (part.item.kind, part.item.name, list(part.item.shape), part.dtype)
+            for part in (*plan.parts, *plan.unplaced_parts)
+        )
         return native.checksum(canonical({"world_size": self._world_size, "parts": rows})).hex()
 
     def forget_tensors(self) -> None:

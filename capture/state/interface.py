@@ -43,7 +43,8 @@ class TensorItem:
     items are offered whole by every rank; the plan gives each rank its share. `dtensor` is the DTensor around `tensor`,
     through which the same memory can be written. `owner` is the training's own tensor object with exactly this memory;
     while an item is kept for the next snapshot, its memory is free as soon as the training lets it go. None: the item
-    holds it. `rounded_to`: the dtype of its copy in the file, where that is another one.
+    holds it. `rounded_to`: the dtype of its copy in the file, where that is another one. `written`: the elements
+    `[begin, end)` of a replicated item that this rank writes, where that is not for the plan to say.
     """
 
     name: str
@@ -57,6 +58,7 @@ class TensorItem:
     dtensor: torch.Tensor | None = None
     owner: torch.Tensor | None = None
     rounded_to: torch.dtype | None = None
+    written: tuple[int, int] | None = None
 
     @property
     def stored_dtype(self) -> torch.dtype:

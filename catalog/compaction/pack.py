@@ -30,8 +30,9 @@ from catalog.format.manifest import Manifest
 from catalog.format.packed_file import MAGIC, Base, Block, encode_end, read_packed_file
 from catalog.paths import HistoryPaths, packed_file
 from catalog.read.packed_bytes import Wanted, unpack_image
+from catalog.read.pieces import Piece, piece_of
 from catalog.read.pins import alone_with
-from catalog.read.stored_bytes import Buffer, Piece, ReadBuffer, batches
+from catalog.read.stored_bytes import Buffer, ReadBuffer, batches
 from catalog.records import CHECKSUM_BYTES, CheckpointRef, Extent
 
 __all__ = ["BLOCK_BYTES", "Bases", "bases_in", "bytes_with_base", "drop_data_files", "pack_data_file"]
@@ -56,7 +57,7 @@ class _Part(NamedTuple):
 
     @property
     def place(self) -> Piece:
-        return self.extent.file, self.extent.offset + self.skip, self.nbytes
+        return piece_of(self.extent, skip_bytes=self.skip, nbytes=self.nbytes)
 
 
 class _RawBlock(NamedTuple):
@@ -72,13 +73,18 @@ class _RawBlock(NamedTuple):
 
 def bases_in(manifest: Manifest, *, files: frozenset[str]) -> Bases:
     """Return the extents of a rank's part of a key frame whose bytes are in one of `files`."""
-    return {_key(extent): extent for extent in manifest.extents() if extent.nbytes and extent.file in files}
+    return {_key(extent): extent for extent in _as_they_are(manifest) if extent.nbytes and extent.file in files}
 
 
 def bytes_with_base(manifest: Manifest, bases: Bases) -> int:
     """Return how many of the bytes of a part's data file can be packed against a base."""
-    own = (extent for extent in manifest.extents() if extent.file == manifest.file)
+    own = (extent for extent in _as_they_are(manifest) if extent.file == manifest.file)
     return sum(extent.nbytes for extent in own if _key(extent) in bases)
+
+
+def _as_they_are(manifest: Manifest) -> Iterator[Extent]:
+    """Yield the extents whose bytes are in a file as they are: what is rounded is made of these."""
+    return (extent for extent in manifest.extents() if not extent.is_rounded)
 
 
 def _key(extent: Extent) -> _Key:
@@ -170,7 +176,7 @@ def _write(
 
 def _own_batches(manifest: Manifest) -> Iterator[list[_Part]]:
     """Yield the extents of the part's own file in the order of their bytes, of which none is left out."""
-    own = (extent for extent in manifest.extents() if extent.file == manifest.file)
+    own = (extent for extent in _as_they_are(manifest) if extent.file == manifest.file)
     parts = (
         _Part(extent, skip, min(_BATCH_BYTES, extent.nbytes - skip))
         for extent in sorted(own, key=lambda extent: extent.offset)
@@ -261,7 +267,8 @@ def _compare(root: Path, path: Path, manifest: Manifest) -> None:
     for batch in _own_batches(manifest):
         places = [part.place for part in batch]
         found, addresses = memory.place(places)
-        unpack_image(root, path, [Wanted(*place, address) for place, address in zip(places, addresses, strict=True)])
+        wanted = [Wanted(*place[:3], address) for place, address in zip(places, addresses, strict=True)]
+        unpack_image(root, path, wanted)
         checksums = native.checksum_memory(
             addresses=np.array(addresses, np.uint64),
             nbytes=np.array([part.nbytes for part in batch], np.uint64),

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-__all__ = ["DTYPES", "MAX_DIMENSIONS"]
+__all__ = ["DTYPES", "MAX_DIMENSIONS", "ROUNDED_DTYPES", "ROUNDED_FROM"]
 
 DTYPES: Mapping[str, int] = MappingProxyType(
     {
@@ -14,6 +14,12 @@ DTYPES: Mapping[str, int] = MappingProxyType(
     }
 )  # fmt: skip
 """The name of each dtype, as safetensors spells it, and the bytes that one element takes."""
+
+ROUNDED_FROM = "F32"
+"""The dtype of numbers of which those of a codec `rounded` are made."""
+
+ROUNDED_DTYPES = ("BF16", "F16")
+"""The dtypes that they are rounded to."""
 
 MAX_DIMENSIONS = 64
 """A header or manifest with a longer shape is refused, so a hostile file can't make the product of a shape

@@ -1,7 +1,8 @@
 """A rank's manifest: a checksummed Parquet file with one row per extent, the header and padding included.
 
 The schema is declared and versioned; nothing is inferred. The reader treats the file as hostile: it checks every value
-before it opens any file that the manifest names. Each byte of the rank's data file belongs to exactly one row.
+before it opens any file that the manifest names. Each byte of the rank's data file belongs to exactly one row of the
+codec `raw`. A row of the codec `rounded` has no bytes of its own: it names those of another row, which it rounds.
 """
 
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import pyarrow.compute as pc
 
 from catalog.disk.checked_parquet import decode_checked, encode_checked
 from catalog.errors import FormatError
-from catalog.format.dtypes import DTYPES
+from catalog.format.dtypes import DTYPES, ROUNDED_DTYPES, ROUNDED_FROM
 from catalog.format.extents import MAX_FIGURE, SCHEMA, element_counts, extent_records
 from catalog.paths import data_file, parse_data_file
 from catalog.records import Extent
@@ -26,6 +27,7 @@ NOT_STATE = frozenset({"header", "pad", "object", "object_tensor"})
 
 VERSION = "1"
 _PLACEMENTS = ("partitioned", "rank_local", "replicated")
+_CODECS = ("raw", "rounded")
 _FIELDS = frozenset({"dshistory.manifest", "run", "step", "rank", "world_size", "layout", "created", "data_bytes"})
 
 
@@ -120,18 +122,51 @@ def _check_rows(table: pa.Table, *, file: str, data_bytes: int, where: str) -> N
         column = table[field]
         in_range = pc.and_(pc.greater_equal(column, 0), pc.less(column, MAX_FIGURE))
         _demand(table, in_range, field, where, "is out of range")
-    for field, allowed in (("dtype", tuple(DTYPES)), ("placement", _PLACEMENTS), ("codec", ("raw",))):
+    for field, allowed in (("dtype", tuple(DTYPES)), ("placement", _PLACEMENTS), ("codec", _CODECS)):
         _demand(table, pc.is_in(table[field], pa.array(allowed)), field, where, f"is not one of {', '.join(allowed)}")
     sizes = pc.take(pa.array(DTYPES.values(), pa.int64()), pc.index_in(table["dtype"], pa.array(DTYPES.keys())))
     exact = pc.equal(table["nbytes"], pc.multiply(table["numel"], sizes))
     _demand(table, exact, "nbytes", where, "is not numel times the dtype's size")
-    _demand(table, pc.is_null(table["base"]), "base", where, "is set, which the codec raw does not allow")
+    rounded = pc.equal(table["codec"], "rounded")
+    bases = pc.if_else(rounded, pc.fill_null(pc.equal(table["base"], ROUNDED_FROM), False), pc.is_null(table["base"]))
+    _demand(table, bases, "base", where, f"is not {ROUNDED_FROM} for the codec rounded, or not missing for raw")
     data_files = pa.array([name for name in pc.unique(table["file"]).to_pylist() if parse_data_file(name)], pa.string())
     _demand(table, pc.is_in(table["file"], data_files), "file", where, "is no data file inside the history")
     capacity = pa.array(element_counts(table["shape"]))
     fits = pc.less_equal(pc.add(table["start"], table["numel"]), capacity)
     _demand(table, fits, "shape", where, "does not hold [start, start + numel)")
-    _check_cover(table.filter(pc.equal(table["file"], file)), data_bytes=data_bytes, where=where)
+    raw = table.filter(pc.invert(rounded))
+    _check_cover(raw.filter(pc.equal(raw["file"], file)), data_bytes=data_bytes, where=where)
+    _check_rounded(table.filter(rounded), raw, where=where)
+
+
+def _check_rounded(rounded: pa.Table, raw: pa.Table, *, where: str) -> None:
+    """Check that what is to be rounded lies in one row that has it as it is, so that whoever keeps, packs and verifies
+    the bytes of the raw rows has all bytes."""
+    if not rounded.num_rows:
+        return
+    allowed = pc.is_in(rounded["dtype"], pa.array(ROUNDED_DTYPES))
+    _demand(
+        rounded, allowed, "dtype", where, f"is not one of {', '.join(ROUNDED_DTYPES)}, to which numbers are rounded"
+    )
+    _demand(
+        rounded, pc.invert(pc.is_in(rounded["kind"], pa.array(sorted(NOT_STATE)))), "kind", where, "is never rounded"
+    )
+    sources = raw.filter(pc.equal(raw["dtype"], ROUNDED_FROM)).sort_by([("file", "ascending"), ("offset", "ascending")])
+    size = DTYPES[ROUNDED_FROM]
+    inside = np.zeros(rounded.num_rows, bool)
+    for file in pc.unique(rounded["file"]).to_pylist():
+        here = sources.filter(pc.equal(sources["file"], file))
+        rows = pc.equal(rounded["file"], file).to_numpy()
+        if not here.num_rows:
+            continue
+        begins = rounded["offset"].to_numpy()[rows]
+        first = here["offset"].to_numpy()
+        at = np.maximum(np.searchsorted(first, begins, side="right") - 1, 0)
+        skipped = begins - first[at]
+        ends = skipped + size * rounded["numel"].to_numpy()[rows]
+        inside[rows] = (skipped >= 0) & (skipped % size == 0) & (ends <= here["nbytes"].to_numpy()[at])
+    _demand(rounded, pa.array(inside), "offset", where, f"is no place in the bytes of one row of {ROUNDED_FROM}")
 
 
 def _check_cover(own: pa.Table, *, data_bytes: int, where: str) -> None:

@@ -11,7 +11,8 @@ from catalog.errors import FormatError
 from catalog.format.header import HEADER_LENGTH_BYTES, MAX_HEADER_BYTES, Entry, Header, parse_header, read_header
 from catalog.format.manifest import Manifest
 from catalog.read.data_files import data_file_bytes, only_packed
-from catalog.read.stored_bytes import Buffer, Piece, ReadBuffer, batches, mismatches
+from catalog.read.pieces import Piece, piece_of
+from catalog.read.stored_bytes import Buffer, ReadBuffer, batches, mismatches
 from catalog.records import Extent
 
 __all__ = ["DamagedExtent", "check_data_file", "check_extents", "check_header"]
@@ -37,8 +38,9 @@ def check_header(root: Path, manifest: Manifest) -> None:
     for field, value in facts.items():
         if header.metadata.get(field, value) != value:
             raise FormatError(f"{path}: field __metadata__.{field}: {header.metadata[field]!r} where {value!r} belongs")
-    own = [extent for extent in manifest.extents() if extent.file == manifest.file and extent.kind != "header"]
-    expected = {entry.key: entry for entry in (_entry(extent, header.data_start) for extent in own)}
+    own = (extent for extent in manifest.extents() if extent.file == manifest.file and not extent.is_rounded)
+    entries = (_entry(extent, header.data_start) for extent in own if extent.kind != "header")
+    expected = {entry.key: entry for entry in entries}
     found = {entry.key: entry for entry in header.entries}
     for key in sorted(expected.keys() | found.keys()):
         if expected.get(key) != found.get(key):
@@ -169,7 +171,7 @@ def _fitting(extents: list[Extent], most_bytes: int) -> int:
 
 
 def _pieces(batch: list[Extent]) -> list[Piece]:
-    return [(extent.file, extent.offset, extent.nbytes) for extent in batch]
+    return [piece_of(extent) for extent in batch]
 
 
 def _total_bytes(batch: list[Extent]) -> int:
@@ -192,11 +194,18 @@ def _compared(
     if kept is not None:
         kept.update(zip(batch, pieces, strict=True))
     for extent, actual in mismatches(batch, checksums):
-        place = f"bytes {extent.offset} to {extent.offset + extent.nbytes}"
-        told = f"{place} have the checksum {actual.hex()}, the manifest says {extent.checksum.hex()}: damaged"
+        told = (
+            f"{_bytes_of(extent)} have the checksum {actual.hex()}, the manifest says {extent.checksum.hex()}: damaged"
+        )
         if kept is not None:
             del kept[extent]
         yield DamagedExtent(extent.file, _field(extent), told)
+
+
+def _bytes_of(extent: Extent) -> str:
+    source = piece_of(extent).source
+    made = f", rounded to {extent.dtype}," if extent.is_rounded else ""
+    return f"bytes {source.offset} to {source.offset + source.nbytes}{made}"
 
 
 def _field(extent: Extent) -> str:

@@ -66,6 +66,7 @@ def read_part(paths: HistoryPaths, marker: Marker, part: MarkerPart) -> Manifest
 
 def needed_by(checkpoint: Checkpoint) -> tuple[NeededFile, ...]:
     """Return the data files that a checkpoint needs, its own and those that it refers to, each once."""
+    # A row of the codec `rounded` names fewer bytes than the raw row that has them, which it never reaches beyond.
     reach = {part.data: part.data_bytes for part in checkpoint.marker.parts}
     for manifest in checkpoint.manifests:
         ends = pc.add(manifest.table["offset"], manifest.table["nbytes"])

@@ -1,9 +1,9 @@
 """The bytes of data files: many ranges are read in one call and compared with their checksums.
 
-`native.read` is called here alone, and here alone it is found out that of a data file only the packed image is there:
-nobody above can tell. Whoever only looks at bytes reads them into a `ReadBuffer`, which the disk fills
-without a copy. Whole extents are verified; a piece of an extent has no checksum of its own, so only
-`verify` vouches for those.
+`native.read` is called here alone, and here alone it is found out that of a data file only the packed image is there,
+and low-precision weights are made of their masters: nobody above can tell. Whoever only looks at bytes reads them into
+a `ReadBuffer`, which the disk fills without a copy. Whole extents are verified; a piece of an extent has no checksum of
+its own, so only `verify` vouches for those.
 """
 
 import contextlib
@@ -20,12 +20,12 @@ import native
 from catalog.errors import CorruptError
 from catalog.read.data_files import only_packed
 from catalog.read.packed_bytes import Wanted, read_images
+from catalog.read.pieces import Cut, Piece, RawPieces, cuts_of, piece_of
 from catalog.records import CHECKSUM_BYTES, Extent
 
 __all__ = [
     "Buffer",
     "HasBytes",
-    "Piece",
     "ReadBuffer",
     "batches",
     "mismatches",
@@ -36,13 +36,13 @@ __all__ = [
 
 _MOST_EXTENTS = 4096
 
+_SCRATCH_BYTES = 16 << 20
+"""The memory through which numbers pass that are rounded, and that nobody has asked for themselves."""
+
 _ALIGN = 4096
 """Bytes go from the disk straight to an address that is congruent to their offset modulo this."""
 
 Buffer: TypeAlias = npt.NDArray[np.uint8]
-
-Piece: TypeAlias = tuple[str, int, int]
-"""A range of bytes: the path of its file relative to the history, the offset, and the length in bytes."""
 
 
 class HasBytes(Protocol):
@@ -99,19 +99,20 @@ class ReadBuffer:
         positions, nbytes = _congruent(pieces)
         if nbytes > self._memory.size:
             self._memory = self._allocate(nbytes)
-        memory = [self._memory[at : at + size] for at, (_, _, size) in zip(positions, pieces, strict=True)]
+        memory = [self._memory[at : at + piece.nbytes] for at, piece in zip(positions, pieces, strict=True)]
         return memory, [self._memory.ctypes.data + at for at in positions]
 
 
 def _congruent(pieces: Sequence[Piece]) -> tuple[list[int], int]:
     """Return the position of each piece in aligned memory, and the bytes that all take. Neighbours in a file stay
-    neighbours, so that they come by one read."""
-    positions = []
+    neighbours, so that they come by one read; what is rounded comes behind all that is read."""
+    positions = [0] * len(pieces)
     before, end, shift = "", 0, 0
-    for file, offset, nbytes in pieces:
+    for i in sorted(range(len(pieces)), key=lambda i: pieces[i].rounded_to):
+        file, offset, nbytes, _ = pieces[i]
         if file != before or not end <= offset + shift < end + _ALIGN:
             shift = -(-end // _ALIGN) * _ALIGN - offset // _ALIGN * _ALIGN
-        positions.append(offset + shift)
+        positions[i] = offset + shift
         before, end = file, offset + shift + nbytes
     return positions, end
 
@@ -136,12 +137,57 @@ def read_to(
 
     A file that is stale (ESTALE: on NFS somebody has replaced it while it was open) is opened once more by its name.
 
-    The memory at an address must hold the piece until this returns. OSError names the path and offset that can't be
-    read; FormatError or CorruptError the packed image, or its base, that can't be used; ValueError when two pieces of a
-    data file overlap. After an error the memory holds a mixture.
+    The memory at an address must hold the piece until this returns. A piece that is rounded is made of one that has its
+    numbers, where there is such a one, else of numbers that pass through up to _SCRATCH_BYTES. OSError names the path
+    and offset that can't be read; FormatError or CorruptError the packed image, or its base, that can't be used;
+    ValueError when two pieces of a data file overlap. After an error the memory holds a mixture.
     """
-    files = {file for file, _, _ in pieces}
     targets = np.asarray(addresses, np.uint64)
+    is_rounded = np.array([bool(piece.rounded_to) for piece in pieces], bool)
+    if not is_rounded.any():
+        return _read_raw(root, pieces, targets, checksums=checksums)
+    raw = [piece for piece in pieces if not piece.rounded_to]
+    digests = _read_raw(root, raw, targets[~is_rounded], checksums=checksums)
+    read = RawPieces(raw, targets[~is_rounded].tolist())
+    _round(root, [Cut(*each) for each in zip(pieces, targets.tolist(), strict=True) if each[0].rounded_to], read)
+    return _completed(digests, is_rounded, pieces, targets) if checksums else b""
+
+
+def _round(root: Path, wanted: Sequence[Cut], read: RawPieces) -> None:
+    """Make each piece of its numbers, which are in memory if they were `read`."""
+    unread: list[Cut] = []
+    for one in wanted:
+        address = read.address_of(one.piece.source)
+        if address is None:
+            unread.append(one)
+        else:
+            _round_to(one, address)
+    scratch = ReadBuffer()
+    for cuts in cuts_of(unread, most_bytes=_SCRATCH_BYTES):
+        memory, _ = scratch.read(root, [cut.piece.source for cut in cuts], checksums=False)
+        for cut, numbers in zip(cuts, memory, strict=True):
+            _round_to(cut, numbers.ctypes.data)
+
+
+def _round_to(cut: Cut, address: int) -> None:
+    native.round_memory(address=address, target=cut.address, numel=cut.piece.numel, dtype=cut.piece.rounded_to)
+
+
+def _completed(
+    digests: bytes, others: npt.NDArray[np.bool_], pieces: Sequence[Piece], addresses: npt.NDArray[np.uint64]
+) -> bytes:
+    """Return the checksums of all pieces in order: `digests` has those of all but the `others`, which are in memory."""
+    found = np.empty((len(pieces), CHECKSUM_BYTES), np.uint8)
+    found[~others] = np.frombuffer(digests, np.uint8).reshape(-1, CHECKSUM_BYTES)
+    nbytes = np.array([piece.nbytes for piece in pieces], np.uint64)
+    computed = native.checksum_memory(addresses=addresses[others], nbytes=nbytes[others])
+    found[others] = np.frombuffer(computed, np.uint8).reshape(-1, CHECKSUM_BYTES)
+    return found.tobytes()
+
+
+def _read_raw(root: Path, pieces: Sequence[Piece], targets: npt.NDArray[np.uint64], *, checksums: bool) -> bytes:
+    """Read pieces that are in data files as they are, wherever these are; return the checksums."""
+    files = {piece.file for piece in pieces}
     packed = only_packed(root, files)
     was_stale = False
     while True:
@@ -169,30 +215,25 @@ def _read_forms(
     """Read pieces of data files, and of those that are packed from their images; return the checksums."""
     if not packed:
         return _read_files(root, pieces, addresses, checksums=checksums)
-    is_packed = np.array([file in packed for file, _, _ in pieces])
+    is_packed = np.array([piece.file in packed for piece in pieces])
     plain = [piece for piece, image in zip(pieces, is_packed, strict=True) if not image]
-    wanted = (Wanted(*piece, int(at)) for piece, at in zip(pieces, addresses, strict=True) if piece[0] in packed)
-    read_images(root, wanted)
-    found = np.empty((len(pieces), CHECKSUM_BYTES), np.uint8)
+    targets = zip(pieces, addresses.tolist(), strict=True)
+    read_images(
+        root, (Wanted(piece.file, piece.offset, piece.nbytes, at) for piece, at in targets if piece.file in packed)
+    )
     digests = _read_files(root, plain, addresses[~is_packed], checksums=checksums)
-    if not checksums:
-        return b""
-    found[~is_packed] = np.frombuffer(digests, np.uint8).reshape(-1, CHECKSUM_BYTES)
-    nbytes = np.array([nbytes for _, _, nbytes in pieces], np.uint64)
-    unpacked = native.checksum_memory(addresses=addresses[is_packed], nbytes=nbytes[is_packed])
-    found[is_packed] = np.frombuffer(unpacked, np.uint8).reshape(-1, CHECKSUM_BYTES)
-    return found.tobytes()
+    return _completed(digests, is_packed, pieces, addresses) if checksums else b""
 
 
 def _read_files(root: Path, pieces: Sequence[Piece], addresses: npt.NDArray[np.uint64], *, checksums: bool) -> bytes:
-    files = sorted({file for file, _, _ in pieces})
+    files = sorted({piece.file for piece in pieces})
     index = {file: i for i, file in enumerate(files)}
     return native.read(
         [str(root / file) for file in files],
-        file_index=np.array([index[file] for file, _, _ in pieces], np.uint32),
-        offsets=np.array([offset for _, offset, _ in pieces], np.uint64),
+        file_index=np.array([index[piece.file] for piece in pieces], np.uint32),
+        offsets=np.array([piece.offset for piece in pieces], np.uint64),
         addresses=addresses,
-        nbytes=np.array([nbytes for _, _, nbytes in pieces], np.uint64),
+        nbytes=np.array([piece.nbytes for piece in pieces], np.uint64),
         checksums=checksums,
     )
 
@@ -205,7 +246,7 @@ def read_verified(root: Path, reads: Sequence[tuple[Extent, int]]) -> None:
     """
     extents = [extent for extent, _ in reads]
     try:
-        checksums = read_to(root, [_piece(extent) for extent in extents], [address for _, address in reads])
+        checksums = read_to(root, [piece_of(extent) for extent in extents], [address for _, address in reads])
     except OSError as error:
         raise _unreadable(root, *(_first_unreadable(root, reads) or (extents[0], error))) from error
     for extent, actual in mismatches(extents, checksums):
@@ -221,7 +262,7 @@ def read_unverified(root: Path, extent: Extent, address: int, *, skip_bytes: int
     CorruptError names file, tensor and offset when it can't be read.
     """
     try:
-        read_to(root, [(extent.file, extent.offset + skip_bytes, nbytes)], [address])
+        read_to(root, [piece_of(extent, skip_bytes=skip_bytes, nbytes=nbytes)], [address])
     except OSError as error:
         raise _unreadable(root, extent, error) from error
 
@@ -234,12 +275,9 @@ def mismatches(extents: Sequence[Extent], checksums: bytes) -> Iterator[tuple[Ex
             yield extent, actual
 
 
-def _piece(extent: Extent) -> Piece:
-    return extent.file, extent.offset, extent.nbytes
-
-
 def _place(root: Path, extent: Extent) -> str:
-    return f"{root / extent.file}: {extent.kind} {extent.name!r} at offset {extent.offset}"
+    made = f", rounded from {extent.base}" if extent.is_rounded else ""
+    return f"{root / extent.file}: {extent.kind} {extent.name!r} at offset {extent.offset}{made}"
 
 
 def _unreadable(root: Path, extent: Extent, error: OSError) -> CorruptError:
@@ -250,7 +288,7 @@ def _first_unreadable(root: Path, reads: Sequence[tuple[Extent, int]]) -> tuple[
     """Return the first extent that can't be read by itself: the error of a whole batch does not say which it was."""
     for extent, address in reads:
         try:
-            read_to(root, [_piece(extent)], [address])
+            read_to(root, [piece_of(extent)], [address])
         except OSError as error:
             return extent, error
     return None

@@ -21,8 +21,9 @@ from catalog.format.marker import read_marker
 from catalog.format.statistics_file import SCHEMA, StatisticsFile, publish_statistics, read_statistics
 from catalog.paths import HistoryPaths, parse_data_file
 from catalog.read.checkpoint import read_part
+from catalog.read.pieces import Piece, piece_of
 from catalog.read.provider_tensors import state_only
-from catalog.read.stored_bytes import Buffer, Piece, ReadBuffer, batches, mismatches
+from catalog.read.stored_bytes import Buffer, ReadBuffer, batches, mismatches
 from catalog.records import CheckpointRef, Extent
 
 __all__ = ["BUCKETS", "analyze_part", "buckets_of", "missing_parts", "sketch_key"]
@@ -156,7 +157,7 @@ def _computed(root: Path, batch: list[Extent], buffer: ReadBuffer) -> Iterator[d
     if len(batch) == 1 and batch[0].nbytes > BATCH_BYTES:
         yield _in_pieces(root, batch[0], buffer)
         return
-    pieces = _read(root, [(extent.file, extent.offset, extent.nbytes) for extent in batch], buffer)
+    pieces = _read(root, [piece_of(extent) for extent in batch], buffer)
     found = [_statistics(extent, data, 0) for extent, data in zip(batch, pieces, strict=True)]
     for extent, _ in mismatches(batch, b"".join(one.checksum for one in found)):
         raise CorruptError(
@@ -172,7 +173,7 @@ def _in_pieces(root: Path, extent: Extent, buffer: ReadBuffer) -> dict[str, Any]
     found = []
     for at in range(0, extent.nbytes, BATCH_BYTES):
         nbytes = min(BATCH_BYTES, extent.nbytes - at)
-        (data,) = _read(root, [(extent.file, extent.offset + at, nbytes)], buffer)
+        (data,) = _read(root, [piece_of(extent, skip_bytes=at, nbytes=nbytes)], buffer)
         found.append(_statistics(extent, data, at // itemsize))
     return _row(extent, found)
 

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 import native
 from catalog.errors import NotFoundError, SetupError
+from catalog.read.pieces import Piece
 from catalog.read.stored_bytes import read_to
 from dshistory import current
 from dshistory.display.formats import Format
@@ -223,7 +224,7 @@ def _read(path: Path, target: _Bytes, *, offset: int) -> float:
     """Return the seconds that it takes to read the bytes back from the device."""
     _drop_cached_pages(path)
     began = time.perf_counter()
-    read_to(path.parent, [(path.name, offset, target.nbytes)], [target.ctypes.data])
+    read_to(path.parent, [Piece(path.name, offset, target.nbytes)], [target.ctypes.data])
     return time.perf_counter() - began
 
 

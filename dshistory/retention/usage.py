@@ -32,7 +32,11 @@ _CHECKPOINTS: Final = pa.schema(
 _KINDS: Final = """
 SELECT run, kind, coalesce(sum(nbytes) FILTER (own), 0)::BIGINT AS bytes,
     coalesce(sum(nbytes) FILTER (NOT own), 0)::BIGINT AS referred
-FROM (SELECT run, kind, nbytes, starts_with(file, format('runs/{}/steps/{:012d}/', run, step)) AS own FROM fragments)
+FROM (
+    SELECT run, kind, nbytes,
+        codec = 'raw' AND starts_with(file, format('runs/{}/steps/{:012d}/', run, step)) AS own
+    FROM fragments
+)
 WHERE run IN (SELECT unnest($runs)) GROUP BY run, kind ORDER BY run, bytes DESC
 """
 

@@ -17,6 +17,7 @@ import torch
 from capture.load.read_into import read_extents, read_part
 from capture.state.dtypes import torch_dtype
 from catalog.read.fragments import StoredTensor
+from catalog.read.pieces import piece_of
 from catalog.records import Extent
 
 __all__ = ["NOTHING_HELD", "PIECE_BYTES", "FragmentStream", "Held", "read_small", "side_by_side"]
@@ -40,7 +41,7 @@ def read_small(root: Path, tensors: Iterable[StoredTensor]) -> Held:
             small.append(fragment)
             room -= fragment.nbytes
     # One call reads each place of a file once.
-    places = {(fragment.file, fragment.offset): fragment for fragment in small if fragment.nbytes}
+    places = {piece_of(fragment): fragment for fragment in small if fragment.nbytes}
     distinct = list(places.values())
     return dict(zip(distinct, read_extents(root, distinct), strict=True)) if distinct else NOTHING_HELD
 

@@ -173,14 +173,27 @@ class ZeroState:
         return [[names[id(parameter)] for parameter in group] for group in group_parameters(self._optimizer)]
 
     def _weights(self) -> Iterator[TensorItem]:
+        written = self._written()
         for name, parameter, aliases in self._named():
             if not hasattr(parameter, "ds_tensor"):
-                yield TensorItem(name, "model", tuple(parameter.shape), parameter.detach(), aliases=aliases)
+                shape, mine = tuple(parameter.shape), written.get(name) if parameter.element_size() == 2 else None
+                yield TensorItem(name, "model", shape, parameter.detach(), aliases=aliases, written=mine)
                 continue
             start, part = local_partition(self._optimizer, parameter)
             # A rank whose partition is all padding has nothing of this parameter to write.
             if part.numel():
                 yield TensorItem(name, "model", tuple(parameter.ds_shape), part, start, "partitioned", aliases=aliases)
+
+    def _written(self) -> Mapping[str, tuple[int, int]]:
+        """Return, of each weight of which the ranks hold disjoint ranges of the master, the range that this rank holds,
+        which may be empty: who writes the master writes the same range of the weight, which need not be stored then.
+        """
+        flats = [flat for flat in self._flats() if flat.placement == "partitioned" and not flat.is_model]
+        if self._topology is not None or not flats:
+            return {}
+        # Every rank has the same names here: who holds nothing of a master writes nothing of its weight.
+        held = {name: (0, 0) for group in self._groups for name in group}
+        return held | {one.name: (one.start, one.start + one.numel) for flat in flats for one in flat.fragments}
 
     def _masters(self) -> Iterator[TensorItem]:
         for flat in self._flats():

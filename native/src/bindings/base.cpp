@@ -1,13 +1,15 @@
-// Binds base/: checksums, byte planes and the file-system probe.
+// Binds base/: checksums, rounding, byte planes and the file-system probe.
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -16,6 +18,7 @@
 #include "base/file_system_probe.hpp"
 #include "base/io_error.hpp"
 #include "base/mapped_memory.hpp"
+#include "base/rounding.hpp"
 #include "base/sampled_digest.hpp"
 #include "bindings/bind.hpp"
 #include "bindings/conversions.hpp"
@@ -74,6 +77,31 @@ void copy_region(std::uint64_t address, nb::handle into) {
         }
         done += piece;
     }
+}
+
+Half half_of(const std::string &dtype) {
+    if (dtype != "BF16" && dtype != "F16") {
+        const std::string text = "dtype " + dtype + ": numbers are rounded to BF16 or F16";
+        throw nb::value_error(text.c_str());
+    }
+    return dtype == "BF16" ? Half::bf16 : Half::fp16;
+}
+
+void round_region(std::uint64_t address, std::uint64_t target, std::uint64_t numel, const std::string &dtype) {
+    const Half to = half_of(dtype);
+    const WithoutGil unlocked;
+    round_to_half(reinterpret_cast<const std::byte *>(address), numel, to, reinterpret_cast<std::byte *>(target));
+}
+
+std::optional<nb::bytes> checksum_rounded(std::uint64_t masters, std::uint64_t weights, std::uint64_t numel,
+                                          const std::string &dtype) {
+    const Half to = half_of(dtype);
+    std::optional<Digest> digest;
+    {
+        const WithoutGil unlocked;
+        digest = checksum_if_rounded({masters, 4 * numel}, {weights, 2 * numel}, to);
+    }
+    return digest ? std::optional(digest_bytes(std::span(&*digest, 1))) : std::nullopt;
 }
 
 nb::bytes sample_regions(Column<std::uint64_t> addresses, Column<std::uint64_t> nbytes, std::uint64_t seed) {
@@ -170,6 +198,8 @@ void bind_base(nb::module_ &module) {
             return digest_bytes(std::span(&digest, 1));
         });
     module.def("copy_memory", &copy_region, nb::kw_only(), "address"_a, "into"_a);
+    module.def("round_memory", &round_region, nb::kw_only(), "address"_a, "target"_a, "numel"_a, "dtype"_a);
+    module.def("checksum_if_rounded", &checksum_rounded, nb::kw_only(), "masters"_a, "weights"_a, "numel"_a, "dtype"_a);
     module.def("sampled_digests", &sample_regions, nb::kw_only(), "addresses"_a, "nbytes"_a, "seed"_a = 0);
     module.def("split_planes", &split_buffer, "data"_a, nb::kw_only(), "into"_a, "itemsize"_a, "transform"_a,
                "base"_a = nb::none());

@@ -190,3 +190,33 @@ def test_the_header_has_space_for_the_objects():
     header = data_file_header(plan, tail, run="r" * 128, step=10**12, rank=99999)
     assert len(header) == plan.data_start
     assert all(isinstance(entry, Entry) for entry in tail.entries)
+
+
+@settings(deadline=None)
+@given(
+    sizes=st.lists(st.sampled_from([1, 3, 1000, 70_001]), min_size=1, max_size=4),
+    world=st.integers(1, 4),
+    partitioned=st.booleans(),
+)
+def test_the_shares_of_weights_meet_and_each_lies_in_the_share_of_its_master(sizes, world, partitioned):
+    """Whoever writes a range of a master writes the same range of its weight, and what has no master is shared too."""
+    written: dict[str, list[tuple[int, int]]] = {}
+    for rank in range(world):
+        items = [TensorItem("frozen", "model", (5, 100), torch.zeros(5, 100, dtype=torch.bfloat16))]
+        for i, size in enumerate(sizes):
+            begin, end = size * rank // world, size * (rank + 1) // world
+            weight, master = torch.zeros(1, size, dtype=torch.bfloat16), torch.zeros(size)
+            mine = (begin, end) if partitioned else None
+            items.append(TensorItem(f"w{i}", "model", (1, size), weight, written=mine))
+            if not partitioned:
+                items.append(TensorItem(f"w{i}", "master", (1, size), master))
+            elif begin < end:
+                items.append(TensorItem(f"w{i}", "master", (1, size), master[begin:end], begin, "partitioned"))
+        plan = make_plan(items, rank=rank, world_size=world, align=ALIGN, reserve=[])
+        assert {part.item.name for part in plan.parts if part.item.kind == "model"} <= {"frozen"}
+        for part in (*plan.parts, *plan.unplaced_parts):
+            key = f"{part.item.kind} {part.item.name}"
+            written.setdefault(key, []).append((part.start, part.start + part.numel))
+    for key, ranges in written.items():
+        size = 500 if "frozen" in key else sizes[int(key[-1])]
+        assert [0, *(end for _, end in sorted(ranges))] == [*(begin for begin, _ in sorted(ranges)), size], key

@@ -1,20 +1,25 @@
 """A reader written from docs/format.md alone, without the catalog, reads a history: the document is complete."""
 
 import json
+import math
+import struct
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
+from capture_helpers import bits
 from catalog_helpers import Piece, Run
+from mixed_precision import captured_mixed, codecs
 from places import GOLDEN, ROOT
 
 from catalog.history import History
 from native import checksum
 
 DOCUMENT = (ROOT / "docs" / "format.md").read_text()
-ITEM_BYTES = {"U8": 1, "BF16": 2, "F32": 4, "I64": 8}
+ITEM_BYTES = {"U8": 1, "BF16": 2, "F16": 2, "F32": 4, "U32": 4, "I64": 8}
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -63,6 +68,31 @@ def read_data_file(path: Path, rows: list[dict[str, Any]]) -> None:
     assert (at, header) == (len(data), {})
 
 
+def bytes_of(root: Path, row: dict[str, Any]) -> bytes:
+    """Return the bytes of a row, made by arithmetic on numbers alone where they are rounded."""
+    data = (root / row["file"]).read_bytes()
+    if row["codec"] == "raw":
+        return data[row["offset"] : row["offset"] + row["nbytes"]]
+    assert (row["codec"], row["base"]) == ("rounded", "F32")
+    numbers = struct.unpack(f"<{row['numel']}f", data[row["offset"] : row["offset"] + 4 * row["numel"]])
+    made = b"".join(rounded(number, row["dtype"]).to_bytes(2, "little") for number in numbers)
+    assert checksum(made) == row["checksum"]
+    return made
+
+
+def rounded(number: float, dtype: str) -> int:
+    """Round to the nearest number of 16 bits, ties to even, by counting in units of its last bit."""
+    bits, least, bias = {"BF16": (7, -126, 127), "F16": (10, -14, 15)}[dtype]
+    if math.isnan(number):
+        return (2 * bias + 1) << bits | 1 << (bits - 1)
+    sign = (2 * bias + 2) << bits if math.copysign(1, number) < 0 else 0
+    if number == 0 or math.isinf(number):
+        return sign | (0 if number == 0 else (2 * bias + 1) << bits)
+    exponent = max(math.frexp(abs(number))[1] - 1, least)
+    units = round(abs(number) / 2.0 ** (exponent - bits))  # Python rounds ties to even
+    return sign | min(((exponent - least) << bits) + units, (2 * bias + 1) << bits)
+
+
 def read_checkpoint(root: Path, run: str, step: int) -> dict[tuple[str, str], bytes]:
     """Return every logical tensor, providers' tensors also as those to look at, and for tensors local to ranks that of
     rank 0."""
@@ -77,10 +107,11 @@ def read_checkpoint(root: Path, run: str, step: int) -> dict[tuple[str, str], by
         assert facts["dshistory.manifest"] == "1"
         assert int(facts["data_bytes"]) == part["data_bytes"] == (root / part["data"]).stat().st_size
         rows = table.to_pylist()
-        read_data_file(root / part["data"], [row for row in rows if row["file"] == part["data"]])
+        own = [row for row in rows if row["file"] == part["data"] and row["codec"] == "raw"]
+        read_data_file(root / part["data"], own)
         for row in rows:
             if row["kind"] not in ("header", "pad") and (row["placement"] != "rank_local" or part["rank"] == 0):
-                data = (root / row["file"]).read_bytes()[row["offset"] : row["offset"] + row["nbytes"]]
+                data = bytes_of(root, row)
                 tensors.setdefault((row["kind"], row["name"]), []).append((row["start"], data))
                 for place in row["aliases"] if row["kind"] == "object_tensor" else ():
                     tensors.setdefault((row["name"].rpartition("/")[0], place), []).append((row["start"], data))
@@ -115,6 +146,16 @@ def test_it_reads_the_tensors_of_a_provider(history: Path) -> None:
         assert [(extent.kind, extent.name) for extent in shown] == [("ema", "shadow.w"), ("model", "w")]
         kept = opened.extents(opened.resolve(10), kinds=["object_tensor"])
         assert [(extent.name, extent.aliases) for extent in kept] == [("ema/0", ("shadow.w",))]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_it_reads_weights_that_are_their_masters_rounded(history: Path, dtype: torch.dtype) -> None:
+    for ref, state in captured_mixed(history, dtype, width=8, steps=2).items():
+        run, step = ref.split(":")
+        read = read_checkpoint(history, run, int(step))
+        for name, tensor in state["model"].items():
+            assert read["model", name] == bits(tensor)
+    assert "rounded" in codecs(history).values()
 
 
 def test_it_reads_the_journal() -> None:

@@ -16,6 +16,7 @@ from catalog.paths import data_file, packed_file
 from catalog.read import packed_bytes, stored_bytes
 from catalog.read.check_data import check_data_file
 from catalog.read.checkpoint import check_data_files, read_checkpoint
+from catalog.read.pieces import Piece, piece_of
 from catalog.verify import verify
 from native import checksum
 
@@ -96,7 +97,7 @@ def test_a_base_that_is_a_data_file_again_is_used_and_compared(history: History,
 
 def all_bytes_of(history: History, step: int) -> None:
     for extent in history.extents(ref(step)):
-        stored_bytes.ReadBuffer().read(history.root, [(extent.file, extent.offset, extent.nbytes)])
+        stored_bytes.ReadBuffer().read(history.root, [piece_of(extent)])
 
 
 @pytest.mark.guards("Damage is found and named")
@@ -179,7 +180,7 @@ def test_a_data_file_that_gives_way_between_look_and_open_is_read_from_its_image
     looked = stored_bytes.only_packed
     monkeypatch.setattr(stored_bytes, "only_packed", late)
     extent = next(one for one in history.extents(ref(10)) if one.name == "F32.weight")
-    (found,), _ = stored_bytes.ReadBuffer().read(history.root, [(extent.file, extent.offset, extent.nbytes)])
+    (found,), _ = stored_bytes.ReadBuffer().read(history.root, [piece_of(extent)])
     assert len(looks) == 2
     assert found.tobytes() == expected[10, extent.kind, extent.name, extent.start]
 
@@ -218,8 +219,8 @@ def test_any_part_of_an_extent_can_be_read(history: History) -> None:
     whole = expected[20, extent.kind, extent.name, extent.start]
     buffer = stored_bytes.ReadBuffer()
     for begin, end in ((0, 1), (7, 100), (extent.nbytes - 3, extent.nbytes), (5, 5)):
-        (found,), _ = buffer.read(history.root, [(extent.file, extent.offset + begin, end - begin)])
+        (found,), _ = buffer.read(history.root, [piece_of(extent, skip_bytes=begin, nbytes=end - begin)])
         assert found.tobytes() == whole[begin:end]
     size = image(history, 20).stat().st_size
     with pytest.raises(OSError, match="of a file of"):
-        buffer.read(history.root, [(extent.file, 1000 * size, 10)])
+        buffer.read(history.root, [Piece(extent.file, 1000 * size, 10)])

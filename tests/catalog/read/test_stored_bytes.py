@@ -8,6 +8,7 @@ import pytest
 
 import native
 from catalog.errors import CorruptError
+from catalog.read.pieces import Piece
 from catalog.read.stored_bytes import ReadBuffer, read_to, read_unverified, read_verified
 from catalog.records import Extent
 
@@ -30,19 +31,19 @@ def extent(file: str, offset: int, nbytes: int, name: str = "w") -> Extent:
 
 def test_pieces_of_several_files_go_where_they_are_wanted(root):
     memory = np.zeros(12, np.uint8)
-    checksums = read_to(root, [("b", 4, 4), ("a", 60, 4)], [memory.ctypes.data + 8, memory.ctypes.data])
+    checksums = read_to(root, [Piece("b", 4, 4), Piece("a", 60, 4)], [memory.ctypes.data + 8, memory.ctypes.data])
     assert memory.tobytes() == CONTENT[60:] + bytes(4) + CONTENT[::-1][4:8]
     assert checksums == native.checksum(CONTENT[::-1][4:8]) + native.checksum(CONTENT[60:])
 
 
 def test_a_buffer_gives_the_pieces_in_order(root):
-    pieces, checksums = ReadBuffer().read(root, [("a", 10, 4), ("b", 0, 2)])
+    pieces, checksums = ReadBuffer().read(root, [Piece("a", 10, 4), Piece("b", 0, 2)])
     assert [piece.tobytes() for piece in pieces] == [CONTENT[10:14], CONTENT[::-1][:2]]
     assert checksums == native.checksum(CONTENT[10:14]) + native.checksum(CONTENT[::-1][:2])
 
 
 def test_a_buffer_leaves_the_checksums_to_who_wants_no_others(root):
-    (piece,), checksums = ReadBuffer().read(root, [("a", 10, 4)], checksums=False)
+    (piece,), checksums = ReadBuffer().read(root, [Piece("a", 10, 4)], checksums=False)
     assert piece.tobytes() == CONTENT[10:14]
     assert checksums == b""
 
@@ -59,12 +60,14 @@ def test_pieces_lie_where_the_disk_can_put_them(tmp_path, seed):
         pieces = []
         for name in "ab":
             bounds = np.sort(random.integers(0, len(content), 2 * random.integers(1, 9)))
-            pieces += [(name, int(at), int(end - at)) for at, end in bounds.reshape(-1, 2)]
+            pieces += [Piece(name, int(at), int(end - at)) for at, end in bounds.reshape(-1, 2)]
         found, checksums = buffer.read(tmp_path, pieces)
-        expected = [content[offset : offset + nbytes] for _, offset, nbytes in pieces]
+        expected = [content[offset : offset + nbytes] for _, offset, nbytes, _ in pieces]
         assert [data.tobytes() for data in found] == expected
         assert checksums == b"".join(map(native.checksum, expected))
-        assert all(data.ctypes.data % 4096 == offset % 4096 for data, (_, offset, _) in zip(found, pieces, strict=True))
+        assert all(
+            data.ctypes.data % 4096 == offset % 4096 for data, (_, offset, _, _) in zip(found, pieces, strict=True)
+        )
 
 
 def test_an_empty_list_of_reads_is_accepted(root):

@@ -21,6 +21,8 @@ from torch.utils.checkpoint import checkpoint
 import capture
 import dshistory
 from catalog.errors import MismatchError
+from catalog.history import History
+from catalog.verify import verify
 
 WORLD, RANK = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
 CAPTURED, LAST = 3, 6
@@ -147,6 +149,31 @@ def case_frozen_weights_are_written_once(folder: Path) -> None:
         for step in (2, 4):
             capture.restore(step, history=history, engine=engine)
             assert_same(state_of(engine), copies[step])
+        engine.destroy()
+
+
+@covers("low-precision weights that are their masters, rounded: ZeRO 0, 1, 2, 3, of bf16 and fp16 engines")
+def case_weights_beside_their_masters(folder: Path) -> None:
+    for stage, dtype in ((0, "fp16"), (1, "bf16"), (2, "fp16"), (3, "bf16")):
+        engine, history = make_engine(stage=stage, dtype=dtype), folder / f"derived-{stage}-{dtype}"
+        with capture.enable(engine, every=1, history=history, strict=True) as session:
+            train(engine, 2)
+            expected = state_of(engine)
+        torch.distributed.barrier()
+        opened = History.open(history)
+        rows = opened.query("SELECT * FROM fragments WHERE kind = 'model' AND step = 2").to_pylist()
+        assert {row["name"] for row in rows if row["codec"] == "raw"} == {"place"}, "the frozen one has no master"
+        derived = [row for row in rows if row["codec"] == "rounded"]
+        trained = {n: getattr(p, "ds_numel", p.numel()) for n, p in engine.module.named_parameters() if n != "place"}
+        assert {row["name"] for row in derived} == trained.keys(), (stage, dtype)
+        assert sum(row["numel"] for row in derived) == sum(trained.values()), (stage, dtype)
+        ranks = {row["rank"] for row in derived}
+        # What is replicated is one long row of bytes: in so small a model one rank may write all masters.
+        assert ranks == set(range(WORLD)) or stage == 0, (stage, dtype)
+        assert (session.stats.derived_bytes > 0) == (RANK in ranks), (stage, dtype)
+        assert verify(opened) == []
+        capture.restore("latest", history=history, engine=engine)
+        assert_same(state_of(engine), expected)
         engine.destroy()
 
 

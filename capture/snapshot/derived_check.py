@@ -1,0 +1,106 @@
+"""Finds out, while the training goes on, which low-precision weights are their masters, rounded: these are not stored.
+
+A thread reads both from the training's memory, piece by piece, and compares them bit by bit; the checksum of the
+weights is computed on the way. A weight that differs anywhere (an edit, stochastic rounding, another layout) is written
+behind the planned bytes, from where it is; where it does twice in a row, it has a place in later plans.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import native
+from capture.snapshot.data_file import PlacedPiece, piece_of_part
+from capture.snapshot.derivable import Derivable
+from capture.snapshot.late_bytes import Background, append
+from catalog.format.dtypes import ROUNDED_FROM
+from catalog.records import Extent
+
+__all__ = ["DerivedCheck", "Place"]
+
+Place = tuple[str, int]
+"""A data file, relative to the history, and an offset in it."""
+
+
+class DerivedCheck:
+    """Compares weights with their masters in a thread, and appends those that differ to `job`'s file, once `after` has
+    returned; the memory of both must stay until `wait` returns. To be made on the training thread.
+
+    After `wait`, `differing` has the keys of those that differ, `placed` says where they are, and `references` gives
+    the manifest rows of the others.
+    """
+
+    def __init__(
+        self,
+        derivable: Sequence[Derivable],
+        job: native.WriteJob,
+        *,
+        align: int,
+        after: Callable[[], None],
+    ) -> None:
+        self.differing: frozenset[str] = frozenset()
+        self.placed: list[PlacedPiece] = []
+        self._derivable = derivable
+        self._job = job
+        self._align = align
+        self._after = after
+        self._checksums: list[tuple[Derivable, bytes]] = []
+        self._background = Background("dshistory-round", self._compare) if derivable else None
+
+    @property
+    def derived_bytes(self) -> int:
+        """The number of bytes that are not stored."""
+        return sum(one.part.nbytes for one, _ in self._checksums)
+
+    @property
+    def is_done(self) -> bool:
+        """True once no live byte is read any more."""
+        return self._background is None or self._background.is_done
+
+    def wait(self) -> None:
+        """Return once no live byte is read any more."""
+        if self._background is not None:
+            self._background.wait()
+
+    def require(self) -> None:
+        """Wait, and raise what failed: OSError (EFAULT) when memory is gone."""
+        if self._background is not None:
+            self._background.require()
+
+    def references(self, places: Mapping[str, Place]) -> list[Extent]:
+        """Return the rows of the weights that are not stored, where `places` has those of the masters, by key."""
+        return [_row(one, checksum, *places[one.master.key]) for one, checksum in self._checksums]
+
+    def _compare(self) -> None:
+        others = []
+        for one in self._derivable:
+            checksum = native.checksum_if_rounded(
+                masters=one.master_address, weights=one.part.address, numel=one.part.numel, dtype=one.part.dtype
+            )
+            if checksum is None:
+                others.append(one.part)
+            else:
+                self._checksums.append((one, checksum))
+        if others:
+            self.differing = frozenset(part.key for part in others)
+            self._after()
+            chunks = ((part.address, part.nbytes) for part in others)
+            self.placed = append(self._job, [piece_of_part(part) for part in others], chunks, align=self._align)
+
+
+def _row(one: Derivable, checksum: bytes, file: str, offset: int) -> Extent:
+    part = one.part
+    return Extent(
+        name=part.item.name,
+        kind=part.item.kind,
+        dtype=part.dtype,
+        shape=part.item.shape,
+        start=part.start,
+        numel=part.numel,
+        file=file,
+        offset=offset + one.skip * one.master.itemsize,
+        nbytes=part.nbytes,
+        checksum=checksum,
+        placement=part.item.placement,
+        aliases=part.item.aliases,
+        codec="rounded",
+        base=ROUNDED_FROM,
+    )
