@@ -153,7 +153,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     place = ReadBuffer.place
 
     def placed(self: ReadBuffer, pieces: Sequence[Piece]) -> tuple[list[Buffer], list[int]]:
-        read_at_once.append(sum(nbytes for _, _, nbytes in pieces))
+        read_at_once.append(sum(piece.nbytes for piece in pieces))
         return place(self, pieces)
 
     monkeypatch.setattr(ReadBuffer, "place", placed)

@@ -202,7 +202,7 @@ def test_a_stale_file_is_opened_once_more_by_its_name(
 
     monkeypatch.setattr(packed_bytes, "_read", once)
     extent = next(one for one in history.extents(ref(10)) if one.name == "F32.weight")
-    piece = extent.file, extent.offset, extent.nbytes
+    piece = piece_of(extent)
     (found,), _ = stored_bytes.ReadBuffer().read(history.root, [piece])
     assert len(stale) == 1
     assert found.tobytes() == expected[10, extent.kind, extent.name, extent.start]

@@ -119,9 +119,9 @@ def test_a_stale_file_is_opened_once_more_by_its_name(root, monkeypatch, times):
 
     monkeypatch.setattr(native, "read", stale)
     if times == 1:
-        (piece,), _ = ReadBuffer().read(root, [("a", 10, 4)])
+        (piece,), _ = ReadBuffer().read(root, [Piece("a", 10, 4)])
         assert piece.tobytes() == CONTENT[10:14]
     else:
         with pytest.raises(OSError, match="Stale file handle"):
-            ReadBuffer().read(root, [("a", 10, 4)])
+            ReadBuffer().read(root, [Piece("a", 10, 4)])
         assert not left
