@@ -242,10 +242,10 @@ def round_memory(*, address: int, target: int, numel: int, dtype: str) -> None:
     docs/format.md defines it. The caller keeps both, which may not overlap and need not be aligned.
     """
 
-def checksum_if_rounded(*, masters: int, weights: int, numel: int, dtype: str) -> bytes | None:
-    """Return the XXH3-128 of the `numel` elements of `dtype` (BF16 or F16: ValueError for another) at address `weights`
-    if they are the float32 numbers at `masters`, rounded, bit for bit; else None. OSError (EFAULT) when memory is not
-    mapped, or not any more.
+def checksum_if_rounded(*, masters: int, weights: int, numel: int, dtype: str) -> tuple[bytes, bytes] | None:
+    """Return the XXH3-128 of the `numel` elements of `dtype` (BF16 or F16: ValueError for another) at address
+    `weights`, and that of the float32 numbers at `masters`, if the former are the latter, rounded, bit for bit; else
+    None. OSError (EFAULT) when memory is not mapped, or not any more.
     """
 
 SAMPLED_WHOLE_BYTES: int

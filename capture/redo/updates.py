@@ -29,7 +29,7 @@ Key = tuple[str, str]
 _MOST_PADDING = 1 << 20
 """A flat tensor has at most so many elements beside twice those of all parameters: partitions are padded a little."""
 
-_FAILURES = (RuntimeError, TypeError, ValueError, KeyError, AttributeError, IndexError, OverflowError)
+_FAILURES = (RuntimeError, TypeError, ValueError, KeyError, AttributeError, IndexError, ArithmeticError, AssertionError)
 """An optimizer that gets something else than numbers may fail in any of these ways."""
 
 

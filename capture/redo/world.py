@@ -4,6 +4,7 @@ Each rank of ZeRO updates its own parts of the parameters, from its own log. Wha
 updates. Buffers and generators are each rank's own.
 """
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -127,12 +128,20 @@ class RepeatedSteps:
 
     def _put_together(self) -> dict[Key, torch.Tensor]:
         found: dict[Key, torch.Tensor] = {}
+        known: Counter[Key] = Counter()
         for updates in self._updates:
             for kind, part, elements in updates.parts():
                 key = kind, part.name
                 if key not in found:
                     found[key] = torch.empty(self._weights[part.name].shape, dtype=elements.dtype)
                 found[key].view(-1)[part.start : part.start + part.numel] = elements
+                known[key] += part.numel
+        for (kind, name), tensor in found.items():
+            if known[kind, name] != tensor.numel():
+                raise MismatchError(
+                    f"{self._what}: its redo log makes {known[kind, name]} of the {tensor.numel()} elements of {kind} "
+                    f"{name!r}: the logs of its ranks do not belong together"
+                )
         for name, dtype in self._rounded.items():
             if ("master", name) in found:
                 # As the optimizer derives the weights from the masters behind each update.

@@ -79,6 +79,7 @@ class RedoRecorder:
         self._consumed_now: StepInput | None = None
         self._ended: StepInput | None = None
         self._broken: str | None = None
+        self._refused: str | None = None
         self._buffer_hashes = self._hashed_buffers()
         self._object_hashes: dict[str, bytes] = {}
         self._versions = self._read_versions()
@@ -113,14 +114,14 @@ class RedoRecorder:
         self._drop_unended()
         self._has_updated = True
         self._calls = []
-        now = self._consumed_now = StepInput(self._rule, self._updated.current, None)
+        now = self._consumed_now = StepInput(self._rule, self._updated.current, [])
         try:
             now.rule = self._rule_now()
             if self._updated.look():
-                self._require_known_update()
+                self._refused = self._why_unknown()
             now.writes = self._updated.current
             now.groups = [_encoded(group) for group in self._optimizer.param_groups]
-            now.broken = self._broken or self._written_since()
+            now.broken = self._refused or self._broken or self._written_since()
         except Exception as error:  # noqa: BLE001 - nothing that fails here may reach the training
             now.broken = f"it could not be recorded: {error}"
         self._broken = None
@@ -161,6 +162,9 @@ class RedoRecorder:
         if ended is None or ended.is_left_out:
             self._log.left_out([step], "the steps before it were still being written")
             self._forget_contents()
+            if self._updated.are_flat:
+                # What it has written is no write outside the next update.
+                self._versions = self._read_versions()
             return
         ended.step = step
         if self._updated.are_flat:
@@ -221,20 +225,27 @@ class RedoRecorder:
         self._buffer_hashes.clear()
         self._object_hashes.clear()
 
-    def _require_known_update(self) -> None:
+    def _why_unknown(self) -> str | None:
+        """Return why no update of what is updated now can be made again, until something else is; None for one that
+        can."""
         flats = self._updated.all if self._updated.are_flat else ()
-        refuse_unknown_update([self._optimizer], flats=flats, scaler=False)
+        try:
+            refuse_unknown_update([self._optimizer], flats=flats, scaler=False)
+        except UnsupportedError as error:
+            return str(error)
+        return None
 
     def _note_update(self, ended: StepInput, *, applied: bool) -> None:
         """Note how an update of flat tensors was made, and that what it has written since belongs to it: the parameters
         are rounded behind the optimizer's own hooks."""
         self._versions = self._read_versions()
         ended.applied = applied
-        if applied:
-            ended.writes = self._updated.writes(self._calls)
         updated = sorted(name for names in self._calls for name in names)
-        if applied and ended.broken is None and updated != sorted(map(self._names_of, self._updated.all)):
-            ended.broken = f"the calls of its optimizer have updated {len(updated)} of the flat tensors"
+        if applied and ended.broken is None:
+            if updated == sorted(map(self._names_of, self._updated.all)):
+                ended.writes = self._updated.writes(self._calls)
+            else:
+                ended.broken = f"the calls of its optimizer have updated {len(updated)} of the flat tensors"
         if not applied and updated:
             ended.broken = ended.broken or "its update was skipped, although its optimizer was called"
 

@@ -11,13 +11,14 @@ import native
 from capture.snapshot.data_file import PlacedPiece, piece_of_part
 from capture.snapshot.derivable import Derivable
 from capture.snapshot.late_bytes import Background, append
+from catalog.errors import SnapshotError
 from catalog.format.dtypes import ROUNDED_FROM
 from catalog.records import Extent
 
 __all__ = ["DerivedCheck", "Place"]
 
-Place = tuple[str, int]
-"""A data file, relative to the history, and an offset in it."""
+Place = tuple[str, int, bytes]
+"""A data file, relative to the history, an offset in it, and the checksum of the bytes that are there."""
 
 
 class DerivedCheck:
@@ -42,7 +43,7 @@ class DerivedCheck:
         self._job = job
         self._align = align
         self._after = after
-        self._checksums: list[tuple[Derivable, bytes]] = []
+        self._checksums: list[tuple[Derivable, tuple[bytes, bytes]]] = []
         self._background = Background("dshistory-round", self._compare) if derivable else None
 
     @property
@@ -66,19 +67,21 @@ class DerivedCheck:
             self._background.require()
 
     def references(self, places: Mapping[str, Place]) -> list[Extent]:
-        """Return the rows of the weights that are not stored, where `places` has those of the masters, by key."""
-        return [_row(one, checksum, *places[one.master.key]) for one, checksum in self._checksums]
+        """Return the rows of the weights that are not stored, where `places` has those of the masters, by key.
+        SnapshotError for a master that was stored with other bytes than those that were compared.
+        """
+        return [_row(one, *checksums, places[one.master.key]) for one, checksums in self._checksums]
 
     def _compare(self) -> None:
         others = []
         for one in self._derivable:
-            checksum = native.checksum_if_rounded(
+            checksums = native.checksum_if_rounded(
                 masters=one.master_address, weights=one.part.address, numel=one.part.numel, dtype=one.part.dtype
             )
-            if checksum is None:
+            if checksums is None:
                 others.append(one.part)
             else:
-                self._checksums.append((one, checksum))
+                self._checksums.append((one, checksums))
         if others:
             self.differing = frozenset(part.key for part in others)
             self._after()
@@ -86,8 +89,14 @@ class DerivedCheck:
             self.placed = append(self._job, [piece_of_part(part) for part in others], chunks, align=self._align)
 
 
-def _row(one: Derivable, checksum: bytes, file: str, offset: int) -> Extent:
+def _row(one: Derivable, checksum: bytes, compared: bytes, place: Place) -> Extent:
     part = one.part
+    file, offset, stored = place
+    if part.numel == one.master.numel and stored != compared:
+        raise SnapshotError(
+            f"{one.master.item.kind} {one.master.item.name}: written to after the step while it was being read; wrap "
+            "such edits in `with session.modify():`"
+        )
     return Extent(
         name=part.item.name,
         kind=part.item.kind,

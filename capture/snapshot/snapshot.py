@@ -30,6 +30,7 @@ from capture.snapshot.transient_state import TransientState
 from capture.state.objects import inlined
 from catalog.errors import SnapshotError
 from catalog.format.fingerprints import seed_of
+from catalog.records import CHECKSUM_BYTES, Extent
 from catalog.run_writer import RunWriter
 
 __all__ = ["Snapshot"]
@@ -217,9 +218,9 @@ class Snapshot:
         header, trailer = self._ends
         checksums = self.job.checksums()
         self._require_unchanged()
-        nbytes = self.job.finish(header=header, trailer=trailer.data)
         file = self._file(run)
-        references = [*self.unchanged.references, *self.derived.references(self._places(file))]
+        references = [*self.unchanged.references, *self._derived(file, checksums)]
+        nbytes = self.job.finish(header=header, trailer=trailer.data)
         rows = manifest_rows(self.plan, trailer, checksums, header, file=file, references=references)
         run.publish_part(self.step, data_tmp=self.data_tmp, extents=rows)
         self.found_underived(self.derived.differing)
@@ -249,12 +250,20 @@ class Snapshot:
     def _not_written(self) -> dict[str, float]:
         return {"unchanged_bytes": self.unchanged.unchanged_bytes, "derived_bytes": self.derived.derived_bytes}
 
-    def _places(self, file: str) -> dict[str, Place]:
+    def _derived(self, file: str, checksums: bytes) -> list[Extent]:
+        """Return the rows of the weights that are not stored; `checksums`: those of the plan's parts."""
+        return self.derived.references(self._places(file, checksums)) if self.plan.derivable else []
+
+    def _places(self, file: str, checksums: bytes) -> dict[str, Place]:
         """Return where the bytes of every part are that has some: in this file, or in an earlier one."""
-        places = {key: (file, offset) for key, offset in self.plan.offsets_by_key.items()}
-        places |= {placed.piece.key: (file, placed.offset) for placed in self.unchanged.placed}
+        size = CHECKSUM_BYTES
+        places = {
+            key: (file, offset, checksums[size * i : size * (i + 1)])
+            for i, (key, offset) in enumerate(self.plan.offsets_by_key.items())
+        }
+        places |= {placed.piece.key: (file, placed.offset, placed.checksum) for placed in self.unchanged.placed}
         return places | {
-            entry_key(one.kind, one.name, one.shape, one.start, one.numel): (one.file, one.offset)
+            entry_key(one.kind, one.name, one.shape, one.start, one.numel): (one.file, one.offset, one.checksum)
             for one in self.unchanged.references
         }
 

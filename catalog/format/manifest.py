@@ -10,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -152,21 +153,35 @@ def _check_rounded(rounded: pa.Table, raw: pa.Table, *, where: str) -> None:
     _demand(
         rounded, pc.invert(pc.is_in(rounded["kind"], pa.array(sorted(NOT_STATE)))), "kind", where, "is never rounded"
     )
-    sources = raw.filter(pc.equal(raw["dtype"], ROUNDED_FROM)).sort_by([("file", "ascending"), ("offset", "ascending")])
-    size = DTYPES[ROUNDED_FROM]
-    inside = np.zeros(rounded.num_rows, bool)
-    for file in pc.unique(rounded["file"]).to_pylist():
-        here = sources.filter(pc.equal(sources["file"], file))
-        rows = pc.equal(rounded["file"], file).to_numpy()
-        if not here.num_rows:
-            continue
-        begins = rounded["offset"].to_numpy()[rows]
-        first = here["offset"].to_numpy()
-        at = np.maximum(np.searchsorted(first, begins, side="right") - 1, 0)
-        skipped = begins - first[at]
-        ends = skipped + size * rounded["numel"].to_numpy()[rows]
-        inside[rows] = (skipped >= 0) & (skipped % size == 0) & (ends <= here["nbytes"].to_numpy()[at])
+    sources = raw.filter(pc.equal(raw["dtype"], ROUNDED_FROM))
+    _, files = np.unique(_files(sources) + _files(rounded), return_inverse=True)
+    of_source, of_rounded = np.split(files, [sources.num_rows])
+    begins, ends = _range(rounded, DTYPES[ROUNDED_FROM] * rounded["numel"].to_numpy())
+    first, last = _range(sources, sources["nbytes"].to_numpy())
+    order = np.lexsort((last, first, of_source))
+    of_source, first, last = of_source[order], first[order], last[order]
+    inside, apart = np.zeros(rounded.num_rows, bool), np.ones(rounded.num_rows, bool)
+    by_file = np.lexsort((begins, of_rounded))
+    for rows in np.split(by_file, np.flatnonzero(np.diff(of_rounded[by_file])) + 1):
+        here = slice(*np.searchsorted(of_source, [of_rounded[rows[0]], of_rounded[rows[0]] + 1]))
+        at = np.searchsorted(first[here], begins[rows], side="right") - 1
+        known = at >= 0
+        skipped = begins[rows[known]] - first[here][at[known]]
+        inside[rows[known]] = (skipped % DTYPES[ROUNDED_FROM] == 0) & (ends[rows[known]] <= last[here][at[known]])
+        apart[rows[1:]] = ends[rows[:-1]] <= begins[rows[1:]]
     _demand(rounded, pa.array(inside), "offset", where, f"is no place in the bytes of one row of {ROUNDED_FROM}")
+    _demand(rounded, pa.array(apart), "offset", where, "overlaps the numbers of another row that is rounded")
+
+
+def _files(table: pa.Table) -> list[str]:
+    found: list[str] = table["file"].to_pylist()
+    return found
+
+
+def _range(table: pa.Table, nbytes: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return where the bytes of each row begin and end in their file."""
+    begins: npt.NDArray[np.int64] = table["offset"].to_numpy()
+    return begins, begins + nbytes
 
 
 def _check_cover(own: pa.Table, *, data_bytes: int, where: str) -> None:

@@ -57,6 +57,9 @@ _NAME: Final = re.compile(r"rank-([0-9]{5})-([0-9]{12})-to-([0-9]{12})\.redo")
 _PACKED_SLACK: Final = 2
 """Packed bytes are at most so many times as many as what they stand for, and 4 KiB more."""
 
+_MOST_RANKS: Final = 100_000
+"""So many fit into the names of the files."""
+
 _HEAD_BYTES: Final = 1024
 _STEP_BYTES: Final = 128
 _BLOCK_ROW_BYTES: Final = 128
@@ -394,13 +397,15 @@ def _writes(content: Mapping[str, Any], *, path: Path) -> RedoWrites:
     if content["format"] == 1:
         return RedoWrites(params)
     flats = tuple(_flat(row, path=path) for row in content["flats"])
-    calls = _names(content["calls"])
+    calls, world_size = _names(content["calls"]), _whole(content["world_size"])
+    if not 0 < world_size <= _MOST_RANKS:
+        raise FormatError(f"{path}: field world_size: {world_size}, where 1 to {_MOST_RANKS} ranks can write a log")
     updated = [name for names in params for name in names]
     if flats and sorted(updated) != sorted(flat.name for flat in flats):
         raise FormatError(f"{path}: field flats: they are not the tensors of the param groups")
     if calls and sorted(name for names in calls for name in names) != sorted(updated):
         raise FormatError(f"{path}: field calls: they do not update every tensor once")
-    return RedoWrites(params, flats, calls, _whole(content["world_size"]))
+    return RedoWrites(params, flats, calls, world_size)
 
 
 def _flat(row: Any, *, path: Path) -> RedoFlat:

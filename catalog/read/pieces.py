@@ -66,10 +66,16 @@ class RawPieces:
 
 
 def piece_of(extent: Extent, *, skip_bytes: int = 0, nbytes: int | None = None) -> Piece:
-    """Return the piece with the bytes of an extent, or with `nbytes` of them from byte `skip_bytes` on."""
+    """Return the piece with the bytes of an extent, or with `nbytes` of them from byte `skip_bytes` on. ValueError for
+    a part that begins or ends within an element that is rounded."""
     length = extent.nbytes - skip_bytes if nbytes is None else nbytes
     if not extent.is_rounded:
         return Piece(extent.file, extent.offset + skip_bytes, length)
+    if skip_bytes % DTYPES[extent.dtype] or length % DTYPES[extent.dtype]:
+        raise ValueError(
+            f"{extent.kind} {extent.name!r}: bytes {skip_bytes} to {skip_bytes + length} cut an element of "
+            f"{extent.dtype} apart, which is rounded as one"
+        )
     skipped = skip_bytes // DTYPES[extent.dtype] * _SOURCE_BYTES
     return Piece(extent.file, extent.offset + skipped, length, extent.dtype)
 

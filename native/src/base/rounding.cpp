@@ -80,13 +80,14 @@ void round_to_half(const std::byte *numbers, std::size_t count, Half to, std::by
     to == Half::bf16 ? round_all<bf16_of>(numbers, count, into) : round_all<fp16_of>(numbers, count, into);
 }
 
-std::optional<Digest> checksum_if_rounded(const Region &numbers, const Region &halves, Half to) {
+std::optional<RoundedDigests> checksum_if_rounded(const Region &numbers, const Region &halves, Half to) {
     thread_local const HugePages memory = huge_pages(huge_page_bytes, "a buffer");
     static_assert(2 * piece_bytes <= huge_page_bytes);
     std::byte *const copied = memory.get();
     std::byte *const expected = copied + piece_bytes;
     std::byte *const found = expected + piece_bytes / 2;
-    RunningChecksum running;
+    RunningChecksum of_numbers;
+    RunningChecksum of_halves;
     for (std::uint64_t done = 0; done < numbers.nbytes; done += piece_bytes) {
         const std::uint64_t nbytes = std::min<std::uint64_t>(piece_bytes, numbers.nbytes - done);
         copy_live(copied, numbers.address + done, nbytes);
@@ -95,9 +96,10 @@ std::optional<Digest> checksum_if_rounded(const Region &numbers, const Region &h
         if (std::memcmp(expected, found, nbytes / 2) != 0) {
             return std::nullopt;
         }
-        running.add(found, nbytes / 2);
+        of_numbers.add(copied, nbytes);
+        of_halves.add(found, nbytes / 2);
     }
-    return running.end();
+    return RoundedDigests{of_halves.end(), of_numbers.end()};
 }
 
 } // namespace dsh

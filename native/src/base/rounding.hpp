@@ -17,8 +17,13 @@ enum class Half { bf16, fp16 };
 // The memory need not be aligned, and may not overlap.
 void round_to_half(const std::byte *numbers, std::size_t count, Half to, std::byte *into);
 
-// Return the checksum of `halves` if they are `numbers` rounded, bit for bit; nothing otherwise. Both may be unmapped
-// at any time: IoError (EFAULT) says so. `halves` has half of the bytes of `numbers`.
-std::optional<Digest> checksum_if_rounded(const Region &numbers, const Region &halves, Half to);
+struct RoundedDigests {
+    Digest halves;
+    Digest numbers;
+};
+
+// Return the checksums of `halves` and of `numbers` if the former are the latter, rounded, bit for bit; nothing
+// otherwise. Both may be unmapped at any time: IoError (EFAULT) says so. `halves` has half of the bytes of `numbers`.
+std::optional<RoundedDigests> checksum_if_rounded(const Region &numbers, const Region &halves, Half to);
 
 } // namespace dsh

@@ -7,9 +7,11 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -93,15 +95,18 @@ void round_region(std::uint64_t address, std::uint64_t target, std::uint64_t num
     round_to_half(reinterpret_cast<const std::byte *>(address), numel, to, reinterpret_cast<std::byte *>(target));
 }
 
-std::optional<nb::bytes> checksum_rounded(std::uint64_t masters, std::uint64_t weights, std::uint64_t numel,
+std::optional<std::pair<nb::bytes, nb::bytes>> checksum_rounded(std::uint64_t masters, std::uint64_t weights, std::uint64_t numel,
                                           const std::string &dtype) {
     const Half to = half_of(dtype);
-    std::optional<Digest> digest;
+    std::optional<RoundedDigests> digests;
     {
         const WithoutGil unlocked;
-        digest = checksum_if_rounded({masters, 4 * numel}, {weights, 2 * numel}, to);
+        digests = checksum_if_rounded({masters, 4 * numel}, {weights, 2 * numel}, to);
     }
-    return digest ? std::optional(digest_bytes(std::span(&*digest, 1))) : std::nullopt;
+    if (!digests) {
+        return std::nullopt;
+    }
+    return std::pair(digest_bytes(std::span(&digests->halves, 1)), digest_bytes(std::span(&digests->numbers, 1)));
 }
 
 nb::bytes sample_regions(Column<std::uint64_t> addresses, Column<std::uint64_t> nbytes, std::uint64_t seed) {

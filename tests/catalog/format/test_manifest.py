@@ -142,6 +142,15 @@ HOSTILE_ROWS = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize(("row", "change", "match"), HOSTILE_ROWS, ids=lambda value: str(value)[:40])
+def test_hostile_rows_are_refused(row: int, change: dict[str, Any], match: str) -> None:
+    rows = _rows()
+    rows[row] |= change
+    with pytest.raises(FormatError, match=match) as caught:
+        _decode(_checked_manifest(rows))
+    assert "any.manifest.parquet" in str(caught.value)
+
+
 ROUNDED_ROWS = [
     ({"offset": 2 * ALIGN}, "offset"),
     ({"offset": ALIGN + 2}, "offset"),
@@ -176,6 +185,12 @@ def test_hostile_rows_that_are_rounded_are_refused(change: dict[str, Any], match
     rows[-1] |= change
     with pytest.raises(FormatError, match=f"field {match}"):
         _decode(_checked_manifest(rows))
+
+
+def test_rows_that_are_rounded_from_the_same_numbers_are_refused() -> None:
+    rows = _rounded_rows()
+    with pytest.raises(FormatError, match=r"field offset.* overlaps"):
+        _decode(_checked_manifest([*rows, {**rows[-1], "name": "v", "offset": rows[-1]["offset"] + 4}]))
 
 
 @pytest.mark.parametrize(("row", "change", "match"), HOSTILE_ROWS[:10], ids=lambda value: str(value)[:40])

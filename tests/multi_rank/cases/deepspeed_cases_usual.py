@@ -172,6 +172,7 @@ def case_weights_beside_their_masters(folder: Path) -> None:
         assert ranks == set(range(WORLD)) or stage == 0, (stage, dtype)
         assert (session.stats.derived_bytes > 0) == (RANK in ranks), (stage, dtype)
         assert verify(opened) == []
+        train(engine, 1)
         capture.restore("latest", history=history, engine=engine)
         assert_same(state_of(engine), expected)
         engine.destroy()
