@@ -1,46 +1,42 @@
 """Packs one data file, so that at every moment, and after a crash at any, all of its bytes are there.
 
-1. Each extent is read and compared with the checksum of its manifest: what is damaged is never packed.
-2. The image is written under a temporary name and made durable (fsync).
-3. It is unpacked again, all of it, and compared with the same checksums.
-4. It gets its name: rename(2), fsync of the folder.
-5. The data file is removed, while nobody reads the checkpoint, and the folder is made durable again.
+1. Its extents are read, and packed block by block under a temporary name. Each block is unpacked again at once. Of
+   every extent both what was read and what was unpacked must have the checksum of its manifest: what is damaged is
+   never packed, and what does not give the same bytes never takes their place.
+2. The image is made durable (fsync), and read back from the disk: its table says what was packed, and every block has
+   its checksum.
+3. It gets its name: rename(2), fsync of the folder.
+4. The data file is removed, while nobody reads the checkpoint, and the folder is made durable again.
 
 A crash leaves the data file, or both, or the image. Where both are there the data file counts, and the next compaction
-goes on from step 3.
-
-A batch of the data file is in memory at a time, as much of the bases, and what both are packed to: an extent that is
-larger comes in parts, and is compared with its checksum at its end, before the image has its name.
+unpacks the image, all of it, and goes on from step 4.
 """
 
+import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, TypeAlias
 
-import numpy as np
-
 import native
+from catalog.compaction.spans import Span, SpanReader, SpanSums, cut
 from catalog.disk.durable import publish, sync_dir, temporary_path
-from catalog.encoding.planes import needs_base, packed
+from catalog.encoding.planes import needs_base, packed, unpacked
 from catalog.errors import CorruptError, FormatError, SetupError
 from catalog.format.dtypes import DTYPES
 from catalog.format.manifest import Manifest
 from catalog.format.packed_file import MAGIC, Base, Block, encode_end, read_packed_file
 from catalog.paths import HistoryPaths, packed_file
 from catalog.read.packed_bytes import Wanted, unpack_image
-from catalog.read.pieces import Piece, piece_of
+from catalog.read.pieces import Piece
 from catalog.read.pins import alone_with
-from catalog.read.stored_bytes import Buffer, ReadBuffer, batches
+from catalog.read.stored_bytes import Buffer, ReadBuffer
 from catalog.records import CHECKSUM_BYTES, CheckpointRef, Extent
 
-__all__ = ["BLOCK_BYTES", "Bases", "bases_in", "bytes_with_base", "drop_data_files", "pack_data_file"]
+__all__ = ["Bases", "bases_in", "bytes_with_base", "drop_data_files", "pack_data_file"]
 
-BLOCK_BYTES = 1 << 20
-"""Whoever reads a few elements unpacks a whole block; smaller ones would gain less."""
-
-_BATCH_BYTES = 64 << 20
+_READ_BACK_BYTES = 16 << 20
 
 _Key: TypeAlias = tuple[str, str, int, int, str]
 
@@ -48,22 +44,11 @@ Bases: TypeAlias = Mapping[_Key, Extent]
 """The extents that others may be packed against, by what they hold."""
 
 
-class _Part(NamedTuple):
-    """The bytes `[skip, skip + nbytes)` of an extent: all of them, or a batch of a larger one."""
-
-    extent: Extent
-    skip: int
-    nbytes: int
-
-    @property
-    def place(self) -> Piece:
-        return piece_of(self.extent, skip_bytes=self.skip, nbytes=self.nbytes)
-
-
 class _RawBlock(NamedTuple):
-    """A part of an extent that becomes a block, with the bytes of its base."""
+    """A part of an extent that becomes a block: its bytes, those of its base, and memory for what is unpacked again."""
 
     raw: memoryview
+    again: memoryview
     begin: int
     itemsize: int
     base: memoryview | None
@@ -101,11 +86,9 @@ def pack_data_file(
 ) -> None:
     """Put the packed image of a part's data file beside it, durable and checked; the data file stays.
 
-    It takes memory for three batches of 64 MiB, and for a few blocks in each thread, however large an extent is.
-
     An image that is there already, and needs no more than `bases`, is only checked. CorruptError when the data file, or
     a base, is damaged, or when what was written does not give the same bytes again; OSError when it can't be written.
-    Neither leaves anything behind.
+    Neither leaves anything behind. Takes five times 16 MiB of memory, whatever the size of a tensor.
     """
     final = paths.root / packed_file(manifest.file)
     if _is_whole(paths.root, final, manifest, bases):
@@ -115,12 +98,13 @@ def pack_data_file(
     tmp = temporary_path(final)
     try:
         with tmp.open("xb") as out:
-            _write(paths.root, out, manifest, bases, workers, progress)
+            with ThreadPoolExecutor(workers, thread_name_prefix="dshistory-pack") as pool:
+                blocks = _Packing(paths.root, manifest, bases, pool).write(out, progress)
             out.flush()
             os.fsync(out.fileno())
-            # What is compared is what the disk has, not what memory still knows of it.
+            # What is read back is what the disk has, not what memory still knows of it.
             os.posix_fadvise(out.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        _compare(paths.root, tmp, manifest)
+        _read_back(paths.root, tmp, manifest, blocks)
     except (Exception, KeyboardInterrupt):
         tmp.unlink(missing_ok=True)
         raise
@@ -150,131 +134,159 @@ def _is_whole(root: Path, path: Path, manifest: Manifest, bases: Bases) -> bool:
     return True
 
 
-def _write(
-    root: Path,
-    out: BinaryIO,
-    manifest: Manifest,
-    bases: Bases,
-    workers: int,
-    progress: Callable[[int], None],
-) -> None:
-    at = out.write(MAGIC)
-    blocks = []
-    with ThreadPoolExecutor(workers, thread_name_prefix="dshistory-pack") as pool:
-        raw, based = _Reader(root), _Reader(root)
-        for batch in _own_batches(manifest):
-            pieces = list(_raw_blocks(batch, bases, raw, based))
-            for piece, content in zip(pieces, pool.map(_packed, pieces), strict=True):
-                out.write(content)
-                blocks.append(_block(piece, content, at))
-                at += len(content)
-            progress(sum(part.nbytes for part in batch))
-    out.write(
-        encode_end(blocks, run=manifest.run, step=manifest.step, rank=manifest.rank, data_bytes=manifest.data_bytes)
-    )
+class _Batch(NamedTuple):
+    """Some spans, and their bytes; those of them that have a base, by their number, and the bytes of these."""
+
+    spans: Sequence[Span]
+    raw: Sequence[Buffer]
+    based: Mapping[int, Span]
+    base: Sequence[Buffer]
 
 
-def _own_batches(manifest: Manifest) -> Iterator[list[_Part]]:
-    """Yield the extents of the part's own file in the order of their bytes, of which none is left out."""
-    own = (extent for extent in _as_they_are(manifest) if extent.file == manifest.file)
-    parts = (
-        _Part(extent, skip, min(_BATCH_BYTES, extent.nbytes - skip))
-        for extent in sorted(own, key=lambda extent: extent.offset)
-        for skip in range(0, extent.nbytes, _BATCH_BYTES)
-    )
-    yield from batches(parts, most_bytes=_BATCH_BYTES)
+class _Packing:
+    """The packing of one data file: reads it and its bases, and compares all that was read and made."""
 
-
-def _raw_blocks(batch: list[_Part], bases: Bases, raw: "_Reader", based: "_Reader") -> Iterator[_RawBlock]:
-    """Yield the blocks of some extents, whose bytes and whose bases' bytes are read and compared."""
-    others = {part: part._replace(extent=bases[_key(part.extent)]) for part in batch if _key(part.extent) in bases}
-    own = raw.read(batch)
-    base = based.read(others.values())
-    for part in batch:
-        other = others.get(part)
-        for at in range(0, part.nbytes, BLOCK_BYTES):
-            within = slice(at, min(at + BLOCK_BYTES, part.nbytes))
-            yield _RawBlock(
-                own[part.place].data[within],
-                part.extent.offset + part.skip + at,
-                DTYPES[part.extent.dtype],
-                None if other is None else base[other.place].data[within],
-                "" if other is None else other.extent.file,
-                0 if other is None else other.extent.offset + other.skip + at,
-            )
-
-
-class _Reader:
-    """Reads extents in parts, in order, and raises CorruptError at the end of one that is damaged."""
-
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, manifest: Manifest, bases: Bases, pool: Executor) -> None:
         self._root = root
-        self._buffer = ReadBuffer()
-        self._checksums = _Checksums()
+        self._manifest = manifest
+        self._bases = bases
+        self._pool = pool
+        self._again = ReadBuffer()
+        self._raw_sums, self._base_sums = SpanSums(_damaged(root)), SpanSums(_damaged(root))
+        self._again_sums = SpanSums(_other_bytes(root / packed_file(manifest.file)))
 
-    def read(self, parts: Iterable[_Part]) -> dict[Piece, Buffer]:
-        """Return the bytes of parts by their place, which hold until the next call: several may name the same."""
-        by_place = {part.place: part for part in parts}
-        places = sorted(by_place)
-        if not places:
-            return {}
-        memory, checksums = self._buffer.read(self._root, places)
-        for extent, actual in self._checksums.differing([by_place[place] for place in places], memory, checksums):
-            raise CorruptError(
-                f"{self._root / extent.file}: {extent.kind} {extent.name!r} at offset {extent.offset}: the manifest's "
-                f"checksum is {extent.checksum.hex()}, the bytes give {actual.hex()}: damaged, and therefore not packed"
-            )
-        return dict(zip(places, memory, strict=True))
+    def write(self, out: BinaryIO, progress: Callable[[int], None]) -> list[Block]:
+        """Write the image, and return its blocks."""
+        manifest = self._manifest
+        at = out.write(MAGIC)
+        blocks = []
+        for batch in self._batches():
+            for content, block in self._packed(batch):
+                out.write(content)
+                blocks.append(block._replace(offset=at))
+                at += len(content)
+            progress(sum(span.nbytes for span in batch.spans))
+        out.write(
+            encode_end(blocks, run=manifest.run, step=manifest.step, rank=manifest.rank, data_bytes=manifest.data_bytes)
+        )
+        return blocks
+
+    def _batches(self) -> Iterator[_Batch]:
+        """Yield the data file in batches; the next one is read while one is packed."""
+        readers = itertools.cycle([(SpanReader(self._root), SpanReader(self._root)) for _ in range(2)])
+        with ThreadPoolExecutor(1, thread_name_prefix="dshistory-pack-read") as ahead:
+            ready: Future[_Batch] | None = None
+            for spans, (raw, base) in zip(cut(_own_extents(self._manifest)), readers, strict=False):
+                coming = ahead.submit(self._read, spans, raw, base)
+                if ready is not None:
+                    yield ready.result()
+                ready = coming
+            if ready is not None:
+                yield ready.result()
+
+    def _read(self, spans: Sequence[Span], raw: SpanReader, base: SpanReader) -> _Batch:
+        found = {i: self._bases.get(_key(span.extent)) for i, span in enumerate(spans)}
+        based = {i: spans[i]._replace(extent=extent) for i, extent in found.items() if extent is not None}
+        return _Batch(spans, raw.read(spans), based, base.read(list(based.values())))
+
+    def _packed(self, batch: _Batch) -> Iterator[tuple[bytes, Block]]:
+        """Yield what is written for each block of a batch; then compare it."""
+        again, _ = self._again.place([span.place for span in batch.spans])
+        base = dict(zip(batch.based, batch.base, strict=True))
+        spans = enumerate(zip(batch.spans, batch.raw, again, strict=True))
+        pieces = (piece for i, span in spans for piece in _pieces(*span, batch.based.get(i), base.get(i)))
+        yield from self._pool.map(_packed, pieces)
+        # Last, so that nothing can have changed in memory between the packing and the look.
+        self._raw_sums.add(batch.spans, batch.raw)
+        self._base_sums.add(batch.based.values(), batch.base)
+        self._again_sums.add(batch.spans, again)
 
 
-class _Checksums:
-    """Compares extents that come in parts, in order, with the checksums of their manifests. All parts of an extent but
-    the last are batches by themselves, so one extent at a time is not at its end."""
-
-    def __init__(self) -> None:
-        self._running = native.RunningChecksum()
-
-    def differing(
-        self, parts: Sequence[_Part], memory: Sequence[Buffer], checksums: bytes
-    ) -> Iterator[tuple[Extent, bytes]]:
-        """Yield every extent that ends here and has another checksum than its manifest says, with that checksum;
-        `checksums` are those of the parts."""
-        for i, (part, content) in enumerate(zip(parts, memory, strict=True)):
-            actual = checksums[CHECKSUM_BYTES * i : CHECKSUM_BYTES * (i + 1)]
-            if part.nbytes < part.extent.nbytes:
-                self._running.add(content)
-                if part.skip + part.nbytes < part.extent.nbytes:
-                    continue
-                actual, self._running = self._running.end(), native.RunningChecksum()
-            if actual != part.extent.checksum:
-                yield part.extent, actual
+def _pieces(
+    span: Span, raw: Buffer, again: Buffer, base: Span | None, base_bytes: Buffer | None
+) -> Iterator[_RawBlock]:
+    file, offset = ("", 0) if base is None else base.place[:2]
+    for part in span.blocks():
+        yield _RawBlock(
+            raw[part].data,
+            again[part].data,
+            span.place.offset + part.start,
+            DTYPES[span.extent.dtype],
+            None if base_bytes is None else base_bytes[part].data,
+            file,
+            offset + part.start,
+        )
 
 
-def _packed(piece: _RawBlock) -> bytes:
-    return packed(piece.raw, itemsize=piece.itemsize, base=piece.base)
-
-
-def _block(piece: _RawBlock, content: bytes, at: int) -> Block:
+def _packed(piece: _RawBlock) -> tuple[bytes, Block]:
+    """Return a block, and what the table says of it but its place; write what it gives again to its memory."""
+    content = packed(piece.raw, itemsize=piece.itemsize, base=piece.base)
+    # Before it is unpacked, so that bytes that change in memory from here on are found.
+    checksum = native.checksum(content)
+    unpacked(content, base=piece.base, into=piece.again)
     base = None
     if piece.base is not None and needs_base(content):
         base = Base(piece.base_file, piece.base_offset, native.checksum(piece.base))
-    return Block(piece.begin, piece.raw.nbytes, at, len(content), native.checksum(content), base)
+    return content, Block(piece.begin, piece.raw.nbytes, 0, len(content), checksum, base)
+
+
+def _own_extents(manifest: Manifest) -> list[Extent]:
+    """Return the extents of the part's own file in the order of their bytes, of which none is left out."""
+    own = (extent for extent in _as_they_are(manifest) if extent.file == manifest.file and extent.nbytes)
+    return sorted(own, key=lambda extent: extent.offset)
+
+
+def _read_back(root: Path, path: Path, manifest: Manifest, blocks: Sequence[Block]) -> None:
+    """Raise CorruptError unless the disk has the image that was written."""
+    if list(read_packed_file(path, file=manifest.file).blocks()) != list(blocks):
+        raise CorruptError(f"{path}: the table that was read back is not the one that was written: check this disk")
+    memory = ReadBuffer()
+    for batch in _batches(blocks):
+        pieces = [Piece(str(path.relative_to(root)), block.offset, block.stored) for block in batch]
+        _, checksums = memory.read(root, pieces)
+        for i, block in enumerate(batch):
+            actual = checksums[CHECKSUM_BYTES * i : CHECKSUM_BYTES * (i + 1)]
+            if actual != block.checksum:
+                raise CorruptError(
+                    f"{path}: bytes {block.offset} to {block.offset + block.stored}: written with the checksum "
+                    f"{block.checksum.hex()}, read back with {actual.hex()}: nothing was changed; check this machine's "
+                    "memory and disk"
+                )
+
+
+def _batches(blocks: Sequence[Block]) -> Iterator[list[Block]]:
+    batch: list[Block] = []
+    nbytes = 0
+    for block in blocks:
+        batch.append(block)
+        nbytes += block.stored
+        if nbytes >= _READ_BACK_BYTES:
+            yield batch
+            batch, nbytes = [], 0
+    if batch:
+        yield batch
 
 
 def _compare(root: Path, path: Path, manifest: Manifest) -> None:
     """Raise CorruptError unless the image at `path` gives the bytes of every extent of the part's own file."""
-    memory, checked = ReadBuffer(), _Checksums()
-    for batch in _own_batches(manifest):
-        places = [part.place for part in batch]
+    memory, sums = ReadBuffer(), SpanSums(_other_bytes(path))
+    for spans in cut(_own_extents(manifest)):
+        places = [span.place for span in spans]
         found, addresses = memory.place(places)
         wanted = [Wanted(*place[:3], address) for place, address in zip(places, addresses, strict=True)]
         unpack_image(root, path, wanted)
-        checksums = native.checksum_memory(
-            addresses=np.array(addresses, np.uint64),
-            nbytes=np.array([part.nbytes for part in batch], np.uint64),
-        )
-        for extent, actual in checked.differing(batch, found, checksums):
-            raise CorruptError(
-                f"{path}: {extent.kind} {extent.name!r}: the manifest's checksum is {extent.checksum.hex()}, what was "
-                f"packed gives {actual.hex()}: nothing was changed; check this machine's memory and disk"
-            )
+        sums.add(spans, found)
+
+
+def _damaged(root: Path) -> Callable[[Extent, str], CorruptError]:
+    return lambda extent, found: CorruptError(
+        f"{root / extent.file}: {extent.kind} {extent.name!r} at offset {extent.offset}: {found}: damaged, and "
+        "therefore not packed"
+    )
+
+
+def _other_bytes(path: Path) -> Callable[[Extent, str], CorruptError]:
+    return lambda extent, found: CorruptError(
+        f"{path}: {extent.kind} {extent.name!r}: what was packed gives other bytes: {found}: nothing was changed; "
+        "check this machine's memory and disk"
+    )

@@ -26,6 +26,7 @@ from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from typing import Final, NamedTuple, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 import zstandard
 
@@ -47,6 +48,7 @@ class Transform(IntEnum):
     DIFFERENCE = 4
 
 
+_TRANSFORMS = {int(transform): transform for transform in Transform}
 _ALONE = (Transform.PLAIN, Transform.ROTATED)
 _WITH_BASE = (*_ALONE, Transform.XOR, Transform.ROTATED_XOR, Transform.DIFFERENCE)
 
@@ -57,6 +59,8 @@ class _Coding(IntEnum):
     CONSTANT = 2
 
 
+_CODINGS = {int(coding): coding for coding in _Coding}
+
 _HEAD = struct.Struct("<BBBQ")
 _PLANE = struct.Struct("<BQ")
 _ITEMSIZES = (1, 2, 4, 8)
@@ -64,9 +68,11 @@ MAX_HEAD_BYTES: Final = _HEAD.size + max(_ITEMSIZES) * _PLANE.size
 """A block takes at most so many bytes beside those that it stands for."""
 
 _SAMPLE_PARTS = 4
-_SAMPLE_PART_ELEMENTS = 2048
+_SAMPLE_PART_ELEMENTS = 1024
 _WORTH_CODING = 0.97
 """A plane that zstd makes hardly smaller is stored: that costs little room, and decoding it nothing."""
+
+_USUAL_BYTES = 1 << 20
 
 _Coder: TypeAlias = int
 """How zstd codes a plane: the logarithm of the number of earlier places that it remembers, to find repetitions."""
@@ -125,7 +131,7 @@ def unpacked(block: bytes | memoryview, *, base: memoryview | None = None, into:
         raise FormatError(f"packed block: {head.nbytes} raw bytes where {len(target)} belong")
     whole = head.nbytes - head.nbytes % head.itemsize
     other = None
-    if needs_base(content):
+    if head.transform not in _ALONE:
         if base is None or base.nbytes != head.nbytes:
             found = "none" if base is None else f"one of {base.nbytes} bytes"
             raise FormatError(f"packed block: needs a base of {head.nbytes} bytes, there is {found}")
@@ -160,7 +166,7 @@ def _head(content: memoryview) -> _Head:
     version, transform, itemsize, nbytes = _HEAD.unpack_from(content)
     if version != VERSION:
         raise FormatError(f"packed block: version {version}, this release knows {VERSION}")
-    if transform not in list(Transform) or itemsize not in _ITEMSIZES:
+    if transform not in _TRANSFORMS or itemsize not in _ITEMSIZES:
         raise FormatError(f"packed block: transform {transform} of elements of {itemsize} bytes: not one of the format")
     begin = _HEAD.size + itemsize * _PLANE.size
     if len(content) < begin:
@@ -169,15 +175,15 @@ def _head(content: memoryview) -> _Head:
     end = begin + sum(length for _, length in table) + nbytes % itemsize
     if end != len(content):
         raise FormatError(f"packed block: {len(content)} bytes where its planes end at {end}")
-    if any(coding not in list(_Coding) for coding, _ in table):
+    if any(coding not in _CODINGS for coding, _ in table):
         raise FormatError("packed block: a plane has a coding that the format does not know")
-    planes = tuple((_Coding(coding), length) for coding, length in table)
-    return _Head(Transform(transform), itemsize, nbytes, planes, begin)
+    planes = tuple((_CODINGS[coding], length) for coding, length in table)
+    return _Head(_TRANSFORMS[transform], itemsize, nbytes, planes, begin)
 
 
 def _planes(data: memoryview, itemsize: int, transform: Transform, base: memoryview | None) -> Iterator[memoryview]:
-    """Yield each plane of the transformed elements."""
-    planes = memoryview(bytearray(len(data)))
+    """Yield each plane of the transformed elements, which hold until this thread's next call."""
+    planes = _own.memory(len(data))
     if data:
         native.split_planes(data, into=planes, itemsize=itemsize, transform=int(transform), base=base)
     each = len(data) // itemsize
@@ -191,20 +197,21 @@ def _best(
     """Return the transform that makes a sample smallest, and what codes each of its planes; None: it is stored."""
     sample = _sample(data, itemsize)
     other = None if base is None else _sample(base, itemsize)
+    sizes = {
+        transform: [
+            min(len(plane), len(_zstd(plane, _FEW_MATCHES))) for plane in _planes(sample, itemsize, transform, other)
+        ]
+        for transform in tried
+    }
+    best = min(tried, key=lambda transform: sum(sizes[transform]))
+    planes = _planes(sample, itemsize, best, other)
+    return best, [_best_coder(plane, few) for plane, few in zip(planes, sizes[best], strict=True)]
 
-    def size(transform: Transform) -> int:
-        return sum(min(len(plane), len(_zstd(plane, _FEW_MATCHES))) for plane in split(transform))
 
-    def split(transform: Transform) -> list[memoryview]:
-        return list(_planes(sample, itemsize, transform, other))
-
-    best = tried[0] if len(tried) == 1 else min(tried, key=size)
-    return best, [_best_coder(plane) for plane in split(best)]
-
-
-def _best_coder(plane: memoryview) -> _Coder | None:
-    """Return what makes a plane smallest; None when nothing makes it smaller by enough."""
-    size, coder = min((len(_zstd(plane, coder)), coder) for coder in (_FEW_MATCHES, _MATCHES))
+def _best_coder(plane: memoryview, few: int) -> _Coder | None:
+    """Return what makes a plane smallest, which takes `few` bytes with few matches; None when nothing makes it smaller
+    by enough."""
+    size, coder = min((few, _FEW_MATCHES), (len(_zstd(plane, _MATCHES)), _MATCHES))
     return coder if size < _WORTH_CODING * len(plane) else None
 
 
@@ -220,10 +227,15 @@ def _sample(data: memoryview, itemsize: int) -> memoryview:
 def _coded(plane: memoryview, coder: _Coder | None) -> tuple[_Coding, bytes | memoryview]:
     if coder is None:
         return _Coding.STORED, plane
-    if len(plane) > 1 and plane[:-1] == plane[1:]:
+    if len(plane) > 1 and _is_constant(plane):
         return _Coding.CONSTANT, plane[:1]
     content = _zstd(plane, coder)
     return (_Coding.ZSTD, content) if len(content) < len(plane) else (_Coding.STORED, plane)
+
+
+def _is_constant(plane: memoryview) -> bool:
+    values = np.frombuffer(plane, np.uint8)
+    return bool(values[0] == values[-1]) and not np.any(values != values[0])
 
 
 def _decoded(coding: _Coding, content: memoryview, nbytes: int) -> memoryview | pa.Buffer:
@@ -240,11 +252,15 @@ def _decoded(coding: _Coding, content: memoryview, nbytes: int) -> memoryview | 
         raise FormatError(f"packed block: a plane can't be decompressed: {error}") from error
 
 
-class _Compressors(threading.local):
-    """The compressors of each thread: one compressor must not be used by two at a time."""
+class _Own(threading.local):
+    """What each thread has for itself: its compressors, and memory for the planes of a block of usual size."""
 
     def __init__(self) -> None:
         self.by_coder = {coder: _compressor(coder) for coder in (_FEW_MATCHES, _MATCHES)}
+        self._planes = memoryview(bytearray(_USUAL_BYTES))
+
+    def memory(self, nbytes: int) -> memoryview:
+        return self._planes[:nbytes] if nbytes <= _USUAL_BYTES else memoryview(bytearray(nbytes))
 
 
 def _compressor(coder: _Coder) -> zstandard.ZstdCompressor:
@@ -252,7 +268,7 @@ def _compressor(coder: _Coder) -> zstandard.ZstdCompressor:
     return zstandard.ZstdCompressor(compression_params=parameters)
 
 
-_own = _Compressors()
+_own = _Own()
 
 
 def _zstd(plane: memoryview, coder: _Coder) -> bytes:

@@ -11,7 +11,7 @@ import errno
 import mmap
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol, TypeAlias, TypeVar
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -23,16 +23,7 @@ from catalog.read.packed_bytes import Wanted, read_images
 from catalog.read.pieces import Cut, Piece, RawPieces, cuts_of, piece_of
 from catalog.records import CHECKSUM_BYTES, Extent
 
-__all__ = [
-    "Buffer",
-    "HasBytes",
-    "ReadBuffer",
-    "batches",
-    "mismatches",
-    "read_to",
-    "read_unverified",
-    "read_verified",
-]
+__all__ = ["Buffer", "ReadBuffer", "batches", "mismatches", "read_to", "read_unverified", "read_verified"]
 
 _MOST_EXTENTS = 4096
 
@@ -45,20 +36,9 @@ _ALIGN = 4096
 Buffer: TypeAlias = npt.NDArray[np.uint8]
 
 
-class HasBytes(Protocol):
-    """What takes a number of bytes: an extent, or a part of one."""
-
-    @property
-    def nbytes(self) -> int: ...
-
-
-_Some = TypeVar("_Some", bound=HasBytes)
-
-
-def batches(extents: Iterable[_Some], *, most_bytes: int) -> Iterator[list[_Some]]:
-    """Yield extents, or parts of extents, in order, in lists of at most `most_bytes` together; a larger one is a list
-    by itself."""
-    batch: list[_Some] = []
+def batches(extents: Iterable[Extent], *, most_bytes: int) -> Iterator[list[Extent]]:
+    """Yield the extents in order, in lists of at most `most_bytes` together; a larger extent is a list by itself."""
+    batch: list[Extent] = []
     nbytes = 0
     for extent in extents:
         if batch and (nbytes + extent.nbytes > most_bytes or len(batch) == _MOST_EXTENTS):

@@ -1,5 +1,6 @@
 """A compacted history gives the very bytes of before, and an interrupted compaction loses none."""
 
+import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,10 +10,11 @@ from catalog_helpers import Run, flip_bit
 from packed_helpers import RUN, STEPS, all_bytes, compacted, make_history, packed_files_of, ref
 from retention_helpers import cut_off
 
-from catalog.compaction import pack
+from catalog.compaction import pack, spans
 from catalog.compaction.compact import compact_run
 from catalog.encoding.planes import packed
 from catalog.errors import SetupError
+from catalog.format.packed_file import read_packed_file
 from catalog.gc import collect_garbage
 from catalog.history import History
 from catalog.paths import data_file, packed_file
@@ -157,8 +159,9 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return place(self, pieces)
 
     monkeypatch.setattr(ReadBuffer, "place", placed)
-    monkeypatch.setattr(pack, "BLOCK_BYTES", 1 << 10)
-    monkeypatch.setattr(pack, "_BATCH_BYTES", 4 << 10)
+    monkeypatch.setattr(spans, "BLOCK_BYTES", 1 << 10)
+    monkeypatch.setattr(spans, "_MOST_BYTES", 4 << 10)
+    monkeypatch.setattr(pack, "_READ_BACK_BYTES", 1 << 10)
     return read_at_once
 
 
@@ -168,16 +171,19 @@ def test_an_extent_that_is_larger_than_a_batch_is_packed_in_parts(history: Histo
     assert done.left == {}
     assert max(small_batches) == 4 << 10
     assert [one.base for one in done.steps] == [None, 0]
+    image = read_packed_file(history.root / packed_file(data_file(RUN, 10, 0)), file=data_file(RUN, 10, 0))
+    assert max(block.nbytes for block in image.blocks()) == 1 << 10
     assert all_bytes(history) == before
     assert verify(history) == []
 
 
-@pytest.mark.parametrize("at", ["begin", "end"])
-def test_damage_in_any_part_of_a_large_extent_is_found(history: History, small_batches: list[int], at: str) -> None:
+@pytest.mark.usefixtures("small_batches")
+@pytest.mark.parametrize("place", [0, 0.5, 1])
+def test_damage_in_any_part_of_a_large_extent_is_found(history: History, place: float) -> None:
     large = next(one for one in history.extents(ref(0)) if one.name == "F64.weight")
     assert large.nbytes > 4 << 10
     path = history.root / large.file
-    flip_bit(path, offset=large.offset + (0 if at == "begin" else large.nbytes - 1))
+    flip_bit(path, offset=large.offset + int(place * (large.nbytes - 1)))
     done = compacted(history, steps=range(0, 20))
     assert "'F64.weight'" in done.left[ref(0)]
     assert "damaged, and therefore not packed" in done.left[ref(0)]
@@ -196,6 +202,31 @@ def test_an_image_that_is_damaged_beside_its_data_file_is_made_anew(history: His
     assert verify(history) == []
     assert [one.ref for one in compacted(history).steps] == [ref(20)]
     assert verify(history) == []
+    assert all_bytes(history) == before
+
+
+@pytest.mark.guards("A packed checkpoint is the checkpoint")
+@pytest.mark.parametrize("place", [20, -40], ids=["a block", "the table"])
+def test_what_the_disk_has_not_kept_never_takes_the_place_of_a_data_file(
+    history: History, monkeypatch: pytest.MonkeyPatch, place: int
+) -> None:
+    before = all_bytes(history)
+    sync = os.fsync
+
+    def keep_other_bytes(descriptor: int) -> None:
+        """Sync as a disk would that has lost a bit on the way."""
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        if path.suffix == ".tmp" and ".packed" in path.name:
+            flip_bit(path, offset=place % path.stat().st_size)
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", keep_other_bytes)
+    done = compacted(history)
+    monkeypatch.undo()
+    assert done.steps == []
+    assert len(done.left) == len(STEPS)
+    assert packed_files_of(history) == []
+    assert list(history.root.rglob("*.tmp")) == []
     assert all_bytes(history) == before
 
 
