@@ -67,6 +67,7 @@ def enable(
     strict: bool = False,
     sigterm_limit_s: float | None = None,
     keep: Keep | None = None,
+    compact: bool = False,
     fingerprints: bool = True,
     redo: bool = False,
     what: What = "state",
@@ -114,6 +115,11 @@ def enable(
        name. The newest checkpoint always stays, and the newest healthy one, tagged ones, what a reader has open or
        another run goes on from, and what these refer to. The budget is for this run and the dead ones that it goes on
        from, as far as they have the same policy.
+    compact: whether checkpoints that are not among the two newest are packed without loss beside the training, as
+       `dshistory compact` does, in a process of its own that takes only what the cores and the disk have left over; the
+       first rank packs the parts of all. Takes some 300 MB of host memory there, and room on the disk, also in the
+       budget of `keep`, for one more checkpoint. At `close` it ends at once, and the rest stays as it is. What a reader
+       has open is left until it is not.
     fingerprints: whether 8 bytes for each weight, buffer and tensor of the optimizer are kept of every step, captured
        or not: a digest of what `check` reads, or of a sample where that is nothing. By them a replay is compared
        between two checkpoints, and ranks with each other. They are written each minute, and at `close`. With
@@ -150,6 +156,7 @@ def enable(
         strict=strict,
         sigterm_limit_s=sigterm_limit_s,
         keep=None if keep is None else policy_of(keep),
+        compact=compact,
         fingerprints=fingerprints,
         redo=redo,
         what=what,
@@ -306,6 +313,7 @@ def _facts(loop: Loop, writer: ChosenWriter, options: SessionOptions) -> dict[st
         "check": options.check,
         "fingerprints": options.fingerprints,
         "redo": options.redo,
+        "compact": options.compact,
         **facts_of(options.what, options.dtype),
         "host": socket.gethostname(),
         "environment": environment(),

@@ -13,6 +13,7 @@ import torch
 from capture.background_thread import BackgroundThread
 from capture.devices.marks import CUDA_MARKS, Mark, Marks, behind
 from capture.loops.batch_digest import BatchDigest
+from capture.session.compaction import Compaction
 from capture.session.fingerprint_log import FingerprintLog
 from capture.session.retention import Retention
 from capture.session.stall_notice import StallNotice
@@ -43,7 +44,13 @@ class Committer:
     """Owns the writing end of a run, from its construction until `close`."""
 
     def __init__(
-        self, run: RunWriter, *, stats_every: int, keep: Policy | None = None, marks: Marks = CUDA_MARKS
+        self,
+        run: RunWriter,
+        *,
+        stats_every: int,
+        keep: Policy | None = None,
+        compact: bool = False,
+        marks: Marks = CUDA_MARKS,
     ) -> None:
         self._run = run
         self._marks = marks
@@ -60,7 +67,13 @@ class Committer:
         self._failed_steps: set[int] = set()
         self._unflushed_failure = False
         self._uncommitted = UncommittedParts(run)
-        self.retention = None if keep is None else Retention(keep, run)
+        self.retention = None if keep is None else Retention(keep, run, compacts=compact)
+        self._removing = threading.Lock()
+        self._compaction = None
+        if compact and run.rank == 0:
+            self._compaction = Compaction(
+                run, removing=self._removing, wait_idle=lambda seconds: self.wait_below(1, timeout_s=seconds)
+            )
         self._upkeeps_asked = self._upkeeps_done = 0
         self._pins: list[int] = []
         self.deduplicator = Deduplicator(
@@ -146,6 +159,10 @@ class Committer:
         """Return how many finished snapshots that are to have statistics have none yet."""
         return self._statistics.left()
 
+    def compacted(self) -> tuple[int, int]:
+        """Return how many checkpoints were compacted on this rank, and by how many bytes they take less."""
+        return (0, 0) if self._compaction is None else self._compaction.figures
+
     def last_published(self) -> int | None:
         """Return the newest step whose part of this rank is published; None before the first."""
         with self._changed:
@@ -219,6 +236,8 @@ class Committer:
                 self._fingerprints.write_now_and_then()
                 self._keep_up()
             elif closing:
+                if self._compaction is not None:
+                    self._compaction.close()
                 self._register_when_due(at_once=True)
                 self._begin("the last entry in the journal")
                 self._remove_uncommitted(self._uncommitted.closing)
@@ -256,6 +275,8 @@ class Committer:
             committed = self._run.try_commit(snapshot.step)
             self.deduplicator.published(published)
             self._statistics.published(snapshot.step)
+            if self._compaction is not None:
+                self._compaction.published(snapshot.step)
             self._remove_uncommitted(lambda: self._uncommitted.published(snapshot.step))
         except Exception as error:  # noqa: BLE001 - whatever fails this snapshot must not end the thread others wait for
             snapshot.abort()
@@ -306,7 +327,8 @@ class Committer:
             asked = self._upkeeps_asked
         self._begin("the removal of checkpoints")
         try:
-            problem = self.retention.upkeep()
+            with self._removing:
+                problem = self.retention.upkeep()
             if problem:
                 self._run.journal.event("upkeep_incomplete", None, reason=problem)
         except Exception as error:  # noqa: BLE001 - what can't be removed must not end the thread others wait for

@@ -21,6 +21,7 @@ class SessionOptions:
 
     also_at: further steps that are captured
     keep: the policy of what stays; None keeps everything
+    compact: whether checkpoints that are not the newest are packed beside the training
     redo: whether what each update consumes is recorded
     what, dtype: what the checkpoints hold
     """
@@ -34,6 +35,7 @@ class SessionOptions:
     fingerprints: bool = True
     also_at: frozenset[int] = frozenset()
     keep: Policy | None = None
+    compact: bool = False
     redo: bool = False
     what: What = "state"
     dtype: Rounded | None = None
@@ -67,7 +69,7 @@ class SessionOptions:
                 'redo=True: a step is made again from the whole state, and what="weights" captures no more '
                 "than the weights: leave one of them out"
             )
-        for name in ("strict", "fingerprints", "redo"):
+        for name in ("strict", "fingerprints", "redo", "compact"):
             if not isinstance(getattr(self, name), bool):
                 raise SetupError(f"{name}={getattr(self, name)!r}: give True or False")
         limit_s: Any = self.sigterm_limit_s

@@ -51,7 +51,9 @@ class SessionStats:
     """The cost of capturing so far. Seconds of the training thread, all waits included; bytes of this rank's files, and
     of the state that was unchanged and is referred to in earlier files, and of the low-precision weights that are their
     masters, rounded, and not stored. `without_statistics`: the checkpoints that
-    `dshistory analyze` would have to compute now. `stalls_s` are the latest steps' seconds.
+    `dshistory analyze` would have to compute now. `compacted`, `saved_bytes`: the checkpoints that were packed beside
+    the training, and the bytes by which they take less: of all ranks, counted by the first. `stalls_s` are the latest
+    steps' seconds.
     """
 
     snapshots: int = 0
@@ -61,6 +63,8 @@ class SessionStats:
     unchanged_bytes: int = 0
     derived_bytes: int = 0
     without_statistics: int = 0
+    compacted: int = 0
+    saved_bytes: int = 0
     stall_s: float = 0.0
     write_s: float = 0.0
     stalls_s: list[float] = field(default_factory=list, repr=False)
@@ -96,7 +100,7 @@ class Session:
         self._run = run
         self._writer = writer
         self._options = options
-        self._committer = Committer(run, stats_every=options.stats_every, keep=options.keep)
+        self._committer = Committer(run, stats_every=options.stats_every, keep=options.keep, compact=options.compact)
         self._failures = Failures(self._committer.take_failures)
         self._events = StepEvents(
             loop,
@@ -162,6 +166,7 @@ class Session:
     def stats(self) -> SessionStats:
         """The cost so far."""
         figures = self._committer.figures()
+        compacted, saved_bytes = self._committer.compacted()
         return SessionStats(
             snapshots=int(figures["snapshots"]),
             skipped=self._events.skipped,
@@ -170,6 +175,8 @@ class Session:
             unchanged_bytes=int(figures["unchanged_bytes"]),
             derived_bytes=int(figures["derived_bytes"]),
             without_statistics=self._committer.without_statistics(),
+            compacted=compacted,
+            saved_bytes=saved_bytes,
             stall_s=self._events.stall_s,
             write_s=float(figures["write_s"]),
             stalls_s=list(self._events.stalls_s),

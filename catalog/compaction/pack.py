@@ -21,20 +21,22 @@ from typing import BinaryIO, NamedTuple, TypeAlias
 
 import native
 from catalog.compaction.spans import Span, SpanReader, SpanSums, cut
-from catalog.disk.durable import publish, sync_dir, temporary_path
+from catalog.disk.durable import publish, publish_exclusive, sync_dir, temporary_path
 from catalog.encoding.planes import needs_base, packed, unpacked
 from catalog.errors import CorruptError, FormatError, SetupError
 from catalog.format.dtypes import DTYPES
 from catalog.format.manifest import Manifest
 from catalog.format.packed_file import MAGIC, Base, Block, encode_end, read_packed_file
 from catalog.paths import HistoryPaths, packed_file
+from catalog.read.data_files import image_of
+from catalog.read.needed_files import NeededFile, missing_file
 from catalog.read.packed_bytes import Wanted, unpack_image
 from catalog.read.pieces import Piece
 from catalog.read.pins import alone_with
 from catalog.read.stored_bytes import Buffer, ReadBuffer
 from catalog.records import CHECKSUM_BYTES, CheckpointRef, Extent
 
-__all__ = ["Bases", "bases_in", "bytes_with_base", "drop_data_files", "pack_data_file"]
+__all__ = ["Bases", "bases_in", "bytes_with_base", "drop_data_files", "drop_images", "pack_data_file"]
 
 _READ_BACK_BYTES = 16 << 20
 
@@ -81,10 +83,14 @@ def pack_data_file(
     manifest: Manifest,
     *,
     bases: Bases,
+    alone: bool,
     workers: int,
     progress: Callable[[int], None] = lambda nbytes: None,
 ) -> None:
     """Put the packed image of a part's data file beside it, durable and checked; the data file stays.
+
+    alone: whether nobody else packs it, or ever can while this is called: only then another image is replaced
+    workers: threads that pack
 
     An image that is there already, and needs no more than `bases`, is only checked. CorruptError when the data file, or
     a base, is damaged, or when what was written does not give the same bytes again; OSError when it can't be written.
@@ -108,18 +114,34 @@ def pack_data_file(
     except (Exception, KeyboardInterrupt):
         tmp.unlink(missing_ok=True)
         raise
-    publish(tmp, final)
+    if alone:
+        publish(tmp, final)
+    elif not publish_exclusive(tmp, final):
+        raise SetupError(f"{final}: is there already, and needs other files, or is damaged: it stays as it is")
 
 
-def drop_data_files(paths: HistoryPaths, ref: CheckpointRef, manifests: Sequence[Manifest]) -> None:
+def drop_data_files(paths: HistoryPaths, ref: CheckpointRef, files: Sequence[str]) -> None:
     """Remove the data files of a checkpoint, whose images `pack_data_file` has just made or checked. SetupError, and
-    nothing is removed, when somebody reads the checkpoint."""
+    nothing is removed, when somebody reads the checkpoint, or what an image was packed against is not there any more:
+    nobody may remove a checkpoint of the run meanwhile."""
     with alone_with(paths, ref) as alone:
         if not alone:
             raise SetupError(f"checkpoint {ref}: a reader has it open: its data files stay beside their images")
-        for manifest in manifests:
-            (paths.root / manifest.file).unlink(missing_ok=True)
+        for base in sorted({base for file in files for base in image_of(paths.root, file).bases}):
+            problem = missing_file(paths, [NeededFile(base, 0)])
+            if problem:
+                raise SetupError(f"checkpoint {ref}: its image {problem}: its data files stay")
+        for file in files:
+            (paths.root / file).unlink(missing_ok=True)
         sync_dir(paths.step_dir(ref.run, ref.step))
+
+
+def drop_images(paths: HistoryPaths, ref: CheckpointRef, files: Sequence[str]) -> None:
+    """Remove the images of data files that are all still there; of others the image stays."""
+    for file in files:
+        if (paths.root / file).exists():
+            (paths.root / packed_file(file)).unlink(missing_ok=True)
+    sync_dir(paths.step_dir(ref.run, ref.step))
 
 
 def _is_whole(root: Path, path: Path, manifest: Manifest, bases: Bases) -> bool:

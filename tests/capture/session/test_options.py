@@ -20,6 +20,7 @@ from catalog.errors import SetupError
         ({"on_full": "drop"}, 'on_full=\'drop\': give "wait" or "skip"'),
         ({"check": True}, "check=True: give"),
         ({"stats_every": None}, "stats_every=None: give a whole number"),
+        ({"compact": 2}, "compact=2: give True or False"),
         ({"strict": 1}, "strict=1: give True or False"),
         ({"sigterm_limit_s": -1}, "sigterm_limit_s=-1: give a number of seconds above 0, or None"),
         ({"backend": "aio"}, "backend='aio': give"),

@@ -1,0 +1,226 @@
+"""Compaction beside a training: the checkpoints of a run that are not the newest are packed in a process of its own.
+
+A process, since a thread would take turns with the training's own Python; it has the lowest priority, and packs the
+parts of all ranks. The thread here, on the first rank, tells it what to pack, and lets the data files go. Both that and
+the removal of checkpoints by a policy hold the lock `removing`: what an image was packed against is there when the data
+file goes, and is needed from then on.
+"""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import catalog
+from capture.background_thread import BackgroundThread
+from catalog.compaction.pack import drop_data_files, drop_images
+from catalog.disk.durable import final_name
+from catalog.errors import HistoryError
+from catalog.format.marker import read_marker
+from catalog.paths import is_packed_name
+from catalog.read.pins import is_pinned
+from catalog.records import CheckpointRef
+from catalog.run_writer import RunWriter
+
+__all__ = ["Compaction"]
+
+_NEWEST = 2
+"""So many of the newest checkpoints stay as they are: they are what is restored, compared and analysed."""
+
+_KEY_EVERY = 10
+
+_LOOK_S = 1.0
+"""The time between two looks whether another rank has committed a step, or a reader has let one go."""
+
+_END_PATIENCE_S = 5.0
+
+_START = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from catalog.compaction import beside
+beside.take_lowest_priority()
+beside.main(*sys.argv[2:])
+"""
+
+_log = logging.getLogger(__name__)
+
+
+class Compaction:
+    """Packs the cold checkpoints of a run, oldest first, from the first `published` to `close`. Thread-safe.
+
+    removing: the lock of whoever removes checkpoints of the run
+    wait_idle: called with a number of seconds; returns once no snapshot is being written, or the time is over
+
+    Nothing here raises into the training. What can't be packed stays as it is, which is an event of the journal.
+    """
+
+    def __init__(self, run: RunWriter, *, removing: threading.Lock, wait_idle: Callable[[float], object]) -> None:
+        self._run = run
+        self._removing = removing
+        self._wait_idle = wait_idle
+        self._changed = threading.Condition()
+        self._published: list[int] = []
+        self._committed: list[int] = []
+        self._tried: set[int] = set()
+        self._closing = False
+        self._process: subprocess.Popen[str] | None = None
+        self._thread: BackgroundThread | None = None
+        self.figures = (0, 0)
+        """How many checkpoints were packed, and by how many bytes they take less."""
+
+    def published(self, step: int) -> None:
+        """Take note of a step whose part of this rank is published; its checkpoint may not be committed yet."""
+        with self._changed:
+            self._published.append(step)
+            self._changed.notify_all()
+        if self._thread is None:
+            self._thread = BackgroundThread(self._work, name="dshistory-compaction")
+
+    def close(self) -> None:
+        """End at once: what is not packed yet stays as it is, for the next compaction."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+            if self._process is not None:
+                self._process.kill()
+        if self._thread is not None:
+            self._thread.wait()
+
+    def _work(self) -> None:
+        try:
+            while (step := self._next()) is not None:
+                self._wait_idle(_LOOK_S)
+                self._compact(CheckpointRef(self._run.run, step))
+        except Exception as error:  # noqa: BLE001 - the checkpoints are safe; what ails their compaction ends that alone
+            self._run.journal.event("compaction_failed", None, reason=str(error))
+            _log.warning("run %s: its checkpoints are not compacted any more: %s", self._run.run, error)
+        finally:
+            self._end_process()
+
+    def _next(self) -> int | None:
+        """Return the oldest checkpoint that is cold and that nobody reads, once there is one; None at the end."""
+        with self._changed:
+            while not self._closing:
+                step = self._cold()
+                if step is not None:
+                    self._committed.remove(step)
+                    return step
+                waits_for_others = self._published or len(self._committed) > _NEWEST
+                self._changed.wait(_LOOK_S if waits_for_others else None)
+            return None
+
+    def _cold(self) -> int | None:
+        paths, run = self._run.paths, self._run.run
+        self._committed += [step for step in self._published if paths.marker(run, step).exists()]
+        self._published = [
+            step for step in self._published if step not in self._committed and paths.step_dir(run, step).is_dir()
+        ]
+        for step in self._committed[:-_NEWEST]:
+            try:
+                with self._removing:
+                    if not is_pinned(paths, CheckpointRef(run, step)):
+                        return step
+            except HistoryError:
+                # It was removed.
+                self._committed.remove(step)
+        return None
+
+    def _compact(self, ref: CheckpointRef) -> None:
+        paths = self._run.paths
+        files: list[str] = []
+        try:
+            files = [part.data for part in read_marker(paths, ref.run, ref.step).parts]
+            answer = self._asked({"pack": ref.step})
+            for step, reason in answer["damaged"]:
+                self._run.journal.event("compaction_left", step, reason=reason)
+            if "left" in answer:
+                raise HistoryError(answer["left"])
+            with self._removing:
+                drop_data_files(paths, ref, files)
+        except Exception as error:
+            self._tidy(ref, files)
+            if not isinstance(error, (HistoryError, OSError)):
+                raise
+            self._left(ref, str(error))
+            return
+        self._tell({"dropped": ref.step})
+        checkpoints, saved_bytes = self.figures
+        self.figures = (checkpoints + 1, saved_bytes + answer["raw_bytes"] - answer["packed_bytes"])
+
+    def _left(self, ref: CheckpointRef, reason: str) -> None:
+        """Try a checkpoint once more: what it was packed against may have been removed meanwhile, or a reader came."""
+        if self._closing or not self._run.paths.step_dir(ref.run, ref.step).is_dir():
+            return
+        if ref.step in self._tried:
+            self._run.journal.event("compaction_left", ref.step, reason=reason)
+            return
+        self._tried.add(ref.step)
+        with self._changed:
+            self._committed.insert(0, ref.step)
+
+    def _tidy(self, ref: CheckpointRef, files: list[str]) -> None:
+        """Remove what there is of images beside the data files that stay."""
+        folder = self._run.paths.step_dir(ref.run, ref.step)
+        if self._closing:
+            self._end_process()
+        with suppress(OSError), self._removing:
+            for name in os.listdir(folder):
+                if is_packed_name(final_name(name) or ""):
+                    (folder / name).unlink(missing_ok=True)
+            drop_images(self._run.paths, ref, files)
+
+    def _asked(self, request: dict[str, int]) -> dict[str, Any]:
+        """Return the answer to a request. HistoryError when the process has ended, which it does not by itself."""
+        process = self._tell(request)
+        assert process.stdout is not None
+        answer = process.stdout.readline()
+        if not answer:
+            assert process.stderr is not None
+            status, told = process.wait(), process.stderr.read().strip().rpartition("\n")[2]
+            if self._closing:
+                raise HistoryError("the session has ended")
+            raise RuntimeError(f"the process that compacts has ended with status {status}: {told}")
+        found: dict[str, Any] = json.loads(answer)
+        return found
+
+    def _tell(self, request: dict[str, int]) -> "subprocess.Popen[str]":
+        process = self._started()
+        assert process.stdin is not None
+        with suppress(BrokenPipeError):
+            process.stdin.write(json.dumps(request) + "\n")
+            process.stdin.flush()
+        return process
+
+    def _started(self) -> "subprocess.Popen[str]":
+        with self._changed:
+            if self._process is None:
+                code = str(Path(catalog.__file__).parent.parent)
+                arguments = [code, str(self._run.paths.root), self._run.run, str(_KEY_EVERY)]
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-c", _START, *arguments],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    # Ctrl-C is for the training, which ends this process in its own time.
+                    process_group=0,
+                )
+                if self._closing:
+                    self._process.kill()
+            return self._process
+
+    def _end_process(self) -> None:
+        with self._changed:
+            process = self._process
+        if process is None:
+            return
+        process.kill()
+        # A disk that does not answer may hold it; it only ever adds files that nobody needs.
+        with suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=_END_PATIENCE_S)

@@ -1,0 +1,211 @@
+"""Compaction beside a training: the same bytes in less room, and nothing is lost however the session ends."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from capture_helpers import assert_same, make, one_step, reference
+from catalog_helpers import Piece, Run
+from packed_helpers import RUN, all_bytes, ref
+from places import SUPPORT
+
+import capture
+from capture.session import compaction
+from capture.session.compaction import Compaction
+from capture.session.retention import Retention
+from catalog.disk.durable import temporary_path
+from catalog.history import History
+from catalog.paths import data_file, packed_file
+from catalog.read.pins import pinned
+from catalog.retention.policy import policy_of
+from catalog.verify import verify
+
+PATIENCE_S = 300.0
+AT_LOWEST_PRIORITY = compaction._START
+
+
+@pytest.fixture(autouse=True)
+def at_usual_priority(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the lowest one a busy machine would never come to it."""
+    changed = AT_LOWEST_PRIORITY.replace("beside.take_lowest_priority()\n", "")
+    assert changed != AT_LOWEST_PRIORITY
+    monkeypatch.setattr(compaction, "_START", changed)
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.02)
+
+
+def process_of(session: capture.Session) -> "subprocess.Popen[str]":
+    until(lambda: session._committer._compaction._process)
+    return session._committer._compaction._process
+
+
+def forms(history: Path, run: str) -> dict[int, str]:
+    """Return the form that each checkpoint's data file has on the disk."""
+    found = {}
+    for step in History.open(history).steps(run):
+        data = history / data_file(run, step, 0)
+        there = {"raw": data.exists(), "packed": (history / packed_file(data_file(run, step, 0))).exists()}
+        found[step] = "+".join(name for name, is_there in there.items() if is_there)
+    return found
+
+
+@pytest.mark.guards("A packed checkpoint is the checkpoint")
+@pytest.mark.parametrize("keep", [None, "last 4"])
+def test_cold_checkpoints_are_packed_while_the_training_goes_on(history, keep):
+    model, optimizer = make()
+    states = {}
+    options = {"every": 1, "stats_every": 0, "compact": True, "keep": keep}
+    with capture.enable(model, optimizer=optimizer, history=history, **options) as session:
+        for step in range(9):
+            states[step] = reference(model, optimizer)
+            if step in (4, 8):
+                until(lambda step=step: forms(history, session.run)[step - 2] == "packed")
+            one_step(model, optimizer)
+            session.wait()
+        stats = session.stats
+    assert session.failures == []
+    assert stats.compacted >= 2
+    assert stats.saved_bytes > 0
+    found = forms(history, session.run)
+    assert found[8] == found[9] == "raw"
+    assert (set(found) == set(range(10))) == (keep is None)
+    assert sum(form == "packed" for form in found.values()) >= 2
+    opened = History.open(history)
+    assert verify(opened) == []
+    events = opened.query("SELECT name FROM events WHERE name LIKE 'compaction%'")["name"].to_pylist()
+    # What was to be the base may have been removed meanwhile, and that of the second trial too.
+    assert set(events) <= ({"compaction_left"} if keep else set())
+    for step in set(found) - {9}:
+        assert_same(capture.restore(f"{session.run}:{step}", history=history), states[step])
+
+
+def numbers(step: int, rank: int) -> list[Piece]:
+    data = np.arange(4000, dtype=np.uint32) * 3 + step * (rank + 1)
+    return [Piece(f"weight.{rank}", data.tobytes(), dtype="F32")]
+
+
+def test_the_first_rank_packs_the_parts_of_all_once_they_are_committed(tmp_path):
+    with Run(tmp_path / "h", world_size=2) as run:
+        history = History.open(run.root)
+        ours = Compaction(run.writers[0], removing=threading.Lock(), wait_idle=lambda seconds: None)
+        for step in range(0, 40, 10):
+            run.checkpoint(step, numbers(step, 0), numbers(step, 1))
+            ours.published(step)
+        before = all_bytes(history)
+        run.part(40, 0, numbers(40, 0))
+        ours.published(40)
+        until(lambda: ours.figures[0] == 2)
+        with pinned(history.paths, ref(20)):
+            run.part(40, 1, numbers(40, 1))
+            assert run.writers[1].try_commit(40)
+            run.checkpoint(50, numbers(50, 0), numbers(50, 1))
+            ours.published(50)
+            until(lambda: ours.figures[0] == 3)
+            assert forms(run.root, RUN)[20] == "raw"
+        until(lambda: ours.figures[0] == 4)
+        ours.close()
+    assert forms(run.root, RUN) == dict.fromkeys(range(0, 40, 10), "packed") | {40: "raw", 50: "raw"}
+    assert {key: data for key, data in all_bytes(history).items() if key[0] < 40} == before
+    assert verify(history) == []
+
+
+def test_close_ends_it_at_once_and_leaves_nothing_half_done(history):
+    model, optimizer = make()
+    session = capture.enable(model, optimizer=optimizer, every=1, history=history, stats_every=0, compact=True)
+    for _ in range(4):
+        one_step(model, optimizer)
+        session.wait()
+    process = process_of(session)
+    process.send_signal(signal.SIGSTOP)
+    until(lambda: Path(f"/proc/{process.pid}/stat").read_text().split(") ")[1][0] == "T")
+    under_way = int(session.stats.compacted)
+    image = history / packed_file(data_file(session.run, under_way, 0))
+    temporary_path(image).write_bytes(b"half")
+    session.close()
+    assert process.returncode == -signal.SIGKILL
+    assert list(history.rglob("*.tmp")) == []
+    found = forms(history, session.run)
+    assert "raw+packed" not in found.values()
+    assert [form for step, form in found.items() if step >= under_way] == ["raw"] * (5 - under_way)
+    assert verify(History.open(history)) == []
+
+
+SCRIPT = """
+import sys; sys.path.insert(0, {tests!r})
+from capture_helpers import make, one_step
+import capture
+model, optimizer = make(256)
+session = capture.enable(model, optimizer=optimizer, every=1, history={history!r}, stats_every=0, compact=True)
+while session.stats.compacted < 2:
+    one_step(model, optimizer)
+    session.wait()
+print(session._committer._compaction._process.pid, flush=True)
+while True:
+    one_step(model, optimizer)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.guards("A checkpoint exists whole or not at all")
+def test_it_ends_with_a_training_that_is_killed_and_nothing_is_lost(history):
+    script = SCRIPT.format(tests=str(SUPPORT), history=str(history))
+    training = subprocess.Popen([sys.executable, "-W", "ignore", "-c", script], stdout=subprocess.PIPE, text=True)
+    assert training.stdout is not None
+    pid = int(training.stdout.readline())
+    training.kill()
+    training.communicate()
+    until(lambda: not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split(") ")[1])
+    opened = History.open(history)
+    assert verify(opened) == []
+    (run,) = [facts.run for facts in opened.runs()]
+    assert list(forms(history, run).values()).count("packed") >= 2
+
+
+def test_a_process_that_fails_costs_the_compaction_alone(history, monkeypatch, caplog):
+    monkeypatch.setattr(compaction, "_START", "raise SystemExit('no memory')")
+    model, optimizer = make()
+    with capture.enable(model, optimizer=optimizer, every=1, history=history, stats_every=0, compact=True) as session:
+        for _ in range(5):
+            one_step(model, optimizer)
+            session.wait()
+        until(lambda: session._committer._compaction._thread.has_ended)
+    assert session.failures == []
+    assert "no memory" in caplog.text
+    assert set(forms(history, session.run).values()) == {"raw"}
+    events = History.open(history).query("SELECT name FROM events WHERE name = 'compaction_failed'")
+    assert events.num_rows == 1
+
+
+def test_it_has_the_lowest_priority(history, monkeypatch):
+    monkeypatch.setattr(compaction, "_START", AT_LOWEST_PRIORITY)
+    model, optimizer = make()
+    with capture.enable(model, optimizer=optimizer, every=1, history=history, stats_every=0, compact=True) as session:
+        for _ in range(3):
+            one_step(model, optimizer)
+            session.wait()
+        pid = process_of(session).pid
+        until(lambda: os.sched_getscheduler(pid) == os.SCHED_IDLE)
+        assert os.getpriority(os.PRIO_PROCESS, pid) == 19
+
+
+@pytest.mark.guards("A byte budget holds")
+def test_a_budget_has_room_for_an_image_beside_its_data_file(tmp_path):
+    with Run(tmp_path / "h") as run:
+        for compacts, admitted in ((False, True), (True, False)):
+            ours = Retention(policy_of("1MB"), run.writers[0], compacts=compacts)
+            run.checkpoint(int(compacts), numbers(0, 0))
+            assert not ours.admit(100, 10)
+            assert ours.upkeep() == ""
+            assert ours.admit(100, 400_000) is admitted
