@@ -167,6 +167,13 @@ bench-orbax:  ## also measure Orbax from now on (its own environment, 700 MB)
 	@echo '*' > $(ORBAX)/.gitignore
 	$(ORBAX)/bin/python -m pip -qq --disable-pip-version-check install -c constraints.txt orbax-checkpoint jax
 
+# ZipNN asks for libraries that the project has already, and for nothing else: a folder is enough.
+ZIPNN := .zipnn
+.PHONY: bench-zipnn
+bench-zipnn: setup  ## also measure ZipNN from now on (a folder of its own, 1 MB)
+	$(PIP) install --no-deps --upgrade --target $(ZIPNN) zipnn==0.5.4
+	@echo '*' > $(ZIPNN)/.gitignore
+
 .PHONY: coverage-table
 coverage-table: setup  ## write docs/coverage.md from the tests
 	$(BIN)/python tests/project/coverage_table.py
@@ -188,5 +195,5 @@ picture: test-browser  ## make the README's pictures anew, of the demo's execute
 
 .PHONY: clean
 clean:  ## remove everything that is built or written by these commands
-	rm -rf $(VENV) $(ORBAX) build dist demo-output benchmarks/scratch
+	rm -rf $(VENV) $(ORBAX) $(ZIPNN) build dist demo-output benchmarks/scratch
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

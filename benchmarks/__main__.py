@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks import (
+    compaction,
     diagnose,
     grid,
     imports,
     machine,
+    packing,
     queries,
     redo,
     report,
@@ -36,6 +38,8 @@ FULL = {
     },
     "training": {"state_bytes": 1_000_000_000, "times": 3, "batch": 4},
     "redo": {"state_bytes": 280_000_000, "times": 3, "steps": 8, "batch": 8},
+    "packing": {"layers": 2, "width": 192, "steps": 300, "times": 3},
+    "compaction": {"state_bytes": 300_000_000, "times": 5, "steps": 20, "every": 2, "batch": 8},
     "imports": {"checkpoints": 20, "times": 15},
     "diagnose": {"every": (1, 5, 10)},
 }
@@ -49,6 +53,8 @@ SMOKE = {
     "queries": {"sizes": ((4, 12), (24, 12)), "times": 1, "pause_s": 0.0},
     "training": {"state_bytes": 1, "times": 1, "batch": 1},
     "redo": {"state_bytes": 1, "times": 1, "steps": 3, "batch": 1},
+    "packing": {"layers": 1, "width": 64, "steps": 1, "times": 1},
+    "compaction": {"state_bytes": 1, "times": 1, "steps": 4, "every": 1, "batch": 1},
     "imports": {"checkpoints": 2, "times": 1},
     "diagnose": {"every": (10,), "causes": ("nothing", "learning rate"), "optimizers": ("AdamW",)},
 }
@@ -62,6 +68,8 @@ SUITES = {
     "queries": queries,
     "training": training,
     "redo": redo,
+    "packing": packing,
+    "compaction": compaction,
     "imports": imports,
     "diagnose": diagnose,
 }

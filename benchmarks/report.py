@@ -6,7 +6,7 @@ from pathlib import Path
 
 from benchmarks.measure import Rows, Series
 
-UNITS = {"s": 1.0, "ms": 1e-3, "x": 1.0, "%": 0.01, "MB": 1e6, "GB": 1e9, "MB/s": 1e6, "GB/s": 1e9}
+UNITS = {"": 1.0, "B": 1.0, "s": 1.0, "ms": 1e-3, "x": 1.0, "%": 0.01, "MB": 1e6, "GB": 1e9, "MB/s": 1e6, "GB/s": 1e9}
 
 
 def markdown(
@@ -22,7 +22,13 @@ def markdown(
 
     `columns` maps the name of a column to its unit. A contender in `skipped` has a row with the reason.
     """
-    lines = [f"# {title}", "", note, "", "| |" + "".join(f" {name} ({unit}) |" for name, unit in columns.items())]
+    lines = [
+        f"# {title}",
+        "",
+        note,
+        "",
+        "| |" + "".join(f" {_heading(name, unit)} |" for name, unit in columns.items()),
+    ]
     lines.append("|---|" + "---:|" * len(columns))
     for contender, figures in rows.items():
         cells = [_cell(figures.get(name), UNITS[unit]) for name, unit in columns.items()]
@@ -42,6 +48,10 @@ def write(
     (folder / f"{name}.md").write_text(text)
     document = {"machine": machine, "settings": settings, "results": figures}
     (folder / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
+
+
+def _heading(name: str, unit: str) -> str:
+    return f"{name} ({unit})" if unit else name
 
 
 def _cell(series: Series | None, scale: float) -> str:

@@ -26,7 +26,7 @@ def smoke(name, folder):
     return json.loads((results / f"{name}.json").read_text()), (results / f"{name}.md").read_text()
 
 
-SAMPLE = ("restore", "statistics", "redo")
+SAMPLE = ("restore", "statistics", "redo", "compaction")
 EACH = [name if name in SAMPLE else pytest.param(name, marks=pytest.mark.exhaustive) for name in SUITES]
 
 
