@@ -12,9 +12,12 @@ A block describes itself:
     byte 1          the transform: 0 plain, 1 rotated, 2 xor, 3 rotated_xor, 4 difference
     byte 2          the bytes of an element, and so the number of planes: 1, 2, 4 or 8
     bytes 3 to 10   the number of raw bytes
-    9 bytes a plane its coding (0 stored, 1 zstd, 2 one value) and the number of bytes that it takes
+    9 bytes a plane its coding (0 stored, 1 zstd, 2 one value, 3 quads) and the number of bytes that it takes
     the planes      in order, from the least significant byte on
     the rest        raw bytes behind the last whole element
+
+Quads (`catalog.encoding.quads`) are two planes in one, in this order: 9 bytes for the coding of the quads, 0 to 2, and
+the bytes that they take; the same for the others; 8 bytes for the number of the others; the quads; the others.
 
 All bits survive: no float is ever computed, so NaN payloads, -0.0 and denormals are bits like all others. A block has
 no checksum of its own: whoever stores one keeps the checksum of its bytes beside it.
@@ -31,6 +34,7 @@ import pyarrow as pa
 import zstandard
 
 import native
+from catalog.encoding.quads import gathered, quad_bytes, spread
 from catalog.errors import FormatError
 
 __all__ = ["MAX_HEAD_BYTES", "Transform", "needs_base", "packed", "raw_bytes", "unpacked"]
@@ -57,12 +61,14 @@ class _Coding(IntEnum):
     STORED = 0
     ZSTD = 1
     CONSTANT = 2
+    QUADS = 3
 
 
 _CODINGS = {int(coding): coding for coding in _Coding}
 
 _HEAD = struct.Struct("<BBBQ")
 _PLANE = struct.Struct("<BQ")
+_COUNT = struct.Struct("<Q")
 _ITEMSIZES = (1, 2, 4, 8)
 MAX_HEAD_BYTES: Final = _HEAD.size + max(_ITEMSIZES) * _PLANE.size
 """A block takes at most so many bytes beside those that it stands for."""
@@ -81,6 +87,11 @@ _FEW_MATCHES: _Coder = 6
 """Exponents repeat by chance. To say where costs more than to code them one by one, which is all that is left to do."""
 _MATCHES: _Coder = 14
 """Runs, as of zeros, are worth finding."""
+_IN_QUADS: _Coder = 0
+"""Bytes of which nearly all are 0, 1 or 2 are put together first."""
+
+_MAY_BE_QUADS = 0.5
+_WORTH_QUADS = 0.95
 
 
 class _Head(NamedTuple):
@@ -212,6 +223,8 @@ def _best_coder(plane: memoryview, few: int) -> _Coder | None:
     """Return what makes a plane smallest, which takes `few` bytes with few matches; None when nothing makes it smaller
     by enough."""
     size, coder = min((few, _FEW_MATCHES), (len(_zstd(plane, _MATCHES)), _MATCHES))
+    if size < _MAY_BE_QUADS * len(plane) and len(_quads(plane)) < _WORTH_QUADS * size:
+        return _IN_QUADS
     return coder if size < _WORTH_CODING * len(plane) else None
 
 
@@ -229,8 +242,18 @@ def _coded(plane: memoryview, coder: _Coder | None) -> tuple[_Coding, bytes | me
         return _Coding.STORED, plane
     if len(plane) > 1 and _is_constant(plane):
         return _Coding.CONSTANT, plane[:1]
-    content = _zstd(plane, coder)
-    return (_Coding.ZSTD, content) if len(content) < len(plane) else (_Coding.STORED, plane)
+    if coder == _IN_QUADS:
+        coding, content = _Coding.QUADS, _quads(plane)
+    else:
+        coding, content = _Coding.ZSTD, _zstd(plane, coder)
+    return (coding, content) if len(content) < len(plane) else (_Coding.STORED, plane)
+
+
+def _quads(plane: memoryview) -> bytes:
+    quads, others = gathered(plane)
+    parts = [_coded(part, _FEW_MATCHES) for part in (quads, others)]
+    heads = (_PLANE.pack(coding, len(content)) for coding, content in parts)
+    return b"".join([*heads, _COUNT.pack(len(others)), *(content for _, content in parts)])
 
 
 def _is_constant(plane: memoryview) -> bool:
@@ -239,6 +262,8 @@ def _is_constant(plane: memoryview) -> bool:
 
 
 def _decoded(coding: _Coding, content: memoryview, nbytes: int) -> memoryview | pa.Buffer:
+    if coding is _Coding.QUADS:
+        return _decoded_quads(content, nbytes)
     expected = {_Coding.STORED: nbytes, _Coding.CONSTANT: 1}.get(coding, len(content))
     if len(content) != expected:
         raise FormatError(f"packed block: a plane takes {len(content)} bytes where {expected} belong")
@@ -250,6 +275,25 @@ def _decoded(coding: _Coding, content: memoryview, nbytes: int) -> memoryview | 
         return pa.Codec("zstd").decompress(pa.py_buffer(content), decompressed_size=nbytes)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise FormatError(f"packed block: a plane can't be decompressed: {error}") from error
+
+
+def _decoded_quads(content: memoryview, nbytes: int) -> memoryview:
+    begin = 2 * _PLANE.size + _COUNT.size
+    if len(content) < begin:
+        raise FormatError(f"packed block: quads take {len(content)} bytes where their head has {begin}")
+    (count,) = _COUNT.unpack_from(content, 2 * _PLANE.size)
+    if count > nbytes:
+        raise FormatError(f"packed block: {count} large bytes in a plane of {nbytes}")
+    parts = []
+    for i, size in enumerate((quad_bytes(nbytes), count)):
+        coding, length = _PLANE.unpack_from(content, i * _PLANE.size)
+        if coding not in _CODINGS or coding == _Coding.QUADS or length > len(content) - begin:
+            raise FormatError(f"packed block: quads have a part of coding {coding} and {length} bytes")
+        parts.append(memoryview(_decoded(_CODINGS[coding], content[begin : begin + length], size)))
+        begin += length
+    if begin != len(content):
+        raise FormatError(f"packed block: quads take {len(content)} bytes, their parts end at {begin}")
+    return spread(*parts, count=nbytes)
 
 
 class _Own(threading.local):

@@ -1,5 +1,7 @@
 """A packed block gives back every bit, whatever the numbers are, and a damaged one is refused by name."""
 
+import contextlib
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,6 +9,8 @@ from hypothesis import strategies as st
 
 from catalog.encoding.planes import Transform, needs_base, packed, raw_bytes, unpacked
 from catalog.errors import FormatError
+
+QUADS = 3
 
 SPECIAL = {
     2: [0x0000, 0x8000, 0x7F80, 0xFF80, 0x7FC1, 0xFFFF, 0x0001, 0x8001, 0x3F80],
@@ -127,3 +131,56 @@ def test_more_bytes_than_there_is_room_for_are_refused():
     block = packed(memoryview(bytes(100)), itemsize=4)
     with pytest.raises(FormatError, match="100 raw bytes where 96 belong"):
         returned(block, 96)
+
+
+def few_changes(count: int, *, largest: int, share: float = 0.1) -> tuple[bytes, bytes]:
+    """Return numbers of 2 bytes of which few differ from their base, by at most so much."""
+    rng = np.random.default_rng(3)
+    base = rng.integers(0, 60_000, count, dtype=np.uint16)
+    change = np.where(rng.random(count) < share, rng.integers(1, largest + 1, count), 0)
+    return (base + change.astype(np.uint16)).tobytes(), base.tobytes()
+
+
+@pytest.mark.parametrize("count", [4001, 4002, 4003, 60_000])
+@pytest.mark.parametrize(("largest", "bits"), [(1, 0.6), (3, 1.0), (200, 2.5)])
+def test_few_changes_take_few_bits_for_each_element(count, largest, bits):
+    raw, base = few_changes(count, largest=largest)
+    block = packed(memoryview(raw), itemsize=2, base=memoryview(base))
+    assert block[11] == QUADS
+    assert returned(block, len(raw), base) == raw
+    assert len(block) < count * bits / 8 + 150
+    everywhere, base = few_changes(count, largest=4, share=1.0)
+    assert packed(memoryview(everywhere), itemsize=2, base=memoryview(base))[11] != QUADS
+
+
+def test_every_changed_byte_of_quads_is_refused_or_gives_other_bytes_only():
+    raw, base = few_changes(4001, largest=200)
+    block = packed(memoryview(raw), itemsize=2, base=memoryview(base))
+    assert block[11] == QUADS
+    for at in range(29, len(block)):
+        for change in (1, 0x80, 0xFF):
+            damaged = bytearray(block)
+            damaged[at] ^= change
+            with contextlib.suppress(FormatError):
+                assert len(returned(bytes(damaged), len(raw), base)) == len(raw)
+                # The codes of zstd have no checksum, and the table of a packed file has.
+                assert at >= 29 + 26
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "said"),
+    [
+        (0, 3, "a part of coding 3"),
+        (0, 9, "a part of coding 9"),
+        (1, 1 << 40, "bytes"),
+        (18, 1 << 40, "large bytes in a plane of"),
+        (18, 1, "packed block"),
+    ],
+)
+def test_hostile_quads_are_refused(at, value, said):
+    raw, base = few_changes(4001, largest=200)
+    block = bytearray(packed(memoryview(raw), itemsize=2, base=memoryview(base)))
+    size = 1 if at == 0 else 8
+    block[29 + at : 29 + at + size] = value.to_bytes(size, "little")
+    with pytest.raises(FormatError, match=said):
+        returned(bytes(block), len(raw), base)
