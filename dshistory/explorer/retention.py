@@ -68,8 +68,8 @@ class Retention(OpenedHistory):
         Whoever reads a packed checkpoint gets the very bytes of before, a little later. Key frames are packed by
         themselves, the others against the key frame before them, which is kept as long as they are there. Each file is
         unpacked again and compared before the original goes; interrupted anywhere, nothing is lost, and the next call
-        goes on. Runs that are being written are left out, and what a reader has open. Raises SetupError when a run that
-        was named is being written.
+        goes on. Runs that are being written are left out (`capture.enable(..., compact=True)` packs those), and what a
+        reader has open. Raises SetupError when a run that was named is being written.
 
         Args:
             steps: a list of checkpoints, or 'last 10'; default: all but the newest
