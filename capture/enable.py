@@ -117,9 +117,9 @@ def enable(
        from, as far as they have the same policy.
     compact: whether checkpoints that are not among the two newest are packed without loss beside the training, as
        `dshistory compact` does, in a process of its own that takes only what the cores and the disk have left over; the
-       first rank packs the parts of all. Takes some 300 MB of host memory there, and room on the disk, also in the
-       budget of `keep`, for one more checkpoint. At `close` it ends at once, and the rest stays as it is. What a reader
-       has open is left until it is not.
+       first rank packs the parts of all. Takes some 300 MB of host memory there, and room on the disk for one more
+       checkpoint, so `keep` may have no budget of bytes. At `close` it ends at once, and the rest stays as it is. What
+       a reader has open is left until it is not.
     fingerprints: whether 8 bytes for each weight, buffer and tensor of the optimizer are kept of every step, captured
        or not: a digest of what `check` reads, or of a sample where that is nothing. By them a replay is compared
        between two checkpoints, and ranks with each other. They are written each minute, and at `close`. With

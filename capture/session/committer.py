@@ -67,7 +67,7 @@ class Committer:
         self._failed_steps: set[int] = set()
         self._unflushed_failure = False
         self._uncommitted = UncommittedParts(run)
-        self.retention = None if keep is None else Retention(keep, run, compacts=compact)
+        self.retention = None if keep is None else Retention(keep, run)
         self._removing = threading.Lock()
         self._compaction = None
         if compact and run.rank == 0:

@@ -25,10 +25,8 @@ class Retention:
     Nothing here raises into the training but the SnapshotError of `admit`.
     """
 
-    def __init__(self, policy: Policy, run: RunWriter, *, compacts: bool = False) -> None:
-        """compacts: whether there must also be room for the image of a checkpoint, beside its data files"""
+    def __init__(self, policy: Policy, run: RunWriter) -> None:
         self._policy = policy
-        self._compacts = compacts
         self._run = run
         self._upkeep: Upkeep | None = None
         self._changed = threading.Lock()
@@ -56,8 +54,7 @@ class Retention:
                 return False
             nbytes = max(self._planned_bytes, self._last.next_bytes)
             begun = sum(self._begun.values())
-            image = nbytes if self._compacts else 0
-            if self._last.used_bytes + begun + nbytes + image + _SPARE_BYTES > self._policy.budget_bytes:
+            if self._last.used_bytes + begun + nbytes + _SPARE_BYTES > self._policy.budget_bytes:
                 return False
             self._begun[step] = nbytes
             return True
@@ -87,12 +84,11 @@ class Retention:
             self._upkeep = Upkeep(history, self._policy, run=self._run.run, journal=self._run.journal)
         with self._changed:
             begun, planned = dict(self._begun), self._planned_bytes
-            image = max(planned, 0 if self._last is None else self._last.next_bytes) if self._compacts else 0
         committed = [step for step in begun if self._run.paths.marker(self._run.run, step).exists()]
         # A step before a committed one that is not committed itself has failed on another rank.
         ended = [step for step in begun if step <= max(committed, default=-1)]
         reserved = sum(nbytes for step, nbytes in begun.items() if step not in ended)
-        found = self._upkeep(reserved_bytes=reserved + image + _SPARE_BYTES, next_bytes=planned)
+        found = self._upkeep(reserved_bytes=reserved + _SPARE_BYTES, next_bytes=planned)
         with self._changed:
             # Counted among what is used from here on.
             for step in ended:

@@ -19,12 +19,10 @@ from places import SUPPORT
 import capture
 from capture.session import compaction
 from capture.session.compaction import Compaction
-from capture.session.retention import Retention
 from catalog.disk.durable import temporary_path
 from catalog.history import History
 from catalog.paths import data_file, packed_file
 from catalog.read.pins import pinned
-from catalog.retention.policy import policy_of
 from catalog.verify import verify
 
 PATIENCE_S = 300.0
@@ -198,14 +196,3 @@ def test_it_has_the_lowest_priority(history, monkeypatch):
         pid = process_of(session).pid
         until(lambda: os.sched_getscheduler(pid) == os.SCHED_IDLE)
         assert os.getpriority(os.PRIO_PROCESS, pid) == 19
-
-
-@pytest.mark.guards("A byte budget holds")
-def test_a_budget_has_room_for_an_image_beside_its_data_file(tmp_path):
-    with Run(tmp_path / "h") as run:
-        for compacts, admitted in ((False, True), (True, False)):
-            ours = Retention(policy_of("1MB"), run.writers[0], compacts=compacts)
-            run.checkpoint(int(compacts), numbers(0, 0))
-            assert not ours.admit(100, 10)
-            assert ours.upkeep() == ""
-            assert ours.admit(100, 400_000) is admitted
