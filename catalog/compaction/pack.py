@@ -29,7 +29,7 @@ from catalog.format.manifest import Manifest
 from catalog.format.packed_file import MAGIC, Base, Block, encode_end, read_packed_file
 from catalog.paths import HistoryPaths, packed_file
 from catalog.read.data_files import image_of
-from catalog.read.needed_files import NeededFile, missing_file
+from catalog.read.needed_files import NeededFile, bases_of, missing_file
 from catalog.read.packed_bytes import Wanted, unpack_image
 from catalog.read.pieces import Piece
 from catalog.read.pins import alone_with
@@ -122,8 +122,8 @@ def pack_data_file(
 
 def drop_data_files(paths: HistoryPaths, ref: CheckpointRef, files: Sequence[str]) -> None:
     """Remove the data files of a checkpoint, whose images `pack_data_file` has just made or checked. SetupError, and
-    nothing is removed, when somebody reads the checkpoint, or what an image was packed against is not there any more:
-    nobody may remove a checkpoint of the run meanwhile."""
+    nothing is removed, when somebody reads the checkpoint, or what an image was packed against is not there any more,
+    or needs others itself: nobody may remove a checkpoint of the run meanwhile."""
     with alone_with(paths, ref) as alone:
         if not alone:
             raise SetupError(f"checkpoint {ref}: a reader has it open: its data files stay beside their images")
@@ -131,6 +131,11 @@ def drop_data_files(paths: HistoryPaths, ref: CheckpointRef, files: Sequence[str
             problem = missing_file(paths, [NeededFile(base, 0)])
             if problem:
                 raise SetupError(f"checkpoint {ref}: its image {problem}: its data files stay")
+            for further in bases_of(paths, base):
+                raise SetupError(
+                    f"checkpoint {ref}: its image was packed against {base}, which needs {further} itself, and no "
+                    "reader follows two links: its data files stay"
+                )
         for file in files:
             (paths.root / file).unlink(missing_ok=True)
         sync_dir(paths.step_dir(ref.run, ref.step))
