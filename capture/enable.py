@@ -23,6 +23,7 @@ from capture.replays.course import ReplayCourse
 from capture.replays.request import asked_replay
 from capture.restore import all_providers, made_again, restore_live
 from capture.resume import resume_newest
+from capture.session.compaction import refuse_without_python
 from capture.session.new_run import begin_run
 from capture.session.options import OnFull, SessionOptions
 from capture.session.redo_recorder import RedoRecorder, refuse_unrecordable
@@ -162,6 +163,8 @@ def enable(
         what=what,
         dtype=dtype,
     )
+    if compact:
+        refuse_without_python()
     if what == "weights":
         _refuse_further_state(dataloader, providers)
     writing = WriterOptions(backend=backend, budget_bytes=budget_bytes)

@@ -11,24 +11,25 @@ import logging
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import catalog
 from capture.background_thread import BackgroundThread
-from catalog.compaction.pack import drop_data_files, drop_images
+from catalog.compaction.pack import BeingReadError, drop_data_files, drop_images
 from catalog.disk.durable import final_name
-from catalog.errors import HistoryError
+from catalog.errors import HistoryError, NotFoundError, SetupError
 from catalog.format.marker import read_marker
 from catalog.paths import is_packed_name
 from catalog.read.pins import is_pinned
 from catalog.records import CheckpointRef
 from catalog.run_writer import RunWriter
 
-__all__ = ["Compaction"]
+__all__ = ["Compaction", "refuse_without_python"]
 
 _NEWEST = 2
 """So many of the newest checkpoints stay as they are: they are what is restored, compared and analysed."""
@@ -51,6 +52,15 @@ beside.main(*sys.argv[2:])
 _log = logging.getLogger(__name__)
 
 
+def refuse_without_python() -> None:
+    """Raise SetupError where no second process can be started: this one does not run from a Python's file."""
+    if not sys.executable or getattr(sys, "frozen", False):
+        raise SetupError(
+            f"compact=True: sys.executable is {sys.executable!r}, which is no Python that could run a second process: "
+            "leave it out, and run `dshistory compact` when the training has ended"
+        )
+
+
 class Compaction:
     """Packs the cold checkpoints of a run, oldest first, from the first `published` to `close`. Thread-safe.
 
@@ -69,7 +79,9 @@ class Compaction:
         self._committed: list[int] = []
         self._tried: set[int] = set()
         self._closing = False
-        self._process: subprocess.Popen[str] | None = None
+        self._waits_for_room = False
+        self._process: subprocess.Popen[bytes] | None = None
+        self._said: IO[bytes] | None = None
         self._thread: BackgroundThread | None = None
         self.figures = (0, 0)
         """How many checkpoints were packed, and by how many bytes they take less."""
@@ -79,8 +91,12 @@ class Compaction:
         with self._changed:
             self._published.append(step)
             self._changed.notify_all()
-        if self._thread is None:
-            self._thread = BackgroundThread(self._work, name="dshistory-compaction")
+        if self._thread is None and not self._closing:
+            try:
+                self._thread = BackgroundThread(self._work, name="dshistory-compaction")
+            except Exception as error:  # noqa: BLE001 - as in `_work`: the snapshot that was published is safe
+                self._closing = True
+                self._failed(error)
 
     def close(self) -> None:
         """End at once: what is not packed yet stays as it is, for the next compaction."""
@@ -98,16 +114,22 @@ class Compaction:
                 self._wait_idle(_LOOK_S)
                 self._compact(CheckpointRef(self._run.run, step))
         except Exception as error:  # noqa: BLE001 - the checkpoints are safe; what ails their compaction ends that alone
-            self._run.journal.event("compaction_failed", None, reason=str(error))
-            _log.warning("run %s: its checkpoints are not compacted any more: %s", self._run.run, error)
+            self._failed(error)
         finally:
             self._end_process()
+
+    def _failed(self, error: Exception) -> None:
+        _log.warning("run %s: its checkpoints are not compacted any more: %s", self._run.run, error)
+        self._run.journal.event("compaction_failed", None, reason=str(error))
 
     def _next(self) -> int | None:
         """Return the oldest checkpoint that is cold and that nobody reads, once there is one; None at the end."""
         with self._changed:
             while not self._closing:
-                step = self._cold()
+                step = None
+                # Whatever ails the disk for a moment, the next look may do without.
+                with suppress(OSError):
+                    step = self._cold()
                 if step is not None:
                     self._committed.remove(step)
                     return step
@@ -117,19 +139,47 @@ class Compaction:
 
     def _cold(self) -> int | None:
         paths, run = self._run.paths, self._run.run
-        self._committed += [step for step in self._published if paths.marker(run, step).exists()]
+        committed = [step for step in self._published if paths.marker(run, step).exists()]
         self._published = [
-            step for step in self._published if step not in self._committed and paths.step_dir(run, step).is_dir()
+            step for step in self._published if step not in committed and paths.step_dir(run, step).is_dir()
         ]
+        self._committed += committed
         for step in self._committed[:-_NEWEST]:
             try:
-                with self._removing:
-                    if not is_pinned(paths, CheckpointRef(run, step)):
-                        return step
-            except HistoryError:
+                if not self._is_pinned(step) and self._has_room(step):
+                    return step
+            except NotFoundError:
                 # It was removed.
                 self._committed.remove(step)
         return None
+
+    def _is_pinned(self, step: int) -> bool:
+        with self._removing:
+            try:
+                return is_pinned(self._run.paths, CheckpointRef(self._run.run, step))
+            except OSError:
+                # Nobody can tell now, so the next look does.
+                return True
+
+    def _has_room(self, step: int) -> bool:
+        """Return whether the disk has room for the image of a checkpoint, beside that of the checkpoint that the
+        training captures next."""
+        room = os.statvfs(self._run.paths.root)
+        needed = self._raw_bytes(step) + max(map(self._raw_bytes, (step, self._committed[-1])))
+        free = room.f_bavail * room.f_frsize
+        if free < needed and not self._waits_for_room:
+            reason = f"{free} bytes are free, an image and the next checkpoint may take {needed}"
+            self._run.journal.event("compaction_waits", step, reason=reason)
+        self._waits_for_room = free < needed
+        return not self._waits_for_room
+
+    def _raw_bytes(self, step: int) -> int:
+        try:
+            marker = read_marker(self._run.paths, self._run.run, step)
+            return sum((self._run.paths.root / part.data).stat().st_size for part in marker.parts)
+        except (HistoryError, OSError):
+            # What ails it is told when it is packed.
+            return 0
 
     def _compact(self, ref: CheckpointRef) -> None:
         paths = self._run.paths
@@ -147,20 +197,22 @@ class Compaction:
             self._tidy(ref, files)
             if not isinstance(error, (HistoryError, OSError)):
                 raise
-            self._left(ref, str(error))
+            self._left(ref, str(error), tried=not isinstance(error, BeingReadError))
             return
         self._tell({"dropped": ref.step})
         checkpoints, saved_bytes = self.figures
         self.figures = (checkpoints + 1, saved_bytes + answer["raw_bytes"] - answer["packed_bytes"])
 
-    def _left(self, ref: CheckpointRef, reason: str) -> None:
-        """Try a checkpoint once more: what it was packed against may have been removed meanwhile, or a reader came."""
+    def _left(self, ref: CheckpointRef, reason: str, *, tried: bool) -> None:
+        """Try a checkpoint once more: what it was packed against may have been removed meanwhile. Where a reader came
+        it was not `tried`."""
         if self._closing or not self._run.paths.step_dir(ref.run, ref.step).is_dir():
             return
-        if ref.step in self._tried:
+        if tried and ref.step in self._tried:
             self._run.journal.event("compaction_left", ref.step, reason=reason)
             return
-        self._tried.add(ref.step)
+        if tried:
+            self._tried.add(ref.step)
         with self._changed:
             self._committed.insert(0, ref.step)
 
@@ -181,33 +233,40 @@ class Compaction:
         assert process.stdout is not None
         answer = process.stdout.readline()
         if not answer:
-            assert process.stderr is not None
-            status, told = process.wait(), process.stderr.read().strip().rpartition("\n")[2]
+            status = process.wait()
             if self._closing:
                 raise HistoryError("the session has ended")
-            raise RuntimeError(f"the process that compacts has ended with status {status}: {told}")
+            raise RuntimeError(f"the process that compacts has ended with status {status}: {self._last_line()}")
         found: dict[str, Any] = json.loads(answer)
+        if found["step"] != request["pack"]:
+            raise RuntimeError(f"the process that compacts was asked for {request}, and answered {found}")
         return found
 
-    def _tell(self, request: dict[str, int]) -> "subprocess.Popen[str]":
+    def _last_line(self) -> str:
+        assert self._said is not None
+        self._said.seek(0)
+        return self._said.read().decode(errors="replace").strip().rpartition("\n")[2]
+
+    def _tell(self, request: dict[str, int]) -> "subprocess.Popen[bytes]":
         process = self._started()
         assert process.stdin is not None
         with suppress(BrokenPipeError):
-            process.stdin.write(json.dumps(request) + "\n")
-            process.stdin.flush()
+            # At once, so that nothing of a request is left in a buffer.
+            os.write(process.stdin.fileno(), json.dumps(request).encode() + b"\n")
         return process
 
-    def _started(self) -> "subprocess.Popen[str]":
+    def _started(self) -> "subprocess.Popen[bytes]":
         with self._changed:
             if self._process is None:
                 code = str(Path(catalog.__file__).parent.parent)
                 arguments = [code, str(self._run.paths.root), self._run.run, str(_KEY_EVERY)]
+                # A pipe that nobody empties would hold a process that says much.
+                self._said = self._said or tempfile.TemporaryFile()  # noqa: SIM115 - `_end_process` closes it
                 self._process = subprocess.Popen(
                     [sys.executable, "-P", "-c", _START, *arguments],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    text=True,
+                    stderr=self._said,
                     # Ctrl-C is for the training, which ends this process in its own time.
                     process_group=0,
                 )
@@ -224,3 +283,5 @@ class Compaction:
         # A disk that does not answer may hold it; it only ever adds files that nobody needs.
         with suppress(subprocess.TimeoutExpired):
             process.communicate(timeout=_END_PATIENCE_S)
+        if self._said is not None:
+            self._said.close()

@@ -2,8 +2,9 @@
 
 It is asked, a line of JSON at a time, and answers each `pack` with one; `packed_bytes` counts the images:
 
-    {"pack": 30}        {"step": 30, "base": 20, "raw_bytes": 1000, "packed_bytes": 600}, or {"left": "why"};
-                        beside either "damaged": [[20, "what is wrong with it"]], key frames that were found damaged
+    {"pack": 30}        {"step": 30, "base": 20, "raw_bytes": 1000, "packed_bytes": 600},
+                        or {"step": 30, "left": "why"}; in both "damaged": [[20, "what is wrong with it"]], the key
+                        frames that were found damaged
     {"dropped": 30}     no answer: the data files of step 30 are gone, so others may be packed against it
 
 It removes nothing and replaces nothing: images come to be beside data files, and whoever holds the locks of the run
@@ -43,18 +44,23 @@ def main(root: str, run: str, key_every: str) -> None:
     history = History.open(Path(root))
     frames: KeyFrames | None = None
     for request in _requests():
-        frames = frames or _key_frames(history, run, int(key_every))
         if "dropped" in request:
             # Removed since, it is no base for others.
             with suppress(HistoryError, OSError):
-                frames.passed(request["dropped"])
+                if frames is not None:
+                    frames.passed(request["dropped"])
             continue
+        answer: dict[str, Any] = {"step": request["pack"], "damaged": []}
         try:
-            answer = _packed(history, frames, request["pack"])
+            frames = frames or _key_frames(history, run, int(key_every))
+            answer.update(_packed(history, frames, request["pack"]))
         except (HistoryError, OSError) as error:
-            answer = {"left": str(error)}
-        answer["damaged"] = list(frames.damaged.items())
-        frames.damaged.clear()
+            answer["left"] = str(error)
+        except Exception as error:  # noqa: BLE001 - what ails one checkpoint must not keep the others from being packed
+            answer["left"] = f"{type(error).__name__}: {error}"
+        if frames is not None:
+            answer["damaged"] = list(frames.damaged.items())
+            frames.damaged.clear()
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
 
@@ -63,20 +69,25 @@ def _packed(history: History, frames: KeyFrames, step: int) -> dict[str, Any]:
     manifests, base = frames.pack(step, alone=False, workers=1)
     images = [(history.root / packed_file(manifest.file)).stat().st_size for manifest in manifests]
     raw = sum(manifest.data_bytes for manifest in manifests)
-    return {"step": step, "base": base, "raw_bytes": raw, "packed_bytes": sum(images)}
+    return {"base": base, "raw_bytes": raw, "packed_bytes": sum(images)}
 
 
 def _key_frames(history: History, run: str, key_every: int) -> KeyFrames:
     steps = history.steps(run)
     frames = KeyFrames(history.paths, run, steps=steps, key_every=key_every)
     for step in steps:
-        if frames.is_packed(step):
-            frames.passed(step)
+        # An image that nobody can read is no base for others.
+        with suppress(HistoryError, OSError):
+            if frames.is_packed(step):
+                frames.passed(step)
     return frames
 
 
 def take_lowest_priority() -> None:
-    """Let this process run, and read and write, only where nobody else wants to."""
+    """Let this process run, and read and write, only where nobody else wants to, and be the first that is killed where
+    memory is short."""
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
     with suppress(OSError):
         os.nice(_LOWEST_PRIORITY)
     with suppress(OSError):

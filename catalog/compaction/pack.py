@@ -36,7 +36,7 @@ from catalog.read.pins import alone_with
 from catalog.read.stored_bytes import Buffer, ReadBuffer
 from catalog.records import CHECKSUM_BYTES, CheckpointRef, Extent
 
-__all__ = ["Bases", "bases_in", "bytes_with_base", "drop_data_files", "drop_images", "pack_data_file"]
+__all__ = ["Bases", "BeingReadError", "bases_in", "bytes_with_base", "drop_data_files", "drop_images", "pack_data_file"]
 
 _READ_BACK_BYTES = 16 << 20
 
@@ -44,6 +44,10 @@ _Key: TypeAlias = tuple[str, str, int, int, str]
 
 Bases: TypeAlias = Mapping[_Key, Extent]
 """The extents that others may be packed against, by what they hold."""
+
+
+class BeingReadError(SetupError):
+    """Somebody reads a checkpoint, so its data files can't go yet."""
 
 
 class _RawBlock(NamedTuple):
@@ -121,12 +125,12 @@ def pack_data_file(
 
 
 def drop_data_files(paths: HistoryPaths, ref: CheckpointRef, files: Sequence[str]) -> None:
-    """Remove the data files of a checkpoint, whose images `pack_data_file` has just made or checked. SetupError, and
-    nothing is removed, when somebody reads the checkpoint, or what an image was packed against is not there any more,
-    or needs others itself: nobody may remove a checkpoint of the run meanwhile."""
+    """Remove the data files of a checkpoint, whose images `pack_data_file` has just made or checked. Nothing is
+    removed, and it is a BeingReadError, when somebody reads the checkpoint, a SetupError when what an image was packed
+    against is not there any more, or needs others itself: nobody may remove a checkpoint of the run meanwhile."""
     with alone_with(paths, ref) as alone:
         if not alone:
-            raise SetupError(f"checkpoint {ref}: a reader has it open: its data files stay beside their images")
+            raise BeingReadError(f"checkpoint {ref}: a reader has it open: its data files stay beside their images")
         for base in sorted({base for file in files for base in image_of(paths.root, file).bases}):
             problem = missing_file(paths, [NeededFile(base, 0)])
             if problem:

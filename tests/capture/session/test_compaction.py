@@ -20,6 +20,7 @@ import capture
 from capture.session import compaction
 from capture.session.compaction import Compaction
 from catalog.disk.durable import temporary_path
+from catalog.errors import SetupError
 from catalog.history import History
 from catalog.paths import data_file, packed_file
 from catalog.read.pins import pinned
@@ -44,7 +45,7 @@ def until(condition: Callable[[], object]) -> None:
         threading.Event().wait(0.02)
 
 
-def process_of(session: capture.Session) -> "subprocess.Popen[str]":
+def process_of(session: capture.Session) -> "subprocess.Popen[bytes]":
     until(lambda: session._committer._compaction._process)
     return session._committer._compaction._process
 
@@ -171,8 +172,18 @@ def test_it_ends_with_a_training_that_is_killed_and_nothing_is_lost(history):
     assert list(forms(history, run).values()).count("packed") >= 2
 
 
-def test_a_process_that_fails_costs_the_compaction_alone(history, monkeypatch, caplog):
-    monkeypatch.setattr(compaction, "_START", "raise SystemExit('no memory')")
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("raise SystemExit('no memory')", "no memory"),
+        (
+            """input(); print('{"step": 99, "damaged": []}', flush=True); input()""",
+            "was asked for {'pack': 0}, and answered",
+        ),
+    ],
+)
+def test_a_process_that_fails_costs_the_compaction_alone(history, monkeypatch, caplog, program, said):
+    monkeypatch.setattr(compaction, "_START", program)
     model, optimizer = make()
     with capture.enable(model, optimizer=optimizer, every=1, history=history, stats_every=0, compact=True) as session:
         for _ in range(5):
@@ -180,7 +191,7 @@ def test_a_process_that_fails_costs_the_compaction_alone(history, monkeypatch, c
             session.wait()
         until(lambda: session._committer._compaction._thread.has_ended)
     assert session.failures == []
-    assert "no memory" in caplog.text
+    assert said in caplog.text
     assert set(forms(history, session.run).values()) == {"raw"}
     events = History.open(history).query("SELECT name FROM events WHERE name = 'compaction_failed'")
     assert events.num_rows == 1
@@ -196,3 +207,103 @@ def test_it_has_the_lowest_priority(history, monkeypatch):
         pid = process_of(session).pid
         until(lambda: os.sched_getscheduler(pid) == os.SCHED_IDLE)
         assert os.getpriority(os.PRIO_PROCESS, pid) == 19
+        assert Path(f"/proc/{pid}/oom_score_adj").read_text() == "1000\n"
+
+
+@pytest.fixture
+def beside(tmp_path):
+    """Yield a run with five checkpoints, and its compaction, which knows of none yet."""
+    with Run(tmp_path / "h") as run:
+        for step in range(0, 50, 10):
+            run.checkpoint(step, numbers(step, 0))
+        ours = Compaction(run.writers[0], removing=threading.Lock(), wait_idle=lambda seconds: None)
+        yield run, ours
+        ours.close()
+    assert verify(History.open(run.root)) == []
+
+
+def all_published(ours: Compaction) -> None:
+    for step in range(0, 50, 10):
+        ours.published(step)
+
+
+def test_a_reader_that_comes_while_a_checkpoint_is_packed_is_waited_for(beside, monkeypatch):
+    run, ours = beside
+    drop, came = compaction.drop_data_files, []
+
+    def while_read(paths, ref, files):
+        came.append(ref.step)
+        if came.count(ref.step) > 3:
+            return drop(paths, ref, files)
+        with pinned(paths, ref):
+            return drop(paths, ref, files)
+
+    monkeypatch.setattr(compaction, "drop_data_files", while_read)
+    all_published(ours)
+    until(lambda: ours.figures[0] == 3)
+    assert came.count(0) == 4
+    assert forms(run.root, RUN) == dict.fromkeys((0, 10, 20), "packed") | {30: "raw", 40: "raw"}
+
+
+def test_it_waits_for_room_and_for_a_disk_that_does_not_answer(beside, monkeypatch):
+    _, ours = beside
+    looks = []
+
+    def statvfs(path):
+        looks.append(path)
+        if len(looks) == 1:
+            raise OSError(5, "Input/output error")
+        found = statvfs_of(path)
+        return os.statvfs_result((*found[:4], 0 if len(looks) < 10 else found[4], *found[5:]))
+
+    def of_a_bad_disk(paths, ref):
+        if len(looks) < 3:
+            looks.append(paths)
+            raise OSError(5, "Input/output error")
+        return is_pinned(paths, ref)
+
+    statvfs_of, is_pinned = os.statvfs, compaction.is_pinned
+    monkeypatch.setattr(compaction, "_LOOK_S", 0.05)
+    monkeypatch.setattr(os, "statvfs", statvfs)
+    monkeypatch.setattr(compaction, "is_pinned", of_a_bad_disk)
+    all_published(ours)
+    until(lambda: ours.figures[0] == 3)
+    assert len(looks) >= 10
+
+
+def test_what_ails_one_checkpoint_leaves_that_one_alone(beside, monkeypatch):
+    run, ours = beside
+    failing = """
+from catalog.compaction.key_frames import KeyFrames
+pack = KeyFrames.pack
+def fail(frames, step, **options):
+    if step == 10:
+        raise MemoryError("none is left")
+    return pack(frames, step, **options)
+KeyFrames.pack = fail
+print("much" * 100_000, file=sys.stderr)
+beside.main("""
+    monkeypatch.setattr(compaction, "_START", compaction._START.replace("\nbeside.main(", failing))
+    all_published(ours)
+    until(lambda: forms(run.root, RUN)[20] == "packed")
+    assert forms(run.root, RUN)[10] == "raw"
+
+
+def test_a_thread_that_can_not_begin_costs_the_compaction_alone(beside, monkeypatch, caplog):
+    _, ours = beside
+
+    def none_left(*args, **options):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(compaction, "BackgroundThread", none_left)
+    ours.published(0)
+    ours.published(10)
+    assert caplog.text.count("are not compacted any more: can't start new thread") == 1
+
+
+@pytest.mark.parametrize(("name", "value"), [("executable", ""), ("frozen", True)])
+def test_a_program_without_a_python_is_refused(history, monkeypatch, name, value):
+    monkeypatch.setattr(sys, name, value, raising=False)
+    model, optimizer = make()
+    with pytest.raises(SetupError, match=r"compact=True: sys\.executable is"):
+        capture.enable(model, optimizer=optimizer, history=history, compact=True)
