@@ -26,7 +26,7 @@ from capture.state.dtypes import dtype_name
 from capture.state.objects import encode_object, inlined
 from capture.state.optimizer_state import state_tensors
 from capture.state.providers import Buffers
-from capture.state.update_rule import refuse_unknown_update, update_rule
+from capture.state.update_rule import CPU_ADAM, refuse_unknown_update, update_rule
 from catalog.errors import SetupError, SnapshotError, UnsupportedError
 from catalog.format.redo_file import RedoTensor
 from catalog.retention.policy import Policy
@@ -80,6 +80,8 @@ class RedoRecorder:
         self._ended: StepInput | None = None
         self._broken: str | None = None
         self._refused: str | None = None
+        self._betas = [group.get("betas") for group in optimizer.param_groups]
+        self._other_products: str | None = None
         self._buffer_hashes = self._hashed_buffers()
         self._object_hashes: dict[str, bytes] = {}
         self._versions = self._read_versions()
@@ -121,7 +123,8 @@ class RedoRecorder:
                 self._refused = self._why_unknown()
             now.writes = self._updated.current
             now.groups = [_encoded(group) for group in self._optimizer.param_groups]
-            now.broken = self._refused or self._broken or self._written_since()
+            self._other_products = self._other_products or self._moved_betas()
+            now.broken = self._refused or self._other_products or self._broken or self._written_since()
         except Exception as error:  # noqa: BLE001 - nothing that fails here may reach the training
             now.broken = f"it could not be recorded: {error}"
         self._broken = None
@@ -234,6 +237,13 @@ class RedoRecorder:
         except UnsupportedError as error:
             return str(error)
         return None
+
+    def _moved_betas(self) -> str | None:
+        """Return why no update can be made again any more, once the betas of DeepSpeed's CPU Adam have moved: from then
+        on its extension has other products of them for the bias correction, which are nowhere in its state."""
+        if self._rule["class"] != CPU_ADAM or [group["betas"] for group in self._optimizer.param_groups] == self._betas:
+            return None
+        return f"the betas of {CPU_ADAM} have moved, as a schedule of the momentum does"
 
     def _note_update(self, ended: StepInput, *, applied: bool) -> None:
         """Note how an update of flat tensors was made, and that what it has written since belongs to it: the parameters
