@@ -95,8 +95,8 @@ void round_region(std::uint64_t address, std::uint64_t target, std::uint64_t num
     round_to_half(reinterpret_cast<const std::byte *>(address), numel, to, reinterpret_cast<std::byte *>(target));
 }
 
-std::optional<std::pair<nb::bytes, nb::bytes>> checksum_rounded(std::uint64_t masters, std::uint64_t weights, std::uint64_t numel,
-                                          const std::string &dtype) {
+std::optional<std::pair<nb::bytes, nb::bytes>> checksum_rounded(std::uint64_t masters, std::uint64_t weights,
+                                                                std::uint64_t numel, const std::string &dtype) {
     const Half to = half_of(dtype);
     std::optional<RoundedDigests> digests;
     {
