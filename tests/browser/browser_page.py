@@ -15,7 +15,7 @@ UNDER_THE_MOUSE = ".modebar, .hoverlayer { visibility: hidden }"
 """Parts of a figure that appear only under the mouse and do not belong in a picture."""
 VIEWPORT: Any = {"width": 1280, "height": 1600}
 OPEN_MS = 60_000
-WAIT_MS = 20_000
+WAIT_MS = 60_000
 """How long a test waits for a change of the page, on a machine that also does other work."""
 RUN_MS = 120_000
 
