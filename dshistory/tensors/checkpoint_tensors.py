@@ -39,7 +39,7 @@ class CheckpointTensors:
         self._root = history.root
         self._history = history
         self._advance = advance
-        step = find_step(history, ref)
+        step = _step(history, ref)
         self._rebuilt = _made_again(history, step) if isinstance(step, RedoRef) else None
         pin_while_alive(self, history.paths, step.base if isinstance(step, RedoRef) else ref)
         self.tensors = stored_tensors(history.state_extents(ref) if self._rebuilt is None else self._rebuilt.extents)
@@ -184,6 +184,14 @@ class CheckpointTensors:
         """Read the assigned parts of tensors into their destinations, each verified against its fragment's checksum."""
         read_into(self._root, assignments, {} if self._rebuilt is None else self._rebuilt.kept())
         self._advance(sum(each.numel * each.destination.element_size() for each in assignments))
+
+
+def _step(history: History, ref: CheckpointRef) -> CheckpointRef | RedoRef:
+    try:
+        return find_step(history, ref)
+    except NotFoundError:
+        # It was there a moment ago: pinning it says that it was removed.
+        return ref
 
 
 def _made_again(history: History, step: RedoRef) -> "RebuiltStep":

@@ -92,6 +92,6 @@ def test_what_was_removed_is_said_to_be(history: WatchedHistory) -> None:
         lambda: CheckpointTensors(history, REF, advance=lambda nbytes: None),
         lambda: diff(history, REF, OTHER, kinds="model", names="*", by="tensor", exact=False, quiet=True),
     ):
-        with pytest.raises(NotFoundError, match=r"run-a:0|step 0 .* run run-a "):
+        with pytest.raises(NotFoundError, match="run-a:0"):
             read()
     assert verify(history, [OTHER]) == []
