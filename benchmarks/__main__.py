@@ -36,7 +36,7 @@ FULL = {
         "times": 15,
         "pause_s": 1.0,
     },
-    "training": {"state_bytes": 1_000_000_000, "times": 3, "batch": 4},
+    "training": {"state_bytes": 1_000_000_000, "times": 5, "batch": 4},
     "redo": {"state_bytes": 280_000_000, "times": 3, "steps": 8, "batch": 8},
     "packing": {"layers": 2, "width": 192, "steps": 300, "times": 3},
     "compaction": {"state_bytes": 150_000_000, "times": 5, "steps": 16, "every": 2, "batch": 4},

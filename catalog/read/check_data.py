@@ -1,6 +1,7 @@
 """Checks a data file against its manifest: its size, its header, and every byte by checksum."""
 
 from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate, takewhile
 from math import prod
@@ -18,7 +19,6 @@ from catalog.records import Extent
 __all__ = ["DamagedExtent", "check_data_file", "check_extents", "check_header"]
 
 BATCH_BYTES = 64 << 20
-_FIRST_KEPT_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,24 +144,36 @@ def _keep(
 ) -> Generator[DamagedExtent, None, int]:
     """Read the first extents into memory that is theirs; return how many.
 
-    Memory that the host must first get back from elsewhere can take longer than the disk: from there on a second read
-    is cheaper than to keep. The first batch is small, so that finding this out is cheap too.
+    The memory for a batch is taken while the batch before it is read. Memory that the host must first get back from
+    elsewhere can take far longer than the disk: once reading has waited for it longer than it took, a second read is
+    cheaper than to keep any more.
     """
     done = 0
-    most_bytes = _FIRST_KEPT_BYTES
-    while done < len(extents):
-        batch = next(batches(extents[done:], most_bytes=most_bytes))
-        done += len(batch)
-        memory = ReadBuffer()
-        began = monotonic()
-        memory.populate(_pieces(batch))
-        ready = monotonic()
-        yield from _compared(root, batch, memory, kept)
-        progress(_total_bytes(batch))
-        if ready - began > monotonic() - ready:
-            break
-        most_bytes = BATCH_BYTES
+    read_s = waited_s = 0.0
+    turns = batches(extents, most_bytes=BATCH_BYTES)
+    with ThreadPoolExecutor(1, "memory-ahead") as ahead:
+        batch = next(turns, [])
+        memory = _populated(batch)
+        while batch:
+            following = next(turns, [])
+            coming = ahead.submit(_populated, following)
+            began = monotonic()
+            yield from _compared(root, batch, memory, kept)
+            read = monotonic()
+            progress(_total_bytes(batch))
+            done += len(batch)
+            batch, memory = following, coming.result()
+            read_s += read - began
+            waited_s += monotonic() - read
+            if waited_s > read_s:
+                turns = iter([])
     return done
+
+
+def _populated(batch: list[Extent]) -> ReadBuffer:
+    memory = ReadBuffer()
+    memory.populate(_pieces(batch))
+    return memory
 
 
 def _fitting(extents: list[Extent], most_bytes: int) -> int:

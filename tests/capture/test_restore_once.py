@@ -3,6 +3,7 @@
 import importlib
 from collections.abc import Sequence
 from pathlib import Path
+from threading import Barrier, Semaphore, current_thread, main_thread
 
 import pytest
 import torch
@@ -68,28 +69,56 @@ def test_what_is_put_back_is_what_was_verified(history, trained):
     assert torch.equal(live, expected["model"]["inner.weight"])
 
 
-@pytest.mark.parametrize(("seconds", "kept_batches"), [(0, 6), (1, 1)])
-def test_bytes_are_kept_as_long_as_memory_comes_faster_than_they_are_read(
+@pytest.mark.parametrize(("seconds", "kept_batches"), [(0, 6), (1, 2)])
+def test_bytes_are_kept_as_long_as_reading_does_not_wait_for_memory(
     history, trained, monkeypatch, seconds, kept_batches
 ):
-    """The clock stands still but for the memory: where that takes longer than the disk, a second read is cheaper."""
+    """The clock stands still but for the memory that the second batch and all later ones wait for: where that takes
+    longer than the disk, a second read is cheaper, and only what had its memory already is kept."""
     now = 0.0
+    was_read = Semaphore(1)
 
     def populate(buffer: ReadBuffer, pieces: Sequence[Piece]) -> None:
         nonlocal now
+        assert was_read.acquire(timeout=60)
         now += seconds
 
     monkeypatch.setattr(ReadBuffer, "populate", populate)
     monkeypatch.setattr(check_data, "monotonic", lambda: now)
     monkeypatch.setattr(check_data, "BATCH_BYTES", 1)
-    monkeypatch.setattr(check_data, "_FIRST_KEPT_BYTES", 1)
     session, _, _ = trained
     opened = History.open(history)
     extents = [extent for extent in opened.extents(opened.resolve(f"{session.run}:1")) if extent.kind == "model"]
     assert len(extents) == 6
     kept = {}
-    assert list(check_extents(history, extents, kept=kept, most_kept_bytes=ALL)) == []
+    damaged = check_extents(history, extents, progress=lambda _: was_read.release(), kept=kept, most_kept_bytes=ALL)
+    assert list(damaged) == []
     assert len(kept) == kept_batches
+
+
+def test_memory_is_taken_while_the_batch_before_is_read(history, trained, monkeypatch):
+    """Each read begins when the memory for the next batch is being taken, and not before; the first takes its own."""
+    session, _, _ = trained
+    opened = History.open(history)
+    extents = [extent for extent in opened.extents(opened.resolve(f"{session.run}:1")) if extent.kind == "model"]
+    both = Barrier(2)
+    populate, read = ReadBuffer.populate, ReadBuffer.read
+
+    def populate_during_a_read(buffer: ReadBuffer, pieces: Sequence[Piece]) -> None:
+        if current_thread() is not main_thread():
+            both.wait(timeout=60)
+        populate(buffer, pieces)
+
+    def read_while_memory_is_taken(buffer: ReadBuffer, *args) -> object:
+        both.wait(timeout=60)
+        return read(buffer, *args)
+
+    monkeypatch.setattr(ReadBuffer, "populate", populate_during_a_read)
+    monkeypatch.setattr(ReadBuffer, "read", read_while_memory_is_taken)
+    monkeypatch.setattr(check_data, "BATCH_BYTES", 1)
+    kept = {}
+    assert list(check_extents(history, extents, kept=kept, most_kept_bytes=ALL)) == []
+    assert kept.keys() == set(extents)
 
 
 def test_damaged_bytes_are_not_kept(history, trained):
