@@ -24,7 +24,7 @@ from capture.devices.copies import DeviceCopier, Piece
 from capture.devices.digests import DeviceDigests, sample_of
 from capture.devices.feed import DevicePart
 from capture.snapshot.data_file import PlacedPiece, piece_of_part
-from capture.snapshot.late_bytes import Background, Chunk, append, chunks_of
+from capture.snapshot.late_bytes import BackgroundReader, Chunk, append, chunks_of
 from capture.snapshot.parts import Part
 from capture.snapshot.plan import Plan, Referable
 from catalog.errors import CorruptError
@@ -180,7 +180,7 @@ class Deduplicator:
         return True
 
 
-class UnchangedCheck:
+class UnchangedCheck(BackgroundReader):
     """Hashes parts that are expected to be unchanged, in a thread, and appends those that are not to `job`'s file;
     their memory must stay until `wait` returns. To be made on the training thread. `root`: the history's folder.
 
@@ -209,27 +209,12 @@ class UnchangedCheck:
         self._align = align
         self._copies = copies
         copies.begin([part.device.tensor for part in parts if part.device is not None])
-        self._background = Background("dshistory-hash", self._hash) if parts else None
+        super().__init__(self._hash if parts else None, name="dshistory-hash")
 
     @property
     def unchanged_bytes(self) -> int:
         """The number of bytes that are referred to."""
         return sum(extent.nbytes for extent in self.references)
-
-    @property
-    def is_done(self) -> bool:
-        """True once no live byte is read any more."""
-        return self._background is None or self._background.is_done
-
-    def wait(self) -> None:
-        """Return once no live byte is read any more."""
-        if self._background is not None:
-            self._background.wait()
-
-    def require(self) -> None:
-        """Wait, and raise what failed: OSError (EFAULT) when memory is gone."""
-        if self._background is not None:
-            self._background.require()
 
     def _hash(self) -> None:
         # A part of another length, as after a change of its dtype, is another one.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 import native
 from capture.snapshot.data_file import PlacedPiece, piece_of_part
 from capture.snapshot.derivable import Derivable
-from capture.snapshot.late_bytes import Background, append
+from capture.snapshot.late_bytes import BackgroundReader, append
 from catalog.errors import SnapshotError
 from catalog.format.dtypes import ROUNDED_FROM
 from catalog.records import Extent
@@ -21,7 +21,7 @@ Place = tuple[str, int, bytes]
 """A data file, relative to the history, an offset in it, and the checksum of the bytes that are there."""
 
 
-class DerivedCheck:
+class DerivedCheck(BackgroundReader):
     """Compares weights with their masters in a thread, and appends those that differ to `job`'s file, once `after` has
     returned; the memory of both must stay until `wait` returns. To be made on the training thread.
 
@@ -44,27 +44,12 @@ class DerivedCheck:
         self._align = align
         self._after = after
         self._checksums: list[tuple[Derivable, tuple[bytes, bytes]]] = []
-        self._background = Background("dshistory-round", self._compare) if derivable else None
+        super().__init__(self._compare if derivable else None, name="dshistory-round")
 
     @property
     def derived_bytes(self) -> int:
         """The number of bytes that are not stored."""
         return sum(one.part.nbytes for one, _ in self._checksums)
-
-    @property
-    def is_done(self) -> bool:
-        """True once no live byte is read any more."""
-        return self._background is None or self._background.is_done
-
-    def wait(self) -> None:
-        """Return once no live byte is read any more."""
-        if self._background is not None:
-            self._background.wait()
-
-    def require(self) -> None:
-        """Wait, and raise what failed: OSError (EFAULT) when memory is gone."""
-        if self._background is not None:
-            self._background.require()
 
     def references(self, places: Mapping[str, Place]) -> list[Extent]:
         """Return the rows of the weights that are not stored, where `places` has those of the masters, by key.

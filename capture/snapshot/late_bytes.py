@@ -6,6 +6,7 @@ and the barrier waits until they have read the last byte.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from capture.state.interface import TensorItem
 from capture.state.objects import LiveTensor
 from catalog.records import CHECKSUM_BYTES
 
-__all__ = ["Background", "Chunk", "ObjectTensors", "append", "chunks_of"]
+__all__ = ["BackgroundReader", "Chunk", "ObjectTensors", "append", "chunks_of"]
 
 _HOST_CHUNK_BYTES = 4 << 20
 """The host memory through which the tensors of a device pass."""
@@ -29,22 +30,23 @@ Chunk = tuple[int, int]
 """The address and the number of some bytes in host memory, valid until the next one is asked for."""
 
 
-class Background:
-    """Work that reads the training's memory in a thread of its own, from now on."""
+class BackgroundReader:
+    """Reads the training's memory in a thread of its own; what it found may be taken after `wait` or `require`."""
 
-    def __init__(self, name: str, work: Callable[[], None]) -> None:
-        self._work = work
+    def __init__(self, work: Callable[[], None] | None, *, name: str) -> None:
+        """Begin with `work`, which may use all of `self`: to be called last. None where there is nothing to read."""
         self._failure: Exception | None = None
-        self._thread = BackgroundThread(self._run, name=name)
+        self._thread = None if work is None else BackgroundThread(partial(self._run, work), name=name)
 
     @property
     def is_done(self) -> bool:
-        """True once no byte is read any more."""
-        return self._thread.has_ended
+        """True once no live byte is read any more."""
+        return self._thread is None or self._thread.has_ended
 
     def wait(self) -> None:
-        """Return once no byte is read any more."""
-        self._thread.wait()
+        """Return once no live byte is read any more."""
+        if self._thread is not None:
+            self._thread.wait()
 
     def require(self) -> None:
         """Wait, and raise what failed: OSError (EFAULT) when memory is gone."""
@@ -52,9 +54,9 @@ class Background:
         if self._failure is not None:
             raise self._failure
 
-    def _run(self) -> None:
+    def _run(self, work: Callable[[], None]) -> None:
         try:
-            self._work()
+            work()
         except Exception as error:  # noqa: BLE001 - raised by `require`, in the thread that can report it
             self._failure = error
 
@@ -87,7 +89,7 @@ def chunks_of(part: DevicePart, copies: DeviceCopier) -> Iterator[Chunk]:
         yield chunk.data_ptr(), piece.nbytes
 
 
-class ObjectTensors:
+class ObjectTensors(BackgroundReader):
     """Writes the live tensors of a snapshot's objects, as they are now, in a thread; their memory must stay until
     `wait` returns. To be made on the training thread. `after`: what appends to the same file first.
 
@@ -122,17 +124,7 @@ class ObjectTensors:
         self._digests = {i: _digest(live.tensor) for i, live in enumerate(self._tensors) if live.of_numpy}
         self._on_device = [live.tensor for live in self._tensors if copies.owns(live.tensor)]
         copies.begin(self._on_device)
-        self._background = Background("dshistory-objects", self._append) if found else None
-
-    def wait(self) -> None:
-        """Return once no byte of the tensors is read any more."""
-        if self._background is not None:
-            self._background.wait()
-
-    def require(self) -> None:
-        """Wait, and raise what failed."""
-        if self._background is not None:
-            self._background.require()
+        super().__init__(self._append if found else None, name="dshistory-objects")
 
     def let_go(self) -> None:
         """Hold none of the tensors any more. To be called after `wait`."""
