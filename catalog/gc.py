@@ -19,7 +19,7 @@ from catalog.disk.regular_file import check_folders
 from catalog.errors import HistoryError
 from catalog.format.audit_file import audited_step
 from catalog.format.journal import NO_RANK, Journal
-from catalog.format.redo_file import is_redo_segment
+from catalog.format.redo_segment import is_redo_segment
 from catalog.format.segments import is_segment
 from catalog.format.statistics_file import parse_name
 from catalog.paths import HistoryPaths, is_checkpoint_file, is_part_name, parse_removed_dir, parse_step_dir

@@ -23,7 +23,8 @@ from catalog.format.journal import read_segment
 from catalog.format.json_facts import read_history_json
 from catalog.format.manifest import Manifest
 from catalog.format.marker import read_marker
-from catalog.format.redo_file import read_blocks, read_redo_segment, redo_segments
+from catalog.format.redo_reader import read_blocks, read_redo_segment
+from catalog.format.redo_segment import redo_segments
 from catalog.format.segments import Segment, current_segments, segments
 from catalog.format.statistics_file import parse_name, read_statistics
 from catalog.history import History

@@ -15,7 +15,7 @@ from capture.state.dtypes import torch_dtype
 from capture.state.objects import Decoder
 from capture.state.update_rule import CPU_ADAM, known_optimizer
 from catalog.errors import FormatError, MismatchError, UnsupportedError
-from catalog.format.redo_file import RedoFlat, RedoFragment, RedoTensor
+from catalog.format.redo_segment import RedoFlat, RedoFragment, RedoTensor
 from catalog.history import History
 from catalog.read.fragments import StoredTensor
 from catalog.read.redo import RedoRecord

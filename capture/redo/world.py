@@ -17,7 +17,7 @@ from capture.state.dtypes import torch_dtype
 from capture.state.objects import decode_object
 from capture.state.update_rule import threads_of
 from catalog.errors import FormatError, MismatchError, UnsupportedError
-from catalog.format.redo_file import RedoFlat, RedoFragment
+from catalog.format.redo_segment import RedoFlat, RedoFragment
 from catalog.history import History
 from catalog.read.fragments import StoredTensor, choose
 from catalog.read.redo import RedoRecord

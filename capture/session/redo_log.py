@@ -19,7 +19,8 @@ from capture.background_thread import BackgroundThread
 from capture.session.options import OnFull
 from catalog.encoding.planes import packed
 from catalog.format.dtypes import DTYPES
-from catalog.format.redo_file import BLOCK_BYTES, RedoFileWriter, RedoTensor, RedoWrites
+from catalog.format.redo_segment import BLOCK_BYTES, RedoTensor, RedoWrites
+from catalog.format.redo_writer import RedoFileWriter
 from catalog.run_writer import RunWriter
 
 __all__ = ["RedoLog", "StepInput"]

@@ -28,7 +28,7 @@ from capture.state.optimizer_state import state_tensors
 from capture.state.providers import Buffers
 from capture.state.update_rule import CPU_ADAM, refuse_unknown_update, update_rule
 from catalog.errors import SetupError, SnapshotError, UnsupportedError
-from catalog.format.redo_file import RedoTensor
+from catalog.format.redo_segment import RedoTensor
 from catalog.retention.policy import Policy
 from catalog.run_writer import RunWriter
 

@@ -11,7 +11,7 @@ from capture.loops.deepspeed.flat_tensors import Flat
 from capture.loops.interface import Loop
 from capture.state.dtypes import dtype_name
 from capture.state.module_tree import ModuleTree
-from catalog.format.redo_file import RedoFlat, RedoFragment, RedoWrites
+from catalog.format.redo_segment import RedoFlat, RedoFragment, RedoWrites
 
 __all__ = ["UpdatedTensors"]
 

@@ -12,7 +12,8 @@ from typing import Any
 from catalog.encoding.planes import unpacked
 from catalog.errors import CorruptError, FormatError, HistoryError, MismatchError, NotFoundError
 from catalog.format.dtypes import DTYPES
-from catalog.format.redo_file import RedoSegment, RedoStep, RedoTensor, read_blocks, read_redo_segment, redo_segments
+from catalog.format.redo_reader import read_blocks, read_redo_segment
+from catalog.format.redo_segment import RedoSegment, RedoStep, RedoTensor, redo_segments
 from catalog.paths import HistoryPaths
 from catalog.read.runs import steps
 from catalog.records import CheckpointRef

@@ -7,7 +7,9 @@ import numpy as np
 
 from catalog.encoding.planes import packed
 from catalog.format.dtypes import DTYPES
-from catalog.format.redo_file import RedoFileWriter, RedoWrites, read_redo_segment, redo_segments
+from catalog.format.redo_reader import read_redo_segment
+from catalog.format.redo_segment import RedoWrites, redo_segments
+from catalog.format.redo_writer import RedoFileWriter
 from catalog.history import History
 from catalog.read.redo import RedoRecord
 

@@ -17,7 +17,9 @@ from capture.session import redo_log
 from capture.state.update_rule import update_rule
 from catalog.encoding.planes import packed
 from catalog.errors import CorruptError, FormatError, MismatchError, NotFoundError, SetupError, UnsupportedError
-from catalog.format.redo_file import BLOCK_BYTES, RedoFileWriter, RedoTensor, read_redo_segment, redo_segments
+from catalog.format.redo_reader import read_redo_segment
+from catalog.format.redo_segment import BLOCK_BYTES, RedoTensor, redo_segments
+from catalog.format.redo_writer import RedoFileWriter
 from catalog.history import History
 from catalog.read.redo import recorded_steps
 from catalog.records import CheckpointRef

@@ -6,8 +6,9 @@ from catalog_helpers import Run
 
 from capture.session import redo_log
 from capture.session.redo_log import RedoLog, StepInput
-from catalog.format import redo_file
-from catalog.format.redo_file import RedoTensor, RedoWrites, read_redo_segment, redo_segments
+from catalog.format import redo_reader, redo_writer
+from catalog.format.redo_reader import read_redo_segment
+from catalog.format.redo_segment import RedoTensor, RedoWrites, redo_segments
 from catalog.read.redo import recorded_steps
 
 MOST_FOOTER_BYTES = 5000
@@ -34,7 +35,8 @@ CASES = {
 
 @pytest.fixture
 def small_footers(monkeypatch):
-    monkeypatch.setattr(redo_file, "MAX_JSON_BYTES", MOST_FOOTER_BYTES)
+    for module in (redo_reader, redo_writer):
+        monkeypatch.setattr(module, "MAX_JSON_BYTES", MOST_FOOTER_BYTES)
     monkeypatch.setattr(redo_log, "_SEGMENT_S", 3600.0)
 
 

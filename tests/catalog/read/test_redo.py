@@ -3,7 +3,8 @@
 import pytest
 
 from catalog.errors import MismatchError, NotFoundError
-from catalog.format.redo_file import RedoFileWriter, RedoWrites
+from catalog.format.redo_segment import RedoWrites
+from catalog.format.redo_writer import RedoFileWriter
 from catalog.paths import HistoryPaths
 from catalog.read.redo import recorded_steps, redo_chain
 from catalog.records import CheckpointRef

@@ -4,14 +4,9 @@ import pytest
 
 from catalog.encoding.planes import packed
 from catalog.errors import FormatError
-from catalog.format.redo_file import (
-    BLOCK_BYTES,
-    RedoFileWriter,
-    RedoTensor,
-    RedoWrites,
-    read_redo_segment,
-    redo_segments,
-)
+from catalog.format.redo_reader import read_redo_segment
+from catalog.format.redo_segment import BLOCK_BYTES, RedoTensor, RedoWrites, redo_segments
+from catalog.format.redo_writer import RedoFileWriter
 from catalog.paths import HistoryPaths
 from catalog.read.redo import RedoRecord
 from catalog.read.redo_allowance import MOST_MORE_BYTES, RedoAllowance

@@ -20,7 +20,7 @@ from redo_helpers import with_another_bit, with_other_writes
 import capture
 from capture.redo.key_frames import compare_key_frame, key_frames
 from catalog.errors import MismatchError, NotFoundError, UnsupportedError
-from catalog.format.redo_file import RedoWrites, redo_segments
+from catalog.format.redo_segment import RedoWrites, redo_segments
 from catalog.history import History
 from catalog.read.redo import recorded_steps
 

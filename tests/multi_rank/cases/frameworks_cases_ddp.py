@@ -23,7 +23,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import capture
 from catalog.errors import SetupError
-from catalog.format.redo_file import read_redo_segment, redo_segments
+from catalog.format.redo_reader import read_redo_segment
+from catalog.format.redo_segment import redo_segments
 from catalog.history import History
 from dshistory import Explorer
 

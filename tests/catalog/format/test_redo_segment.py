@@ -7,17 +7,9 @@ import pytest
 
 from catalog.disk.json_file import encode
 from catalog.errors import CorruptError, FormatError
-from catalog.format.redo_file import (
-    RedoFileWriter,
-    RedoFlat,
-    RedoFragment,
-    RedoTensor,
-    RedoWrites,
-    is_redo_segment,
-    read_blocks,
-    read_redo_segment,
-    redo_segments,
-)
+from catalog.format.redo_reader import read_blocks, read_redo_segment
+from catalog.format.redo_segment import RedoFlat, RedoFragment, RedoTensor, RedoWrites, is_redo_segment, redo_segments
+from catalog.format.redo_writer import RedoFileWriter
 from catalog.paths import HistoryPaths
 
 WEIGHT = RedoTensor("gradient", "a.weight", "F32", (2, 3))

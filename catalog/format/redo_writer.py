@@ -1,0 +1,166 @@
+"""Writes one segment of a redo log (`catalog.format.redo_segment`).
+
+Blocks are written as they come; the footer is last, because only then their sizes are known. A segment is published
+whole, like every file of a history, so that a process that is killed leaves none that is torn, and loses the steps of
+one segment at most.
+"""
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from io import FileIO
+from pathlib import Path
+from typing import Any, Final
+
+import native
+from catalog.disk.durable import make_dirs, publish, temporary_path
+from catalog.disk.json_file import MAX_JSON_BYTES, canonical, encode
+from catalog.errors import FormatError
+from catalog.format.redo_segment import MAGIC, RedoSegmentName, RedoTensor, RedoWrites
+from catalog.paths import HistoryPaths
+
+__all__ = ["RedoFileWriter"]
+
+_HEAD_BYTES: Final = 1024
+_STEP_BYTES: Final = 128
+_BLOCK_ROW_BYTES: Final = 128
+"""The footer takes at most so much for its fields without rule, params, tensors and steps; for a step without blocks,
+groups and reason; and for a block."""
+
+
+@dataclass(slots=True)
+class RedoFileWriter:
+    """Writes one segment: for each step its blocks and then `end_step`, and at last `publish`, or `abort`. Nothing is
+    seen under the segment's name before it is whole and durable."""
+
+    paths: HistoryPaths
+    run: str
+    rank: int
+    rule: Mapping[str, Any]
+    writes: RedoWrites
+    nbytes: int = 0
+    blocks: int = 0
+    _file: FileIO | None = None
+    _tmp: Path = Path()
+    _tensors: dict[RedoTensor, int] = field(default_factory=dict)
+    _blocks: list[list[Any]] = field(default_factory=list)
+    _steps: list[dict[str, Any]] = field(default_factory=list)
+    _groups: Any = None
+    _footer_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        self._footer_bytes = _HEAD_BYTES + len(canonical([dict(self.rule), _rows_of(self.writes)]))
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps that were written so far."""
+        return [step["step"] for step in self._steps]
+
+    def has_room_for(self, tensors: Sequence[RedoTensor], *, blocks: int, groups: Any, broken: str | None) -> bool:
+        """Return whether the footer can describe one more step, with so many blocks of these tensors."""
+        new = [tensor for tensor in tensors if tensor not in self._tensors]
+        more = self._step_bytes(blocks, groups, broken) + sum(len(canonical(_tensor_row(one))) + 1 for one in new)
+        return self._footer_bytes + more <= MAX_JSON_BYTES
+
+    def _step_bytes(self, blocks: int, groups: Any, broken: str | None) -> int:
+        """Return how many bytes of the footer a step takes at most, without the tensors that are new."""
+        own = None if self._has_groups(groups) else groups
+        return _STEP_BYTES + blocks * _BLOCK_ROW_BYTES + len(canonical([own, broken]))
+
+    def _has_groups(self, groups: Any) -> bool:
+        return bool(self._steps) and groups == self._groups
+
+    def add(self, tensor: RedoTensor, packed: bytes, *, nbytes: int) -> None:
+        """Write the next block of the current step, which stands for `nbytes` bytes of `tensor`."""
+        self._write(packed)
+        self.nbytes += len(packed)
+        self.blocks += 1
+        if tensor not in self._tensors:
+            self._footer_bytes += len(canonical(_tensor_row(tensor))) + 1
+        index = self._tensors.setdefault(tensor, len(self._tensors))
+        self._blocks.append([index, nbytes, len(packed), native.checksum(packed).hex()])
+
+    def end_step(self, step: int, *, groups: Any, broken: str | None, applied: bool = True) -> None:
+        """Note what else belongs to the step whose blocks were added; `groups` is a JSON tree."""
+        same = self._has_groups(groups)
+        blocks, self._blocks = self._blocks, []
+        self._footer_bytes += self._step_bytes(len(blocks), groups, broken)
+        self._groups = groups
+        row = {"step": step, "groups": None if same else groups, "broken": broken, "blocks": blocks}
+        self._steps.append(row if applied else {**row, "applied": False})
+
+    def publish(self) -> None:
+        """Make the segment durable under its name, which follows from its steps. FormatError when its footer is larger
+        than a reader takes."""
+        if not self._steps:
+            self.abort()
+            return
+        footer = encode(
+            {
+                "run": self.run,
+                "rank": self.rank,
+                "rule": dict(self.rule),
+                **self._described_writes(),
+                "tensors": list(map(_tensor_row, self._tensors)),
+                "steps": self._steps,
+            }
+        )
+        if len(footer) > MAX_JSON_BYTES:
+            raise FormatError(
+                f"{self._tmp}: steps {self.steps[0]} to {self.steps[-1]} take a footer of {len(footer)} bytes, where "
+                f"{MAX_JSON_BYTES} are allowed"
+            )
+        self._write(footer + len(footer).to_bytes(8, "little") + MAGIC)
+        self._opened().close()
+        name = RedoSegmentName(self.rank, self._steps[0]["step"], self._steps[-1]["step"]).name
+        publish(self._tmp, self.paths.redo_dir(self.run) / name)
+
+    def _described_writes(self) -> dict[str, Any]:
+        writes, rows = self.writes, _rows_of(self.writes)
+        applied = all(row.get("applied", True) for row in self._steps)
+        if applied and not writes.flats and not writes.calls and writes.world_size == 1:
+            return {"format": 1, "params": rows["params"]}
+        return {"format": 2, **rows, "world_size": writes.world_size}
+
+    def abort(self) -> None:
+        """Leave nothing of the segment on the disk."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
+            with contextlib.suppress(OSError):
+                self._tmp.unlink(missing_ok=True)
+
+    def _write(self, data: bytes) -> None:
+        file, rest = self._opened(), memoryview(data)
+        while rest:
+            rest = rest[file.write(rest) :]
+
+    def _opened(self) -> FileIO:
+        if self._file is None:
+            folder = self.paths.redo_dir(self.run)
+            make_dirs(folder, root=self.paths.run_dir(self.run))
+            self._tmp = temporary_path(folder / RedoSegmentName(self.rank, 0, 0).name)
+            # Without a buffer: a forked child, such as a worker of a data loader, has a copy of what is in one, and
+            # would write that too, into the same file, when it lets go of it.
+            self._file = self._tmp.open("xb", buffering=0)
+        return self._file
+
+
+def _rows_of(writes: RedoWrites) -> dict[str, Any]:
+    """Return as JSON which tensors the updates write, and in which calls."""
+    flats = [
+        [
+            *(flat.name, flat.dtype, list(flat.shape), flat.placement, flat.is_model),
+            [[part.name, part.start, part.numel, part.offset] for part in flat.fragments],
+        ]
+        for flat in writes.flats
+    ]
+    return {
+        "params": [list(names) for names in writes.params],
+        "flats": flats,
+        "calls": [list(names) for names in writes.calls],
+    }
+
+
+def _tensor_row(tensor: RedoTensor) -> list[Any]:
+    return [tensor.kind, tensor.name, tensor.dtype, list(tensor.shape)]
