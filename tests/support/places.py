@@ -8,3 +8,4 @@ SUPPORT = ROOT / "tests" / "support"
 
 MULTI_RANK = ROOT / "tests" / "multi_rank"
 GOLDEN = ROOT / "tests" / "golden" / "format-1"
+GOLDEN_PACKED_REDO = ROOT / "tests" / "golden" / "packed-and-redo"

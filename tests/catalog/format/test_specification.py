@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from capture_helpers import bits
 from catalog_helpers import Piece, Run
+from document_reader import checked_json, checked_table
 from mixed_precision import captured_mixed, codecs
 from places import GOLDEN, ROOT
 
@@ -20,26 +20,6 @@ from native import checksum
 
 DOCUMENT = (ROOT / "docs" / "format.md").read_text()
 ITEM_BYTES = {"U8": 1, "BF16": 2, "F16": 2, "F32": 4, "U32": 4, "I64": 8}
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    content = json.loads(path.read_bytes())
-    stored = content.pop("checksum")
-
-    def canonical(value: Any) -> bytes:
-        return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
-
-    assert checksum(canonical(content)).hex() == stored
-    assert canonical({**content, "checksum": stored}) == path.read_bytes()
-    return content
-
-
-def read_checked(path: Path) -> tuple[pa.Table, dict[str, str]]:
-    data = path.read_bytes()
-    footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
-    assert data[footer - 16 : footer] == checksum(data[: footer - 16] + data[footer:])
-    facts = pq.ParquetFile(pa.BufferReader(data)).metadata.metadata
-    return pq.read_table(pa.BufferReader(data)), {key.decode(): value.decode() for key, value in facts.items()}
 
 
 def read_data_file(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -96,13 +76,13 @@ def rounded(number: float, dtype: str) -> int:
 def read_checkpoint(root: Path, run: str, step: int) -> dict[tuple[str, str], bytes]:
     """Return every logical tensor, providers' tensors also as those to look at, and for tensors local to ranks that of
     rank 0."""
-    marker = read_json(root / "runs" / run / "steps" / f"{step:012d}" / "commit.json")
+    marker = checked_json((root / "runs" / run / "steps" / f"{step:012d}" / "commit.json").read_bytes())
     assert (marker["format"], marker["run"], marker["step"]) == (1, run, step)
     tensors: dict[tuple[str, str], list[tuple[int, bytes]]] = {}
     for part in marker["parts"]:
         path = root / part["manifest"]
         assert checksum(path.read_bytes()).hex() == part["manifest_checksum"]
-        table, facts = read_checked(path)
+        table, facts = checked_table(path.read_bytes())
         assert facts["rank"] == str(part["rank"])
         assert facts["dshistory.manifest"] == "1"
         assert int(facts["data_bytes"]) == part["data_bytes"] == (root / part["data"]).stat().st_size
@@ -119,10 +99,10 @@ def read_checkpoint(root: Path, run: str, step: int) -> dict[tuple[str, str], by
 
 
 def test_a_reader_written_from_the_document_reads_the_golden_history() -> None:
-    assert read_json(GOLDEN / "history.json")["format"] == 1
+    assert checked_json((GOLDEN / "history.json").read_bytes())["format"] == 1
     history = History.open(GOLDEN)
     for facts in history.runs():
-        content = read_json(GOLDEN / "runs" / facts.run / "run.json")
+        content = checked_json((GOLDEN / "runs" / facts.run / "run.json").read_bytes())
         assert (content["run"], content["facts"], content["parent_step"]) == (facts.run, facts.facts, facts.parent_step)
         for step in history.steps(facts.run):
             tensors = read_checkpoint(GOLDEN, facts.run, step)
@@ -162,7 +142,7 @@ def test_it_reads_the_journal() -> None:
     (folder, *_) = sorted(GOLDEN.glob("runs/*/journal"))
     rows = []
     for path in sorted(folder.iterdir()):
-        table, facts = read_checked(path)
+        table, facts = checked_table(path.read_bytes())
         assert facts == {"dshistory.journal": "1", "run": folder.parent.name} | {
             key: value for key, value in facts.items() if key.startswith("ARROW")
         }

@@ -1,0 +1,77 @@
+"""The golden packed files and redo logs stay readable: every reader gets the very values that were written."""
+
+import shutil
+
+import pytest
+from golden_packed_redo import ALONE, FLATS, KEY, PACKED, TOGETHER, recorded, tensors, write
+from places import GOLDEN_PACKED_REDO
+
+from catalog.errors import MismatchError
+from catalog.history import History
+from catalog.paths import data_file, packed_file
+from catalog.read.check_data import check_header
+from catalog.read.checkpoint import read_checkpoint
+from catalog.read.pieces import piece_of
+from catalog.read.redo import RedoRecord, recorded_steps, redo_chain
+from catalog.read.stored_bytes import ReadBuffer
+from catalog.records import CheckpointRef
+from catalog.verify import verify
+
+FOLDERS = ("written once", "written today")
+
+
+@pytest.fixture(scope="module", params=FOLDERS)
+def history(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> History:
+    """Return a copy of the golden history, and one that today's code has written."""
+    root = tmp_path_factory.mktemp("golden") / "history"
+    if request.param == FOLDERS[0]:
+        shutil.copytree(GOLDEN_PACKED_REDO, root)
+    else:
+        write(root)
+    return History.open(root)
+
+
+def test_it_verifies(history: History) -> None:
+    assert verify(history) == []
+    assert not list(history.root.rglob("*.safetensors"))
+
+
+@pytest.mark.parametrize("step", [KEY, PACKED])
+def test_every_packed_tensor_has_its_bytes(history: History, step: int) -> None:
+    extents = [one for one in history.extents(CheckpointRef(ALONE, step)) if one.kind == "model"]
+    found, _ = ReadBuffer().read(history.root, [piece_of(one) for one in extents])
+    read = {one.name: (one.dtype, memory.tobytes()) for one, memory in zip(extents, found, strict=True)}
+    assert read == tensors(step)
+    assert {one.file for one in extents} == {data_file(ALONE, step, 0)}
+    assert (history.root / packed_file(data_file(ALONE, step, 0))).exists()
+
+
+@pytest.mark.parametrize("step", [KEY, PACKED])
+def test_the_header_comes_out_of_the_image(history: History, step: int) -> None:
+    for manifest in read_checkpoint(history.paths, ALONE, step).manifests:
+        check_header(history.root, manifest)
+
+
+def _same(record: RedoRecord, rank: int) -> None:
+    (expected,) = (one for one in recorded(record.segment.run, rank) if one.step == record.step)
+    assert {tensor: bytes(content) for tensor, content in record.tensors()} == expected.tensors
+    assert (record.content.groups, record.content.applied) == (expected.groups, expected.applied)
+    assert record.rule == {"class": "AdamW", "torch": "2.9.0", "threads": 1}
+
+
+def test_a_log_of_format_1_gives_what_was_recorded(history: History) -> None:
+    assert recorded_steps(history.paths, ALONE) == [11, 12, 13]
+    for (record,) in redo_chain(history.paths, CheckpointRef(ALONE, PACKED), 12):
+        _same(record, 0)
+        assert (record.segment.writes.params, record.segment.writes.world_size) == ((("layer.w", "layer.b"), ()), 1)
+    with pytest.raises(MismatchError, match=r"after step 13 is not what its update made: an edit: modify\(\)"):
+        redo_chain(history.paths, CheckpointRef(ALONE, PACKED), 13)
+
+
+def test_logs_of_format_2_give_what_each_rank_recorded(history: History) -> None:
+    assert recorded_steps(history.paths, TOGETHER) == [1, 2]
+    for records in redo_chain(history.paths, CheckpointRef(TOGETHER, 0), 2):
+        assert len(records) == 2
+        for rank, record in enumerate(records):
+            _same(record, rank)
+            assert record.segment.writes == FLATS
