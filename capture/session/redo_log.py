@@ -19,13 +19,15 @@ from capture.background_thread import BackgroundThread
 from capture.session.options import OnFull
 from catalog.encoding.planes import packed
 from catalog.format.dtypes import DTYPES
-from catalog.format.redo_segment import BLOCK_BYTES, RedoTensor, RedoWrites
+from catalog.format.redo_segment import RedoTensor, RedoWrites
 from catalog.format.redo_writer import RedoFileWriter
 from catalog.run_writer import RunWriter
 
 __all__ = ["RedoLog", "StepInput"]
 
 _COPIES: Final = 2
+_BLOCK_BYTES: Final = 1 << 20
+"""A block stands for at most so many bytes: while it is packed it stays in the processor's cache."""
 _SEGMENT_BYTES: Final = 256 << 20
 _SEGMENT_BLOCKS: Final = 200_000
 _SEGMENT_S: Final = 2.0
@@ -196,14 +198,14 @@ class RedoLog:
 
 def _has_room(segment: RedoFileWriter, step: StepInput) -> bool:
     given = step.tensors if step.broken is None else []
-    blocks = sum(max(1, -(-content.nbytes // BLOCK_BYTES)) for _, content in given)
+    blocks = sum(max(1, -(-content.nbytes // _BLOCK_BYTES)) for _, content in given)
     return segment.has_room_for([tensor for tensor, _ in given], blocks=blocks, groups=step.groups, broken=step.broken)
 
 
 def _add(segment: RedoFileWriter, tensor: RedoTensor, content: torch.Tensor) -> None:
     data = _bytes_of(content)
-    for at in range(0, max(1, len(data)), BLOCK_BYTES):
-        part = data[at : at + BLOCK_BYTES]
+    for at in range(0, max(1, len(data)), _BLOCK_BYTES):
+        part = data[at : at + _BLOCK_BYTES]
         segment.add(tensor, packed(part, itemsize=DTYPES[tensor.dtype]), nbytes=len(part))
 
 

@@ -8,11 +8,11 @@ one segment at most.
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from io import FileIO
 from pathlib import Path
 from typing import Any, Final
 
 import native
+from catalog.disk.direct_file import DirectFile
 from catalog.disk.durable import make_dirs, publish, temporary_path
 from catalog.disk.json_file import MAX_JSON_BYTES, canonical, encode
 from catalog.errors import FormatError
@@ -40,7 +40,7 @@ class RedoFileWriter:
     writes: RedoWrites
     nbytes: int = 0
     blocks: int = 0
-    _file: FileIO | None = None
+    _file: DirectFile | None = None
     _tmp: Path = Path()
     _tensors: dict[RedoTensor, int] = field(default_factory=dict)
     _blocks: list[list[Any]] = field(default_factory=list)
@@ -72,7 +72,7 @@ class RedoFileWriter:
 
     def add(self, tensor: RedoTensor, packed: bytes, *, nbytes: int) -> None:
         """Write the next block of the current step, which stands for `nbytes` bytes of `tensor`."""
-        self._write(packed)
+        self._opened().write(packed)
         self.nbytes += len(packed)
         self.blocks += 1
         if tensor not in self._tensors:
@@ -110,8 +110,9 @@ class RedoFileWriter:
                 f"{self._tmp}: steps {self.steps[0]} to {self.steps[-1]} take a footer of {len(footer)} bytes, where "
                 f"{MAX_JSON_BYTES} are allowed"
             )
-        self._write(footer + len(footer).to_bytes(8, "little") + MAGIC)
-        self._opened().close()
+        file = self._opened()
+        file.write(footer + len(footer).to_bytes(8, "little") + MAGIC)
+        file.close()
         name = RedoSegmentName(self.rank, self._steps[0]["step"], self._steps[-1]["step"]).name
         publish(self._tmp, self.paths.redo_dir(self.run) / name)
 
@@ -126,23 +127,16 @@ class RedoFileWriter:
         """Leave nothing of the segment on the disk."""
         if self._file is not None:
             with contextlib.suppress(OSError):
-                self._file.close()
+                self._file.abandon()
             with contextlib.suppress(OSError):
                 self._tmp.unlink(missing_ok=True)
 
-    def _write(self, data: bytes) -> None:
-        file, rest = self._opened(), memoryview(data)
-        while rest:
-            rest = rest[file.write(rest) :]
-
-    def _opened(self) -> FileIO:
+    def _opened(self) -> DirectFile:
         if self._file is None:
             folder = self.paths.redo_dir(self.run)
             make_dirs(folder, root=self.paths.run_dir(self.run))
             self._tmp = temporary_path(folder / RedoSegmentName(self.rank, 0, 0).name)
-            # Without a buffer: a forked child, such as a worker of a data loader, has a copy of what is in one, and
-            # would write that too, into the same file, when it lets go of it.
-            self._file = self._tmp.open("xb", buffering=0)
+            self._file = DirectFile(self._tmp)
         return self._file
 
 

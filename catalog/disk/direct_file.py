@@ -1,0 +1,89 @@
+"""A new file that grows at its end, written past the page cache where the file system allows that.
+
+What is written beside a training and seldom read would take the page cache's memory, which a virtual machine may even
+have to get from its host first: of a redo log that costs more processor time than packing it.
+"""
+
+import errno
+import fcntl
+import mmap
+import os
+from pathlib import Path
+from typing import Final
+
+__all__ = ["DirectFile"]
+
+_PIECE_BYTES: Final = 4 << 20
+"""Bytes gather until there are so many, and go to the disk together."""
+
+
+class DirectFile:
+    """One open file that takes bytes until `close`, or `abandon`. It must not exist before.
+
+    Nothing is written but by its methods: a forked child that lets go of its copy writes nothing. Errors are those of
+    the system calls, OSError.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        try:
+            # Direct writes want memory that begins on a page.
+            self._piece = mmap.mmap(-1, _PIECE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            self._filled = 0
+            self._is_direct = False
+            self._go_direct()
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+
+    def write(self, data: bytes) -> None:
+        """Append bytes; some may reach the file only with a later call."""
+        rest = memoryview(data)
+        while rest:
+            part = rest[: _PIECE_BYTES - self._filled]
+            self._piece[self._filled : self._filled + len(part)] = part
+            self._filled += len(part)
+            rest = rest[len(part) :]
+            if self._filled == _PIECE_BYTES:
+                self._write_piece()
+
+    def close(self) -> None:
+        """Write what is left. The file has all bytes then, and is not synced."""
+        try:
+            # The end of a file is no multiple of what direct writes ask for.
+            self._go_through_cache()
+            self._write_piece()
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Let go of the file, which may lack bytes. Doing so twice does nothing."""
+        if self._descriptor >= 0:
+            descriptor, self._descriptor = self._descriptor, -1
+            self._piece.close()
+            os.close(descriptor)
+
+    def _write_piece(self) -> None:
+        with memoryview(self._piece) as piece:
+            done = 0
+            while done < self._filled:
+                try:
+                    done += os.write(self._descriptor, piece[done : self._filled])
+                except OSError as error:
+                    # The disk's blocks are larger than a page, or a write has ended inside one.
+                    if error.errno != errno.EINVAL or not self._is_direct:
+                        raise
+                    self._go_through_cache()
+        self._filled = 0
+
+    def _go_direct(self) -> None:
+        try:
+            fcntl.fcntl(self._descriptor, fcntl.F_SETFL, os.O_DIRECT)
+            self._is_direct = True
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+
+    def _go_through_cache(self) -> None:
+        fcntl.fcntl(self._descriptor, fcntl.F_SETFL, 0)
+        self._is_direct = False

@@ -1,0 +1,98 @@
+"""A file that is written past the page cache holds exactly what was written, and leaves hardly any of it there."""
+
+import ctypes
+import errno
+import mmap
+import os
+import resource
+from pathlib import Path
+
+import pytest
+
+from catalog.disk import direct_file
+from catalog.disk.direct_file import DirectFile
+
+PIECE = direct_file._PIECE_BYTES
+
+
+@pytest.mark.parametrize("sizes", [(), (0,), (1,), (PIECE,), (PIECE - 1, 2), (3 * PIECE + 5, 0, 7, PIECE)])
+def test_the_file_has_what_was_written(tmp_path: Path, sizes: tuple[int, ...]) -> None:
+    parts = [os.urandom(size) for size in sizes]
+    file = DirectFile(tmp_path / "file")
+    for part in parts:
+        file.write(part)
+    file.close()
+    assert (tmp_path / "file").read_bytes() == b"".join(parts)
+
+
+def test_the_page_cache_is_left_alone(tmp_path: Path) -> None:
+    try:
+        os.close(os.open(tmp_path / "tried", os.O_WRONLY | os.O_CREAT | os.O_DIRECT))
+    except OSError:
+        pytest.skip("this file system has no O_DIRECT")
+    path = tmp_path / "file"
+    file = DirectFile(path)
+    file.write(os.urandom(4 * PIECE + 100))
+    file.close()
+    assert 0 < _cached_bytes(path) <= PIECE
+
+
+def test_blocks_that_are_larger_than_a_page_are_written_through_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here the pieces are no multiple of the blocks instead: the kernel refuses these in the same way."""
+    monkeypatch.setattr(direct_file, "_PIECE_BYTES", 1000)
+    content = os.urandom(123_456)
+    file = DirectFile(tmp_path / "file")
+    file.write(content)
+    file.close()
+    assert (tmp_path / "file").read_bytes() == content
+
+
+def test_an_existing_file_is_not_touched(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("somebody else's")
+    with pytest.raises(FileExistsError, match="file"):
+        DirectFile(path)
+    assert path.read_text() == "somebody else's"
+
+
+def test_a_write_that_fails_is_an_error_and_leaves_no_descriptor(tmp_path: Path) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    file = DirectFile(tmp_path / "file")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (PIECE, hard))
+    try:
+        with pytest.raises(OSError) as told:
+            file.write(bytes(2 * PIECE))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert told.value.errno == errno.EFBIG
+    file.abandon()
+    file.abandon()
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_forked_child_writes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    file = DirectFile(path)
+    file.write(b"begun")
+    child = os.fork()
+    if not child:
+        del file
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert path.read_bytes() == b""
+    file.close()
+    assert path.read_bytes() == b"begun"
+
+
+def _cached_bytes(path: Path) -> int:
+    """Return how many bytes of a file the page cache has, by mincore(2)."""
+    pages = -(-path.stat().st_size // mmap.PAGESIZE)
+    found = (ctypes.c_ubyte * pages)()
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as content:
+        address = ctypes.addressof(ctypes.c_char.from_buffer(content))
+        libc = ctypes.CDLL(None, use_errno=True)
+        assert libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(len(content)), found) == 0
+    return sum(page & 1 for page in found) * mmap.PAGESIZE
