@@ -189,8 +189,9 @@ rooms: setup  ## write the tree of rooms in CONTRIBUTING.md from the code
 	PYTHONPATH=tests/support $(BIN)/python tests/project/architecture.py
 
 .PHONY: picture
-picture: test-browser  ## make the README's pictures anew, of the demo's executed notebook and of the explorer under test
-	$(BIN)/python examples/picture.py demo-output/quickstart.ipynb docs/images/quickstart.png
+picture: test-browser  ## make the README's pictures anew, of the executed notebooks and of the explorer under test
+	$(BIN)/python examples/picture.py demo-output/quickstart.ipynb docs/images/quickstart.png 1220
+	$(BIN)/python examples/picture.py demo-output/loss_jumped.ipynb docs/images/loss_jumped.png 590
 	cp build/browser/explorer.png docs/images/explorer.png
 
 .PHONY: clean

@@ -1,6 +1,6 @@
-"""Draw the README's picture with a headless Chromium: the cells of an executed notebook that are tagged "picture".
+"""Draw a picture of the README with a headless Chromium: the cells of an executed notebook that are tagged "picture".
 
-`make picture` calls it as: python examples/picture.py demo-output/quickstart.ipynb docs/images/quickstart.png
+`make picture` calls it as: python examples/picture.py demo-output/quickstart.ipynb docs/images/quickstart.png 1220
 """
 
 import shutil
@@ -12,12 +12,12 @@ from pathlib import Path
 import nbformat
 import notebook
 
-WIDTH, HEIGHT = 1000, 1220
+WIDTH = 1000
 STYLE = "<style>.modebar { display: none }</style>"
 
 
-def draw(executed: Path, picture: Path) -> None:
-    """Write `picture` as PNG, or exit with a message if no Chromium is installed."""
+def draw(executed: Path, picture: Path, *, height: int) -> None:
+    """Write `picture` as PNG of so many pixels, or exit with a message if no Chromium is installed."""
     browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if browser is None:
         sys.exit("no chromium found; install it with: sudo apt-get install chromium fonts-dejavu")
@@ -28,7 +28,7 @@ def draw(executed: Path, picture: Path) -> None:
         page = Path(folder) / "page.html"
         page.write_text(notebook.as_html(document) + STYLE)
         options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--virtual-time-budget=10000"]
-        size = f"--window-size={WIDTH},{HEIGHT}"
+        size = f"--window-size={WIDTH},{height}"
         subprocess.run(
             [browser, *options, size, f"--screenshot={picture.absolute()}", page.as_uri()],
             check=True,
@@ -37,4 +37,4 @@ def draw(executed: Path, picture: Path) -> None:
 
 
 if __name__ == "__main__":
-    draw(Path(sys.argv[1]), Path(sys.argv[2]))
+    draw(Path(sys.argv[1]), Path(sys.argv[2]), height=int(sys.argv[3]))
