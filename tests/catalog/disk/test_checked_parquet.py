@@ -3,11 +3,15 @@
 import contextlib
 import io
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from places import ROOT
 
 import native
 from catalog.disk import checked_parquet
@@ -152,3 +156,36 @@ def test_a_missing_value_is_refused_where_the_format_has_none() -> None:
         else:
             with pytest.raises(FormatError, match=r"^x: column 'n' has missing values$"):
                 decode_checked(data, schema=strict, file="x")
+
+
+@pytest.mark.guards("Nothing is unpickled")
+def test_a_footer_that_contradicts_itself_does_not_end_the_process(tmp_path: Path) -> None:
+    """A column whose values may be missing, and which the footer then says are never: pyarrow's accessor aborts."""
+    schema = pa.schema([pa.field("x", pa.float64(), nullable=True)])
+    whole = encode_checked(pa.table({"x": [0.5, None]}, schema=schema), metadata={})
+    at = _footer(whole)
+    may_be_missing, is_there = b"\x25\x02\x18\x01x", b"\x25\x00\x18\x01x"
+    assert whole.count(may_be_missing, at) == 1
+    plain = whole[: at - 16] + whole[at:].replace(may_be_missing, is_there)
+    path = tmp_path / "table"
+    path.write_bytes(_checked(plain))
+    program = (
+        "import sys, pyarrow as pa; from pathlib import Path; from catalog.disk.checked_parquet import decode_checked\n"
+        "schema = pa.schema([pa.field('x', pa.float64())])\n"
+        "decode_checked(Path(sys.argv[1]).read_bytes(), schema=schema, file='table')"
+    )
+    done = subprocess.run([sys.executable, "-c", program, path], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.splitlines()[-1].split(":")[:2]) == (
+        1,
+        ["catalog.errors.FormatError", " table"],
+    )
+
+
+def test_a_footer_that_says_a_thing_twice_is_refused() -> None:
+    whole = encode_checked(pa.table({"x": [0.5, 1.5]}), metadata={})
+    at = _footer(whole)
+    # The number of rows, the third field, comes again as what is written as the field 3 by its number.
+    rows_twice = whole[at : len(whole) - 9] + b"\x06\x06\x04" + b"\0"
+    plain = whole[: at - 16] + rows_twice + len(rows_twice).to_bytes(4, "little") + b"PAR1"
+    with pytest.raises(FormatError, match="has field 3 twice"):
+        decode_checked(_checked(plain), schema=pa.schema([pa.field("x", pa.float64())]), file="table")
