@@ -108,42 +108,43 @@ prove: setup  ## all proofs in turn, each into build/prove, and then a summary (
 	for proof in $(PROOFS); do echo "== $$proof"; tail -n 12 build/prove/$$proof.txt; done; \
 	if [ -n "$$failed" ]; then echo "failed:$$failed"; exit 1; fi; echo 'all proofs hold'
 
+# A program finds what is in its own room, and what several rooms use.
 PROOF := PYTHONPATH=tests/proofs:tests/support OMP_NUM_THREADS=1 $(BIN)/python -W ignore tests/proofs
 
 .PHONY: prove-crashes
 prove-crashes: setup  ## open every state of three trainings that a power cut may leave
-	$(PROOF)/prove_crashes.py
+	$(PROOF)/crashes/prove_crashes.py
 
 .PHONY: prove-kills
 prove-kills: setup  ## kill two ranks before each of their file system calls, and at random times
-	$(PROOF)/prove_kills.py
+	$(PROOF)/kills/prove_kills.py
 
 .PHONY: prove-bytes
 prove-bytes: setup  ## flip every byte of a small history, and random bytes of a larger one
-	$(PROOF)/prove_bytes.py
+	$(PROOF)/bytes/prove_bytes.py
 
 .PHONY: prove-retention
 prove-retention: setup  ## ten thousand random lives of a history, with removals cut off anywhere
-	$(PROOF)/prove_retention.py
+	$(PROOF)/retention/prove_retention.py
 
 .PHONY: fuzz
 fuzz: setup  ## a million hostile inputs for every reader of a history
-	$(PROOF)/fuzz.py
+	$(PROOF)/fuzz/fuzz.py
 
 .PHONY: test-sanitize
 test-sanitize: setup  ## build the native code with sanitizers, and run its tests in C++ and in Python
-	PATH="$(abspath $(BIN)):$$PATH" $(PROOF)/sanitize.py
+	PATH="$(abspath $(BIN)):$$PATH" $(PROOF)/sanitize/sanitize.py
 
 .PHONY: prove-faults
 prove-faults: setup  ## fail every call of a captured training once, with every error
 	@mkdir -p build
-	EXHAUSTIVE=1 $(BIN)/python -m pytest -q -n logical --figures build/faults.json tests/proofs/test_every_call_fails.py
+	EXHAUSTIVE=1 $(BIN)/python -m pytest -q -n logical --figures build/faults.json tests/proofs/faults/test_every_call_fails.py
 	@cat build/faults.json
 
 .PHONY: soak
 soak: setup  ## train, read and verify at once for ten minutes (SOAK_S=600), and kill at random
 	@mkdir -p build
-	SOAK_S=$${SOAK_S:-600} $(BIN)/python -m pytest -q -n 0 --figures build/soak.json tests/proofs/test_soak.py
+	SOAK_S=$${SOAK_S:-600} $(BIN)/python -m pytest -q -n 0 --figures build/soak.json tests/proofs/soak/test_soak.py
 	@cat build/soak.json
 
 .PHONY: lint

@@ -7,14 +7,17 @@ functions with which it reads a data file, so that the same manifest is not pars
 """
 
 import functools
+import itertools
+import os
+import struct
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-import torch
 from catalog_helpers import Piece, Run
+from small_training import train
 
-import capture
+from catalog.compaction.compact import compact_run
 from catalog.errors import HistoryError
 from catalog.format.manifest import Manifest
 from catalog.history import History
@@ -24,33 +27,27 @@ from catalog.read.checkpoint import read_checkpoint
 from catalog.records import CheckpointRef
 from catalog.verify import verify
 
-__all__ = ["Flips", "published", "small_history", "train"]
+__all__ = ["Flips", "published", "small_history"]
 
 
+PACKED_RUN = "packed"
 WHOLE_EVERY = 64
 
 
-def train(root: Path, *, width: int, steps: int) -> None:
-    """Capture a training with metrics, a tag and statistics."""
-    torch.manual_seed(3)
-    model = torch.nn.Linear(width, width)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    with capture.enable(model, optimizer=optimizer, every=1, history=root, budget_bytes=32 << 20) as session:
-        for _ in range(steps):
-            model(torch.ones(2, width)).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            session.log(loss=1.0)
-            session.wait()
-        session.tag("end")
-
-
 def small_history(root: Path) -> Path:
-    """Make a history that has every kind of file: a captured training, and a run of two ranks."""
+    """Make a history that has every kind of file: a captured training with a redo log, a run of two ranks, and a run
+    with a packed key frame and a checkpoint that is packed against it.
+    """
     train(root, width=2, steps=1)
     with Run(root, "two-ranks", world_size=2) as run:
         halves = [Piece("w", b"ab", shape=(4,), start=start, placement="partitioned") for start in (0, 2)]
         run.checkpoint(0, [halves[0]], [halves[1]], loss=1.0)
+    with Run(root, PACKED_RUN) as run:
+        for step in (0, 10):
+            numbers = struct.pack("<64f", *(1 + i + step / 1000 for i in range(64)))
+            run.checkpoint(step, [Piece("w", numbers, dtype="F32"), Piece("rng", b'{"a":1}', "object")])
+    packed = compact_run(History.open(root), PACKED_RUN, (0, 10), key_every=2)
+    assert [one.base for one in packed.steps] == [None, 0]
     # `verify` also asks the index what is gone, which takes longer than the rest and finds no flipped byte.
     for path in root.glob("catalog.*"):
         path.unlink()
@@ -73,6 +70,7 @@ class Flips:
         self.counts: Counter[str] = Counter()
         self.missed: list[str] = []
         self._manifests: dict[Path, Manifest] = {}
+        self._times_ns = itertools.count(1)
 
     def every_byte(self, path: Path, *, every: int = 1, first: int = 0) -> None:
         """Flip one bit of each byte of a file, or of one byte in `every`, beginning with `first`; and make the file one
@@ -94,18 +92,26 @@ class Flips:
         is_data = path.suffix == ".safetensors"
         look = functools.partial(_named_alone, self._manifest(path)) if alone and is_data else _named
         try:
-            path.write_bytes(changed)
+            self._write(path, changed)
             named = look(self.root, path)
         finally:
-            path.write_bytes(whole)
-        name = str(path.relative_to(self.root))
+            self._write(path, whole)
+        # What is damaged in an image is named as what its data file has.
+        name = str(path.relative_to(self.root)).replace(".packed", ".safetensors")
         folder = path.parent.name
-        kind = folder if folder in ("journal", "statistics", "fingerprints") else path.name.partition(".")[2]
+        of_run = ("journal", "statistics", "fingerprints", "redo", "audits")
+        kind = folder if folder in of_run else path.name.partition(".")[2]
         kind = path.name if kind == "json" else kind
         if name in named:
             self.counts[kind] += 1
         else:
             self.missed.append(f"{name}: {what}: named are {sorted(named)}")
+
+    def _write(self, path: Path, data: bytes | bytearray) -> None:
+        path.write_bytes(data)
+        # An image that has the size and the time of one that was read before is not read again: each has a time.
+        at = next(self._times_ns)
+        os.utime(path, ns=(at, at))
 
     def _manifest(self, path: Path) -> Manifest:
         """Return the manifest of a data file that is whole."""

@@ -6,8 +6,9 @@ import sys
 import time
 from pathlib import Path
 
-from byte_flips import Flips, published, small_history, train
-from crash_checks import fast_folder
+from byte_flips import Flips, published, small_history
+from folders import fast_folder
+from small_training import train
 
 LARGE_WIDTH = 1024
 RANDOM_FLIPS = 1000

@@ -12,7 +12,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 import warnings
 from collections import Counter
@@ -20,10 +19,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import recorded_training
 from capture_helpers import make, one_step
 from catalog_helpers import Run, pieces_of
 from crash_states import CrashState, Disk, Tree, crash_states
 from file_calls import Call, Op, recorded_calls, recording_environment
+from folders import fast_folder, measure_file_system
 from recorded_training import BUDGET_BYTES
 
 import capture
@@ -35,7 +36,7 @@ from catalog.read.liveness import DEAD_AFTER_S
 from catalog.records import CheckpointRef
 from catalog.verify import verify
 
-__all__ = ["Checker", "Recording", "fast_folder", "is_derived", "measure_file_system", "record", "states"]
+__all__ = ["Checker", "Recording", "is_derived", "record", "states"]
 
 STEPS = 3
 _QUESTION = """
@@ -43,20 +44,6 @@ _QUESTION = """
     UNION ALL SELECT DISTINCT 'tensors', run, step FROM tensors
 """
 HISTORY = "history"
-
-
-def fast_folder() -> Path:
-    """Return a new folder, in memory where the machine has one: each state is a hundred files."""
-    memory = Path("/dev/shm")
-    return Path(tempfile.mkdtemp(prefix="dshistory-proofs-", dir=memory if os.access(memory, os.W_OK) else None))
-
-
-def measure_file_system(folder: Path) -> None:
-    """Let the writer measure the folder's file system, as it does once, so that no recorded session does."""
-    model, optimizer = make(8)
-    capture.enable(
-        model, optimizer=optimizer, history=folder / "measured", backend="posix", budget_bytes=BUDGET_BYTES
-    ).close()
 
 
 def _age(root: Path) -> None:
@@ -89,7 +76,7 @@ def record(*, ranks: int, killed_before: bool = False, steps: int = STEPS) -> Re
     try:
         root = base / "root"
         root.mkdir()
-        program = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("recorded_training.py"))]
+        program = [sys.executable, "-W", "ignore", recorded_training.__file__]
         own = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
         measure_file_system(base)
         log = base / "log"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from crash_checks import fast_folder
+from folders import fast_folder
 from places import ROOT
 from preloaded import fault_injector
 

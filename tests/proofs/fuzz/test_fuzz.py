@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 from fuzz import Report, execute, fuzz
-from fuzz_targets import Target
 from structures import STRUCTURES, read_structures
+from target import Target
 
 from catalog.errors import FormatError
 

@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from crash_checks import fast_folder, measure_file_system
 from file_calls import Op, calls_in, recording_environment
+from folders import fast_folder, measure_file_system
 
 from catalog.disk.durable import is_temporary
 from catalog.gc import collect_garbage
