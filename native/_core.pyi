@@ -242,10 +242,24 @@ def round_memory(*, address: int, target: int, numel: int, dtype: str) -> None:
     docs/format.md defines it. The caller keeps both, which may not overlap and need not be aligned.
     """
 
-def checksum_if_rounded(*, masters: int, weights: int, numel: int, dtype: str) -> tuple[bytes, bytes] | None:
-    """Return the XXH3-128 of the `numel` elements of `dtype` (BF16 or F16: ValueError for another) at address
-    `weights`, and that of the float32 numbers at `masters`, if the former are the latter, rounded, bit for bit; else
-    None. OSError (EFAULT) when memory is not mapped, or not any more.
+class RoundedComparison:
+    """Compares elements of `dtype` (BF16 or F16: ValueError for another) with float32 numbers, rounded, bit for bit, as
+    they come in pieces, in order. For one thread at a time."""
+    def __init__(self, dtype: str) -> None: ...
+    def add(self, *, masters: int, weights: int, numel: int) -> bool:
+        """Return whether the next `numel` elements, at address `weights`, are the numbers at `masters`, rounded; after
+        the first that are not, no others may come. OSError (EFAULT) when memory is not mapped, or not any more.
+        """
+    def end(self) -> tuple[bytes, bytes]:
+        """Return what `checksum` returns for all elements so far, and for all numbers: 16 bytes each."""
+
+def samples_are_rounded(*, masters: Any, weights: Any, numel: Any, dtype: str) -> bytes:
+    """Return for each pair 1 when a sample of its elements of `dtype` (BF16 or F16: ValueError for another) at the
+    address weights[i] is that of the float32 numbers at masters[i], rounded, else 0: one byte each, in order.
+
+    masters, weights and numel are uint64 [n] numpy arrays; the caller keeps the memory. Up to 2048 elements are
+    compared all; of more the last 32, and 32 at the beginning of each of 32 equal stretches. Memory that is not mapped
+    gives 1: the comparison of all elements says so.
     """
 
 SAMPLED_WHOLE_BYTES: int

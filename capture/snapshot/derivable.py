@@ -4,7 +4,7 @@ too.
 Whether they are is found out beside the training, bit by bit; here they are only paired by what they hold.
 """
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +12,7 @@ import torch
 from capture.snapshot.parts import Part
 from capture.state.interface import TensorItem
 
-__all__ = ["Derivable", "derivable_parts", "is_master", "is_rounded_weight"]
+__all__ = ["Derivable", "derivable_parts", "masters_of"]
 
 _HALVES = (torch.bfloat16, torch.float16)
 
@@ -35,32 +35,24 @@ class Derivable:
         return self.master.address + self.skip * self.master.itemsize
 
 
-def is_master(item: TensorItem) -> bool:
-    """Return whether an item is a float32 original of a weight: of the kind `master`, or of an optimizer's own that is
-    named so, as `master_param`.
+def masters_of(items: Sequence[TensorItem]) -> dict[int, TensorItem]:
+    """Return the master of every low-precision weight that has one among `items`, by the id() of the weight's item: the
+    first float32 one of the same name and shape, of the kind `master`, or of an optimizer's own that is named so, as
+    `master_param`.
     """
-    return item.kind.startswith("master") and item.stored_dtype == torch.float32
+    masters: dict[tuple[str, tuple[int, ...]], TensorItem] = {}
+    for item in items:
+        if item.kind.startswith("master") and item.stored_dtype == torch.float32:
+            masters.setdefault((item.name, tuple(item.shape)), item)
+    weights = (item for item in items if item.kind == "model" and item.stored_dtype in _HALVES)
+    found = ((weight, masters.get((weight.name, tuple(weight.shape)))) for weight in weights)
+    return {id(weight): master for weight, master in found if master is not None}
 
 
-def is_rounded_weight(item: TensorItem) -> bool:
-    """Return whether an item is a weight that may have a master."""
-    return item.kind == "model" and item.stored_dtype in _HALVES
-
-
-def derivable_parts(parts: Sequence[Part], *, but: Container[str]) -> list[Derivable]:
-    """Return the weights among the parts whose masters are there too, except for those whose keys are in `but`. Both
-    must stay in host memory as they are until the barrier."""
-    masters: dict[tuple[str, tuple[int, ...]], Part] = {}
-    for part in _read_live(parts):
-        if is_master(part.item):
-            masters.setdefault((part.item.name, tuple(part.item.shape)), part)
-    pairs = (
-        Derivable(part, masters[part.item.name, tuple(part.item.shape)])
-        for part in _read_live(parts)
-        if is_rounded_weight(part.item) and part.key not in but and (part.item.name, tuple(part.item.shape)) in masters
-    )
+def derivable_parts(parts: Sequence[Part]) -> list[Derivable]:
+    """Return the weights among the parts whose masters are there too. Both must stay in host memory as they are until
+    the barrier."""
+    by_item = {id(part.item): part for part in parts if part.live and part.fed is None and part.nbytes}
+    masters = masters_of([part.item for part in by_item.values()])
+    pairs = (Derivable(part, by_item[id(masters[weight])]) for weight, part in by_item.items() if weight in masters)
     return [pair for pair in pairs if 0 <= pair.skip <= pair.master.numel - pair.part.numel]
-
-
-def _read_live(parts: Iterable[Part]) -> Iterable[Part]:
-    return (part for part in parts if part.live and part.fed is None and part.nbytes)

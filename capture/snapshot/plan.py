@@ -29,7 +29,7 @@ from capture.devices.copies import CUDA, GATHERED_BYTES, DeviceCopier, Mirror
 from capture.devices.feed import DevicePart, FedPart
 from capture.devices.rounding import RoundedPart
 from capture.snapshot.change_detector import Watched
-from capture.snapshot.derivable import Derivable, derivable_parts, is_master, is_rounded_weight
+from capture.snapshot.derivable import Derivable, derivable_parts, masters_of
 from capture.snapshot.parts import HUGE, Part, can_be_referenced, entry_shape, widest_entry
 from capture.snapshot.planned_rows import PlannedRows
 from capture.state.dtypes import dtype_name
@@ -68,7 +68,8 @@ class Plan:
     `mirrors` are copies of host tensors that are not dense, or that are eager and rounded, to be made anew at every
     snapshot. Parts that are fed come last, from a multiple of `align` on; `copies` copies those of device tensors. The
     parts in `expected_unchanged` have no offset: an earlier checkpoint is expected to have their bytes. Neither have
-    those in `derivable`, which are expected to be their masters, rounded.
+    those in `derivable`, which are expected to be their masters, rounded; `paired` are all weights beside their
+    masters, those too that have a place.
     """
 
     parts: tuple[Part, ...]
@@ -82,6 +83,7 @@ class Plan:
     entries: tuple[Entry, ...] = field(repr=False, default=())
     expected_unchanged: tuple[Part, ...] = ()
     derivable: tuple[Derivable, ...] = ()
+    paired: tuple[Derivable, ...] = ()
 
     @cached_property
     def write(self) -> native.WritePlan:
@@ -211,10 +213,10 @@ def make_plan(
     reserve: Sequence[Entry],
     copies: DeviceCopier = CUDA,
     stored: Container[str] = frozenset(),
-    never_derived: Container[str] = frozenset(),
+    underived: Container[str] = frozenset(),
 ) -> Plan:
     """Return the layout of this rank's share of `items`. Parts whose keys are in `stored` get no offset, if they may be
-    referred to, and neither do weights beside their masters, unless their keys are in `never_derived`. `reserve` are
+    referred to, and neither do weights beside their masters, unless their keys are in `underived`. `reserve` are
     entries (of the objects) that the header must have room for too; `copies` says which tensors are in device memory.
     UnsupportedError names a tensor that can't be captured.
     """
@@ -223,7 +225,8 @@ def make_plan(
     parts: list[Part] = []
     unchanged: list[Part] = []
     shares = list(_shares(items, rank, world_size, sources))
-    derivable = derivable_parts(shares, but=never_derived)
+    paired = derivable_parts(shares)
+    derivable = [one for one in paired if one.part.key not in underived]
     derived = {one.part.key for one in derivable}
     for part in shares:
         if part.key in derived:
@@ -250,6 +253,7 @@ def make_plan(
         entries=entries,
         expected_unchanged=tuple(unchanged),
         derivable=tuple(derivable),
+        paired=tuple(paired),
     )
 
 
@@ -376,11 +380,8 @@ def _ranges(items: Sequence[TensorItem], rank: int, world_size: int) -> list[tup
     of bytes, cut into equal shares, except where a rank has its own range to write, and for weights whose masters are
     replicated too: these are cut where the masters are, so that one rank writes both.
     """
-    masters = {
-        (item.name, tuple(item.shape)): item for item in items if is_master(item) and item.placement == "replicated"
-    }
     shared = [item for item in items if item.placement == "replicated" and item.written is None]
-    like = {id(item): masters.get((item.name, tuple(item.shape)), item) for item in shared if is_rounded_weight(item)}
+    like = masters_of(shared)
     row = [item for item in shared if like.get(id(item), item) is item]
     cuts = {id(item): cut for item, cut in zip(row, _cuts(row, rank, world_size), strict=True)}
     return [

@@ -25,6 +25,7 @@ from capture.snapshot.kept_items import Held
 from capture.snapshot.late_bytes import ObjectTensors
 from capture.snapshot.parts import entry_key
 from capture.snapshot.plan import Plan
+from capture.snapshot.rounding_expectation import RoundingExpectation
 from capture.snapshot.state_listing import StateListing
 from capture.snapshot.transient_state import TransientState
 from capture.state.objects import inlined
@@ -63,7 +64,7 @@ class Snapshot:
     held: Held | None
     samples: Samples
     read_at_step: Mapping[int, Sequence[PlacedObject]]
-    found_underived: Callable[[frozenset[str]], None]
+    rounding: RoundingExpectation
     is_dropped: bool = False
     object_tensors: ObjectTensors | None = None
     finalized: threading.Event = field(default_factory=threading.Event)
@@ -93,7 +94,8 @@ class Snapshot:
         objects = listing.read_objects(kept)
         stored = deduplicator.stored
         plan = listing.plan(objects, kept=kept, stored=stored)
-        if deduplicator.expect_unchanged(plan):
+        expected_otherwise = listing.rounding.look(plan.paired)
+        if deduplicator.expect_unchanged(plan) or expected_otherwise:
             # The committer may learn more meanwhile: the plan and the check go by the same expectation.
             stored = deduplicator.stored
             plan = listing.plan(objects, kept=kept, stored=stored)
@@ -126,7 +128,7 @@ class Snapshot:
             held,
             samples,
             objects.read_at_step,
-            listing.found_underived,
+            listing.rounding,
         )
         threading.Thread(target=snapshot._look_for_changes, name="dshistory-changes", daemon=True).start()
         return snapshot
@@ -154,6 +156,7 @@ class Snapshot:
         with self._judging:
             # Nobody is looking at the tensors now, nor will be.
             self._judged.set()
+        self.derived.stop()
         self.job.abort()
         self.copies.wait()
         _wait_for(self.unchanged, self.derived)
@@ -223,7 +226,7 @@ class Snapshot:
         nbytes = self.job.finish(header=header, trailer=trailer.data)
         rows = manifest_rows(self.plan, trailer, checksums, header, file=file, references=references)
         run.publish_part(self.step, data_tmp=self.data_tmp, extents=rows)
-        self.found_underived(self.derived.differing)
+        self.rounding.learn(equal=self.derived.equal, differing=self.derived.differing)
         figures = {"file_bytes": nbytes, **self._not_written(), **self.job.stats}
         self._let_go()
         return Published(

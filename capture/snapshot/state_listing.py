@@ -22,6 +22,7 @@ from capture.snapshot.kept_items import all_alive
 from capture.snapshot.late_bytes import ObjectTensors
 from capture.snapshot.listed import Listed
 from capture.snapshot.plan import Plan, make_plan, signature_of
+from capture.snapshot.rounding_expectation import RoundingExpectation
 from capture.snapshot.transient_state import BufferKeeper, TransientState
 from capture.state.interface import (
     ChangedByForward,
@@ -86,9 +87,8 @@ class StateListing:
         self._plan: Plan | None = None
         self._planned_for: tuple[Hashable, ...] = ()
         self._stored = _NOTHING_STORED
-        self._never_derived: frozenset[str] = frozenset()
-        self._underived: frozenset[str] = frozenset()
-        self._planned_but = self._never_derived
+        self.rounding = RoundingExpectation()
+        self._planned_but = self.rounding.underived
         self._lists: dict[int, Listed] = {}
         self._watched: tuple[list[Listed], Watched] | None = None
         self._beside: tuple[list[Listed], Watched] | None = None
@@ -205,7 +205,7 @@ class StateListing:
         the live ones, and without the parts that are expected to be unchanged since they were `stored`, or to be their
         masters, rounded. Its header has room for `objects`.
         """
-        never_derived = self._never_derived
+        underived = self.rounding.underived
         listed = [self._listed(provider) for provider in self.providers]
         items = [item for _, of_provider in listed for item in of_provider]
         planned_for = tuple(fingerprint for fingerprint, _ in listed)
@@ -213,7 +213,7 @@ class StateListing:
             items = [_as_kept(item, kept) for item in items]
             # Copies are new memory every time: such a plan is for one snapshot.
             planned_for = ()
-        expected = self._stored is stored and self._planned_but is never_derived
+        expected = self._stored is stored and self._planned_but is underived
         same = expected and bool(planned_for) and self._planned_for == planned_for
         usable = same and self._plan is not None and all_alive(self._plan.watched.items)
         if self._plan is None or not usable or not self._plan.has_room_for(objects.entries):
@@ -226,20 +226,10 @@ class StateListing:
                 reserve=objects.entries,
                 copies=self._copies,
                 stored=stored,
-                never_derived=never_derived,
+                underived=underived,
             )
-            self._planned_for, self._stored, self._planned_but = planned_for, stored, never_derived
+            self._planned_for, self._stored, self._planned_but = planned_for, stored, underived
         return self._plan
-
-    def found_underived(self, keys: frozenset[str]) -> None:
-        """Learn which parts were expected in vain to be their masters, rounded, in a snapshot that was published. Those
-        of two in a row are never expected to be it again: they have a place in later plans. A single one may be an
-        edit, or an optimizer that fills its masters in its first update. One thread at a time may call this.
-        """
-        again = (keys & self._underived) - self._never_derived
-        self._underived = keys
-        if again:
-            self._never_derived = self._never_derived | again
 
     def planned_bytes(self, stored: Mapping[str, StoredAt]) -> int:
         """Return the bytes that the file of this rank is planned to take for the state as it is now, without what is

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <vector>
 
 #include "base/huge_pages.hpp"
 #include "base/io_error.hpp"
@@ -16,6 +17,12 @@ constexpr std::size_t strip = 1024;
 constexpr std::size_t piece_bytes = cached_bytes; // of numbers, whose halves are beside them in the cache
 constexpr std::size_t number_bytes = sizeof(std::uint32_t);
 constexpr std::size_t half_bytes = sizeof(std::uint16_t);
+
+// Of a sample, in elements.
+constexpr std::uint64_t most_sampled = 2048;
+constexpr std::uint64_t sampled_stretches = 32;
+constexpr std::uint64_t sampled_line = 32;
+static_assert((sampled_stretches + 1) * sampled_line <= most_sampled);
 
 constexpr std::uint32_t sign = 0x80000000U;
 constexpr std::uint32_t infinity = 0x7f800000U;
@@ -80,26 +87,53 @@ void round_to_half(const std::byte *numbers, std::size_t count, Half to, std::by
     to == Half::bf16 ? round_all<bf16_of>(numbers, count, into) : round_all<fp16_of>(numbers, count, into);
 }
 
-std::optional<RoundedDigests> checksum_if_rounded(const Region &numbers, const Region &halves, Half to) {
+bool RoundedComparison::add(const Region &numbers, const Region &halves) {
     thread_local const HugePages memory = huge_pages(huge_page_bytes, "a buffer");
     static_assert(2 * piece_bytes <= huge_page_bytes);
     std::byte *const copied = memory.get();
     std::byte *const expected = copied + piece_bytes;
     std::byte *const found = expected + piece_bytes / 2;
-    RunningChecksum of_numbers;
-    RunningChecksum of_halves;
     for (std::uint64_t done = 0; done < numbers.nbytes; done += piece_bytes) {
         const std::uint64_t nbytes = std::min<std::uint64_t>(piece_bytes, numbers.nbytes - done);
         copy_live(copied, numbers.address + done, nbytes);
         copy_live(found, halves.address + done / 2, nbytes / 2);
-        round_to_half(copied, nbytes / number_bytes, to, expected);
+        round_to_half(copied, nbytes / number_bytes, to_, expected);
         if (std::memcmp(expected, found, nbytes / 2) != 0) {
-            return std::nullopt;
+            return false;
         }
-        of_numbers.add(copied, nbytes);
-        of_halves.add(found, nbytes / 2);
+        of_numbers_.add(copied, nbytes);
+        of_halves_.add(found, nbytes / 2);
     }
-    return RoundedDigests{of_halves.end(), of_numbers.end()};
+    return true;
+}
+
+bool sample_is_rounded(const Region &numbers, const Region &halves, Half to) {
+    const std::uint64_t count = halves.nbytes / half_bytes;
+    std::array<std::byte, most_sampled * number_bytes> of_numbers;
+    std::array<std::byte, most_sampled * half_bytes> expected;
+    std::array<std::byte, most_sampled * half_bytes> found;
+    std::vector<CopiedRegion> pieces;
+    std::uint64_t sampled = 0;
+    const auto take = [&](std::uint64_t first, std::uint64_t length) {
+        pieces.push_back({of_numbers.data() + sampled * number_bytes,
+                          {numbers.address + first * number_bytes, length * number_bytes}});
+        pieces.push_back(
+            {found.data() + sampled * half_bytes, {halves.address + first * half_bytes, length * half_bytes}});
+        sampled += length;
+    };
+    if (count <= most_sampled) {
+        take(0, count);
+    } else {
+        for (std::uint64_t i = 0; i < sampled_stretches; ++i) {
+            take(count * i / sampled_stretches, sampled_line);
+        }
+        take(count - sampled_line, sampled_line);
+    }
+    if (sampled == 0 || copy_memory(pieces)) {
+        return true;
+    }
+    round_to_half(of_numbers.data(), sampled, to, expected.data());
+    return std::memcmp(expected.data(), found.data(), sampled * half_bytes) == 0;
 }
 
 } // namespace dsh

@@ -22,8 +22,28 @@ struct RoundedDigests {
     Digest numbers;
 };
 
-// Return the checksums of `halves` and of `numbers` if the former are the latter, rounded, bit for bit; nothing
-// otherwise. Both may be unmapped at any time: IoError (EFAULT) says so. `halves` has half of the bytes of `numbers`.
-std::optional<RoundedDigests> checksum_if_rounded(const Region &numbers, const Region &halves, Half to);
+// Compares halves with numbers, rounded, bit for bit, as both come in pieces, in order. Both may be unmapped at any
+// time. For one thread at a time.
+class RoundedComparison {
+  public:
+    explicit RoundedComparison(Half to) : to_(to) {}
+
+    // Return whether this piece of `halves`, which has half of the bytes of `numbers`, is the latter, rounded. After
+    // the first that is not, no other may come. Throws IoError (EFAULT) for memory that is gone.
+    bool add(const Region &numbers, const Region &halves);
+
+    // Return the checksums of all that came.
+    RoundedDigests end() const { return {of_halves_.end(), of_numbers_.end()}; }
+
+  private:
+    Half to_;
+    RunningChecksum of_numbers_;
+    RunningChecksum of_halves_;
+};
+
+// Return whether a sample of `halves` is that of `numbers`, rounded. Up to 2048 are compared all; of more the last 32,
+// and 32 at the beginning of each of 32 equal stretches. What can't be read is no difference: whoever compares all says
+// so.
+bool sample_is_rounded(const Region &numbers, const Region &halves, Half to);
 
 } // namespace dsh

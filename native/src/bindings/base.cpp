@@ -4,13 +4,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -95,18 +93,27 @@ void round_region(std::uint64_t address, std::uint64_t target, std::uint64_t num
     round_to_half(reinterpret_cast<const std::byte *>(address), numel, to, reinterpret_cast<std::byte *>(target));
 }
 
-std::optional<std::pair<nb::bytes, nb::bytes>> checksum_rounded(std::uint64_t masters, std::uint64_t weights,
-                                                                std::uint64_t numel, const std::string &dtype) {
+bool add_rounded(RoundedComparison &self, std::uint64_t masters, std::uint64_t weights, std::uint64_t numel) {
+    const WithoutGil unlocked;
+    return self.add({masters, 4 * numel}, {weights, 2 * numel});
+}
+
+std::pair<nb::bytes, nb::bytes> end_rounded(const RoundedComparison &self) {
+    const RoundedDigests digests = self.end();
+    return {digest_bytes(std::span(&digests.halves, 1)), digest_bytes(std::span(&digests.numbers, 1))};
+}
+
+nb::bytes sample_rounded(Column<std::uint64_t> masters, Column<std::uint64_t> weights, Column<std::uint64_t> numel,
+                         const std::string &dtype) {
     const Half to = half_of(dtype);
-    std::optional<RoundedDigests> digests;
-    {
-        const WithoutGil unlocked;
-        digests = checksum_if_rounded({masters, 4 * numel}, {weights, 2 * numel}, to);
+    std::vector<char> same(masters.shape(0));
+    require_same_length(weights.shape(0), "weights", same.size(), "masters");
+    require_same_length(numel.shape(0), "numel", same.size(), "masters");
+    for (std::size_t i = 0; i < same.size(); ++i) {
+        const std::uint64_t count = numel.data()[i];
+        same[i] = sample_is_rounded({masters.data()[i], 4 * count}, {weights.data()[i], 2 * count}, to) ? 1 : 0;
     }
-    if (!digests) {
-        return std::nullopt;
-    }
-    return std::pair(digest_bytes(std::span(&digests->halves, 1)), digest_bytes(std::span(&digests->numbers, 1)));
+    return nb::bytes(same.data(), same.size());
 }
 
 nb::bytes sample_regions(Column<std::uint64_t> addresses, Column<std::uint64_t> nbytes, std::uint64_t seed) {
@@ -204,7 +211,14 @@ void bind_base(nb::module_ &module) {
         });
     module.def("copy_memory", &copy_region, nb::kw_only(), "address"_a, "into"_a);
     module.def("round_memory", &round_region, nb::kw_only(), "address"_a, "target"_a, "numel"_a, "dtype"_a);
-    module.def("checksum_if_rounded", &checksum_rounded, nb::kw_only(), "masters"_a, "weights"_a, "numel"_a, "dtype"_a);
+    nb::class_<RoundedComparison>(module, "RoundedComparison")
+        .def(
+            "__init__",
+            [](RoundedComparison *self, const std::string &dtype) { new (self) RoundedComparison(half_of(dtype)); },
+            "dtype"_a)
+        .def("add", &add_rounded, nb::kw_only(), "masters"_a, "weights"_a, "numel"_a)
+        .def("end", &end_rounded);
+    module.def("samples_are_rounded", &sample_rounded, nb::kw_only(), "masters"_a, "weights"_a, "numel"_a, "dtype"_a);
     module.def("sampled_digests", &sample_regions, nb::kw_only(), "addresses"_a, "nbytes"_a, "seed"_a = 0);
     module.def("split_planes", &split_buffer, "data"_a, nb::kw_only(), "into"_a, "itemsize"_a, "transform"_a,
                "base"_a = nb::none());

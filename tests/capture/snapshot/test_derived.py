@@ -1,7 +1,9 @@
 """Low-precision weights that are their masters, rounded, are not stored, and every reader finds their bits."""
 
 import errno
+import itertools
 import re
+import threading
 import time
 
 import pytest
@@ -12,6 +14,7 @@ from mixed_precision import MixedAdam, captured_mixed, codecs, known, mixed, tra
 import capture
 import dshistory
 import native
+from capture.snapshot.snapshot import Snapshot
 from catalog.compaction.pack import bases_in
 from catalog.errors import CorruptError
 from catalog.history import History
@@ -22,6 +25,26 @@ from catalog.verify import verify
 WIDTH = 64
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16}
 NAN = {"BF16": 0x7FC0, "F16": 0x7E00}
+
+
+class OtherRounding(MixedAdam):
+    """Rounds half of the weights to the other neighbour of their masters, as stochastic rounding does."""
+
+    rounds_otherwise = True
+
+    def __init__(self, parameters):
+        super().__init__(parameters)
+        self._round_otherwise()
+
+    def step(self, closure=None):
+        super().step(closure)
+        self._round_otherwise()
+
+    @torch.no_grad()
+    def _round_otherwise(self):
+        if self.rounds_otherwise:
+            for parameter in (parameter for group in self.param_groups for parameter in group["params"]):
+                parameter.view(torch.int16)[..., ::2] ^= 1
 
 
 def numbers() -> torch.Tensor:
@@ -50,37 +73,63 @@ def test_a_weight_is_compared_to_its_last_bit(dtype, numel):
     masters = torch.randn(numel)
     weights = masters.to(DTYPES[dtype])
 
-    def checksum():
-        return native.checksum_if_rounded(
-            masters=masters.data_ptr(), weights=weights.data_ptr(), numel=numel, dtype=dtype
-        )
+    def same(pieces):
+        comparison = native.RoundedComparison(dtype)
+        for begin, end in itertools.pairwise(pieces):
+            places = {"masters": masters[begin:].data_ptr(), "weights": weights[begin:].data_ptr()}
+            if not comparison.add(**places, numel=end - begin):
+                return None
+        return comparison.end()
 
-    both = (native.checksum(tensor.view(torch.uint8).numpy()) for tensor in (weights, masters))
-    assert checksum() == tuple(both)
-    for at in (0, numel // 2, numel - 1):
-        weights.view(torch.int16)[at] ^= 1
-        assert checksum() is None
-        weights.view(torch.int16)[at] ^= 1
+    both = tuple(native.checksum(tensor.view(torch.uint8).numpy()) for tensor in (weights, masters))
+    for pieces in ([0, numel], [0, numel // 3, numel // 2, numel]):
+        assert same(pieces) == both
+        for at in (0, numel // 2, numel - 1):
+            weights.view(torch.int16)[at] ^= 1
+            assert same(pieces) is None
+            weights.view(torch.int16)[at] ^= 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("numel", [0, 1, 2048, 2049, 100_000])
+def test_a_sample_has_the_first_and_the_last_element_and_all_of_a_short_weight(dtype, numel):
+    masters = torch.randn(2, numel)
+    weights = masters.to(DTYPES[dtype])
+
+    def found():
+        rows = [torch.tensor([one.data_ptr() for one in two]).numpy().astype("uint64") for two in (masters, weights)]
+        each = torch.tensor([numel, numel]).numpy().astype("uint64")
+        return list(native.samples_are_rounded(masters=rows[0], weights=rows[1], numel=each, dtype=dtype))
+
+    assert found() == [1, 1]
+    for at in range(numel) if numel == 2048 else {0, numel - 1} if numel else ():
+        weights.view(torch.int16)[1, at] ^= 1
+        assert found() == [1, 0], at
+        weights.view(torch.int16)[1, at] ^= 1
 
 
 def test_memory_that_is_gone_is_an_error_and_not_the_end_of_the_process():
     with pytest.raises(OSError, match="no longer mapped") as caught:
-        native.checksum_if_rounded(masters=4096, weights=4096, numel=1, dtype="BF16")
+        native.RoundedComparison("BF16").add(masters=4096, weights=4096, numel=1)
     assert caught.value.errno == errno.EFAULT
     with pytest.raises(ValueError, match="BF16 or F16"):
-        native.checksum_if_rounded(masters=4096, weights=4096, numel=1, dtype="F32")
+        native.RoundedComparison("F32")
+    page = torch.tensor([4096]).numpy().astype("uint64")
+    # The comparison says so, in the thread whose errors fail the snapshot by name.
+    assert native.samples_are_rounded(masters=page, weights=page, numel=page, dtype="BF16") == b"\x01"
 
 
 @pytest.mark.guards("A checkpoint holds one step")
 def test_the_barrier_waits_until_weights_and_masters_are_compared(history, monkeypatch):
-    real, compared = native.checksum_if_rounded, []
+    compared = []
 
-    def late(**where):
-        time.sleep(0.2)
-        compared.append(where)
-        return real(**where)
+    class Late(native.RoundedComparison):
+        def add(self, **where):
+            time.sleep(0.2)
+            compared.append(where)
+            return super().add(**where)
 
-    monkeypatch.setattr(native, "checksum_if_rounded", late)
+    monkeypatch.setattr(native, "RoundedComparison", Late)
     model, optimizer = mixed(WIDTH, torch.bfloat16)
     session = capture.enable(model, optimizer=optimizer, history=history, every=1, stats_every=0)
     expected = {}
@@ -98,14 +147,12 @@ def test_the_barrier_waits_until_weights_and_masters_are_compared(history, monke
 @pytest.mark.guards("A checkpoint holds one step")
 def test_a_master_that_is_stored_otherwise_than_it_was_compared_fails_the_snapshot(history, monkeypatch):
     """A write that nobody sees falls between the comparison and the writing: the weights' bytes would be nowhere."""
-    real = native.checksum_if_rounded
 
-    def other(**where):
-        found = real(**where)
-        assert found is not None
-        return found[0], native.checksum(b"other numbers")
+    class Other(native.RoundedComparison):
+        def end(self):
+            return super().end()[0], native.checksum(b"other numbers")
 
-    monkeypatch.setattr(native, "checksum_if_rounded", other)
+    monkeypatch.setattr(native, "RoundedComparison", Other)
     model, optimizer = mixed(WIDTH, torch.bfloat16)
     session = capture.enable(model, optimizer=optimizer, history=history, every=1, stats_every=0)
     update_mixed(model, optimizer)
@@ -164,6 +211,97 @@ def test_a_weight_that_is_not_its_master_is_stored_and_one_that_seldom_is_has_a_
             assert not list(history.rglob("rank-*.safetensors"))
         for step, state in expected.items():
             assert_same(capture.restore(f"{session.run}:{step}", history=history), state)
+
+
+def test_weights_that_are_rounded_otherwise_are_not_compared_and_seldom_sampled(history, monkeypatch):
+    """A sample at the step tells that stochastic rounding is at work: nothing is tried, and nothing written late."""
+    sampled, compared = [], []
+
+    class Counted(native.RoundedComparison):
+        def __init__(self, dtype):
+            compared.append(dtype)
+            super().__init__(dtype)
+
+    def counted(*, real=native.samples_are_rounded, **where):
+        sampled.append(len(where["numel"]))
+        return real(**where)
+
+    monkeypatch.setattr(native, "RoundedComparison", Counted)
+    monkeypatch.setattr(native, "samples_are_rounded", counted)
+    model, _ = mixed(WIDTH, torch.bfloat16)
+    optimizer = OtherRounding(model.parameters())
+    session = capture.enable(model, optimizer=optimizer, history=history, every=1, stats_every=0)
+    session.wait()
+    expected = train_mixed(model, optimizer, session, 16)
+    assert not compared
+    assert sampled == [4] * 4, "at the first two snapshots with other bits, then after 4 and 8 others"
+    optimizer.rounds_otherwise = False
+    expected |= train_mixed(model, optimizer, session, 16)
+    session.close()
+    assert not session.failures
+    how = codecs(history)
+    weights = [name for name, _ in model.named_parameters()]
+    assert {how[step, "model", name] for step in range(17) for name in weights} == {"raw"}
+    assert {how[32, "model", name] for name in weights} == {"rounded"}, "tried again, and found"
+    assert verify(History.open(history)) == []
+    for step, state in expected.items():
+        assert_same(capture.restore(f"{session.run}:{step}", history=history), state)
+
+
+def test_a_weight_that_differs_where_no_sample_looks_is_compared_less_and_less(history, monkeypatch):
+    compared = []
+
+    class Counted(native.RoundedComparison):
+        def add(self, **where):
+            same = super().add(**where)
+            compared.append(same)
+            return same
+
+    monkeypatch.setattr(native, "RoundedComparison", Counted)
+    model, optimizer = mixed(256, torch.bfloat16)
+    session = capture.enable(model, optimizer=optimizer, history=history, every=1, stats_every=0)
+    session.wait()
+    for _ in range(15):
+        update_mixed(model, optimizer)
+        with session.modify():
+            model[0].weight.data.view(torch.int16).view(-1)[100] ^= 1
+        session.snapshot()
+        session.wait()
+    session.close()
+    assert not session.failures
+    assert compared.count(False) == 4, "twice in a row, then after 4 and 8 other snapshots"
+
+
+def test_a_dropped_snapshot_waits_for_one_piece_of_the_comparison(history, monkeypatch):
+    started, pieces, stopping = threading.Event(), [], []
+
+    class Counted(native.RoundedComparison):
+        def add(self, **where):
+            pieces.append(where["numel"])
+            started.wait(60)
+            if len(pieces) == 1:
+                stopping[0].wait(10)
+            return super().add(**where)
+
+    model, optimizer = mixed(2048, torch.bfloat16)
+    session = capture.enable(model, optimizer=optimizer, history=history, every=1, stats_every=0)
+    session.wait()
+    monkeypatch.setattr(native, "RoundedComparison", Counted)
+
+    def start(*args, real=Snapshot.start, **options):
+        snapshot = real(*args, **options)
+        stopping.append(snapshot.derived._stopping)
+        started.set()
+        return snapshot
+
+    monkeypatch.setattr(Snapshot, "start", start)
+    update_mixed(model, optimizer)
+    with session.modify():
+        dropped = len(pieces)
+    session.close()
+    assert not session.failures
+    assert dropped == 1
+    assert sum(pieces[1:]) == sum(parameter.numel() for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
