@@ -78,7 +78,8 @@ def _entry(extent: Extent, data_start: int) -> Entry:
 def check_data_file(
     root: Path, manifest: Manifest, *, progress: Callable[[int], None], share: tuple[int, int] = (0, 1)
 ) -> Iterator[DamagedExtent]:
-    """Read every extent of a manifest and yield the damaged ones; `progress` gets the bytes of each batch read.
+    """Read every extent of a manifest and yield the damaged ones; `progress` gets the stored
+    bytes of each batch read.
 
     `share`: a process's number and the number of processes that read together; each extent is one process's.
 
@@ -136,7 +137,7 @@ def check_extents(
     buffer = ReadBuffer()
     for batch in batches(in_order[count:], most_bytes=BATCH_BYTES):
         yield from _compared(root, batch, buffer)
-        progress(_total_bytes(batch))
+        progress(_stored_bytes(batch))
 
 
 def _keep(
@@ -160,7 +161,7 @@ def _keep(
             began = monotonic()
             yield from _compared(root, batch, memory, kept)
             read = monotonic()
-            progress(_total_bytes(batch))
+            progress(_stored_bytes(batch))
             done += len(batch)
             batch, memory = following, coming.result()
             read_s += read - began
@@ -188,6 +189,11 @@ def _pieces(batch: list[Extent]) -> list[Piece]:
 
 def _total_bytes(batch: list[Extent]) -> int:
     return sum(extent.nbytes for extent in batch)
+
+
+def _stored_bytes(batch: list[Extent]) -> int:
+    """Return how many bytes of data files the extents are; what is rounded is made of others."""
+    return _total_bytes([extent for extent in batch if not extent.is_rounded])
 
 
 def _compared(

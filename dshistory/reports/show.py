@@ -19,7 +19,7 @@ from dshistory.reports.equal_weights import EqualWeights, equal_weights
 
 __all__ = ["overview", "show", "tags", "verify"]
 
-_FORMATS: Final[dict[str, Format]] = {"bytes": "bytes"}
+_FORMATS: Final[dict[str, Format]] = {"bytes": "bytes", "derived": "bytes"}
 
 _TAGS: Final = "SELECT name AS tag, run, step FROM tags ORDER BY name"
 
@@ -99,6 +99,7 @@ _KINDS_SCHEMA: Final = pa.schema(
         ("tensors", pa.int64()),
         ("elements", pa.int64()),
         ("bytes", pa.int64()),
+        ("derived", pa.int64()),
     ]
 )
 _OBJECTS_SCHEMA: Final = pa.schema([("object", pa.string()), ("placement", pa.string()), ("bytes", pa.int64())])
@@ -106,7 +107,8 @@ _FILES_SCHEMA: Final = pa.schema([("file", pa.string()), ("rank", pa.int64()), (
 
 
 def _kinds(extents: Sequence[Extent]) -> list[dict[str, object]]:
-    """Return a row for each kind and dtype; elements count logical tensors, bytes count what all ranks store."""
+    """Return a row for each kind and dtype; elements count logical tensors, bytes what all ranks store, and derived
+    what readers make of their masters."""
     groups: dict[tuple[str, str], list[Extent]] = {}
     for extent in extents:
         groups.setdefault((extent.kind, extent.dtype), []).append(extent)
@@ -116,7 +118,8 @@ def _kinds(extents: Sequence[Extent]) -> list[dict[str, object]]:
             "dtype": dtype,
             "tensors": len(shapes := {extent.name: extent.shape for extent in group}),
             "elements": sum(map(prod, shapes.values())),
-            "bytes": sum(extent.nbytes for extent in group),
+            "bytes": sum(extent.nbytes for extent in group if not extent.is_rounded),
+            "derived": sum(extent.nbytes for extent in group if extent.is_rounded),
         }
         for (kind, dtype), group in groups.items()
     ]

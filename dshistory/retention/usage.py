@@ -14,7 +14,7 @@ from dshistory.display.text import Layout
 
 __all__ = ["usage"]
 
-_FORMATS: Final[dict[str, Format]] = {"bytes": "bytes", "frees": "bytes", "referred": "bytes", "other": "bytes"}
+_FORMATS: Final[dict[str, Format]] = dict.fromkeys(("bytes", "frees", "referred", "derived", "other"), "bytes")
 _LAYOUT: Final = Layout(gives_way=("other",))
 _RUNS: Final = pa.schema(
     [("run", pa.string()), ("checkpoints", pa.int64()), ("bytes", pa.int64()), ("other", pa.int64())]
@@ -30,11 +30,12 @@ _CHECKPOINTS: Final = pa.schema(
     ]
 )
 _KINDS: Final = """
-SELECT run, kind, coalesce(sum(nbytes) FILTER (own), 0)::BIGINT AS bytes,
-    coalesce(sum(nbytes) FILTER (NOT own), 0)::BIGINT AS referred
+SELECT run, kind, coalesce(sum(nbytes) FILTER (is_raw AND own), 0)::BIGINT AS bytes,
+    coalesce(sum(nbytes) FILTER (is_raw AND NOT own), 0)::BIGINT AS referred,
+    coalesce(sum(nbytes) FILTER (NOT is_raw), 0)::BIGINT AS derived
 FROM (
-    SELECT run, kind, nbytes,
-        codec = 'raw' AND starts_with(file, format('runs/{}/steps/{:012d}/', run, step)) AS own
+    SELECT run, kind, nbytes, codec = 'raw' AS is_raw,
+        starts_with(file, format('runs/{}/steps/{:012d}/', run, step)) AS own
     FROM fragments
 )
 WHERE run IN (SELECT unnest($runs)) GROUP BY run, kind ORDER BY run, bytes DESC

@@ -376,8 +376,15 @@ def test_readers_compaction_and_retention_know_nothing_of_it(history):
     for row in found:
         assert row["sum"] == pytest.approx(float(expected[4]["model"][row["name"]].double().sum()), rel=1e-9)
     kinds = {row["kind"]: row for row in explorer.usage().tables["kinds"]}
-    assert kinds["model"]["bytes"] == 0
-    assert kinds["model"]["referred"] == 5 * sum(tensor.nbytes for tensor in expected[4]["model"].values())
+    weights = sum(tensor.nbytes for tensor in expected[4]["model"].values())
+    assert [kinds["model"][column] for column in ("bytes", "referred", "derived")] == [0, 0, 5 * weights]
+    assert kinds["master_param"]["referred"] > 0
+    assert kinds["master_param"]["derived"] == 0
+    (row,) = (row for row in explorer.show(4).tables["kinds"] if row["kind"] == "model")
+    assert (row["bytes"], row["derived"]) == (0, weights)
+    checked = []
+    assert verify(opened, [CheckpointRef(session.run, 0)], progress=checked.append) == []
+    assert sum(checked) == sum(part.data_bytes for part in opened.marker(CheckpointRef(session.run, 0)).parts)
     (manifest,) = read_checkpoint(opened.paths, session.run, 4).manifests
     bases = bases_in(manifest, files=frozenset(manifest.table["file"].to_pylist()))
     assert bases
