@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import IO, Any
 import catalog
 from capture.background_thread import BackgroundThread
 from catalog.compaction.pack import BeingReadError, drop_data_files, drop_images
-from catalog.disk.durable import final_name
+from catalog.disk.durable import final_name, is_full
 from catalog.errors import HistoryError, NotFoundError, SetupError
 from catalog.format.marker import read_marker
 from catalog.paths import is_packed_name
@@ -38,6 +39,9 @@ _KEY_EVERY = 10
 
 _LOOK_S = 1.0
 """The time between two looks whether another rank has committed a step, or a reader has let one go."""
+
+_FULL_PAUSE_S = 60.0
+"""The time after which a disk that was full is tried again: a quota can't be asked for its room."""
 
 _END_PATIENCE_S = 5.0
 
@@ -61,6 +65,10 @@ def refuse_without_python() -> None:
         )
 
 
+class _FullError(Exception):
+    """The disk has no room for an image, or its quota has not."""
+
+
 class Compaction:
     """Packs the cold checkpoints of a run, oldest first, from the first `published` to `close`. Thread-safe.
 
@@ -80,6 +88,7 @@ class Compaction:
         self._tried: set[int] = set()
         self._closing = False
         self._waits_for_room = False
+        self._full_until = 0.0
         self._process: subprocess.Popen[bytes] | None = None
         self._said: IO[bytes] | None = None
         self._thread: BackgroundThread | None = None
@@ -119,8 +128,11 @@ class Compaction:
             self._end_process()
 
     def _failed(self, error: Exception) -> None:
-        _log.warning("run %s: its checkpoints are not compacted any more: %s", self._run.run, error)
+        # Nothing of the disk: rows gather in memory until the journal is flushed.
         self._run.journal.event("compaction_failed", None, reason=str(error))
+        # The log's handlers are the user's: what they raise is no failure of the snapshot that was just published.
+        with suppress(Exception):
+            _log.warning("run %s: its checkpoints are not compacted any more: %s", self._run.run, error)
 
     def _next(self) -> int | None:
         """Return the oldest checkpoint that is cold and that nobody reads, once there is one; None at the end."""
@@ -164,14 +176,20 @@ class Compaction:
     def _has_room(self, step: int) -> bool:
         """Return whether the disk has room for the image of a checkpoint, beside that of the checkpoint that the
         training captures next."""
+        if time.monotonic() < self._full_until:
+            return False
         room = os.statvfs(self._run.paths.root)
         needed = self._raw_bytes(step) + max(map(self._raw_bytes, (step, self._committed[-1])))
         free = room.f_bavail * room.f_frsize
-        if free < needed and not self._waits_for_room:
-            reason = f"{free} bytes are free, an image and the next checkpoint may take {needed}"
-            self._run.journal.event("compaction_waits", step, reason=reason)
-        self._waits_for_room = free < needed
-        return not self._waits_for_room
+        if free < needed:
+            self._wait_for_room(step, f"{free} bytes are free, an image and the next checkpoint may take {needed}")
+        return free >= needed
+
+    def _wait_for_room(self, step: int, reason: str) -> None:
+        """Say once that there is no room, until a checkpoint was packed again."""
+        if not self._waits_for_room:
+            self._run.journal.event("compaction_waits", step, reason=f"{self._run.paths.root}: {reason}")
+        self._waits_for_room = True
 
     def _raw_bytes(self, step: int) -> int:
         try:
@@ -190,22 +208,28 @@ class Compaction:
             for step, reason in answer["damaged"]:
                 self._run.journal.event("compaction_left", step, reason=reason)
             if "left" in answer:
-                raise HistoryError(answer["left"])
+                raise (_FullError if answer["full"] else HistoryError)(answer["left"])
             with self._removing:
                 drop_data_files(paths, ref, files)
         except Exception as error:
             self._tidy(ref, files)
+            if isinstance(error, _FullError) or is_full(error):
+                self._full_until = time.monotonic() + _FULL_PAUSE_S
+                self._wait_for_room(ref.step, str(error))
+                self._left(ref, str(error), tried=False)
+                return
             if not isinstance(error, (HistoryError, OSError)):
                 raise
             self._left(ref, str(error), tried=not isinstance(error, BeingReadError))
             return
+        self._waits_for_room = False
         self._tell({"dropped": ref.step})
         checkpoints, saved_bytes = self.figures
         self.figures = (checkpoints + 1, saved_bytes + answer["raw_bytes"] - answer["packed_bytes"])
 
     def _left(self, ref: CheckpointRef, reason: str, *, tried: bool) -> None:
-        """Try a checkpoint once more: what it was packed against may have been removed meanwhile. Where a reader came
-        it was not `tried`."""
+        """Try a checkpoint once more: what it was packed against may have been removed meanwhile. Where a reader came,
+        or the disk was full, it was not `tried`."""
         if self._closing or not self._run.paths.step_dir(ref.run, ref.step).is_dir():
             return
         if tried and ref.step in self._tried:

@@ -3,8 +3,8 @@
 It is asked, a line of JSON at a time, and answers each `pack` with one; `packed_bytes` counts the images:
 
     {"pack": 30}        {"step": 30, "base": 20, "raw_bytes": 1000, "packed_bytes": 600},
-                        or {"step": 30, "left": "why"}; in both "damaged": [[20, "what is wrong with it"]], the key
-                        frames that were found damaged
+                        or {"step": 30, "left": "why", "full": false}, "full" where the disk has no room for it; in
+                        both "damaged": [[20, "what is wrong with it"]], the key frames that were found damaged
     {"dropped": 30}     no answer: the data files of step 30 are gone, so others may be packed against it
 
 It removes nothing and replaces nothing: images come to be beside data files, and whoever holds the locks of the run
@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from catalog.compaction.key_frames import KeyFrames
+from catalog.disk.durable import is_full
 from catalog.errors import HistoryError
 from catalog.history import History
 from catalog.paths import packed_file
@@ -55,9 +56,9 @@ def main(root: str, run: str, key_every: str) -> None:
             frames = frames or _key_frames(history, run, int(key_every))
             answer.update(_packed(history, frames, request["pack"]))
         except (HistoryError, OSError) as error:
-            answer["left"] = str(error)
+            answer["left"], answer["full"] = str(error), is_full(error)
         except Exception as error:  # noqa: BLE001 - what ails one checkpoint must not keep the others from being packed
-            answer["left"] = f"{type(error).__name__}: {error}"
+            answer["left"], answer["full"] = f"{type(error).__name__}: {error}", False
         if frames is not None:
             answer["damaged"] = list(frames.damaged.items())
             frames.damaged.clear()

@@ -9,6 +9,7 @@ turns out to be damaged nothing more is packed: the next checkpoint becomes a ke
 from collections.abc import Callable, Sequence
 
 from catalog.compaction.pack import Bases, bases_in, bytes_with_base, pack_data_file
+from catalog.disk.durable import is_full
 from catalog.errors import HistoryError
 from catalog.format.manifest import Manifest
 from catalog.paths import HistoryPaths, data_file
@@ -98,8 +99,8 @@ class KeyFrames:
         base = self.base_for(step, manifests)
         try:
             self._pack(manifests, base, alone, workers, progress)
-        except (HistoryError, OSError):
-            damage = self._damage(base)
+        except (HistoryError, OSError) as error:
+            damage = "" if is_full(error) else self._damage(base)
             if base is None or not damage:
                 raise
             self.damaged[base] = f"{damage}: nothing more is packed against it"

@@ -23,6 +23,7 @@ from pathlib import Path
 
 __all__ = [
     "final_name",
+    "is_full",
     "is_temporary",
     "make_dirs",
     "publish",
@@ -35,6 +36,14 @@ __all__ = [
 
 _TEMPORARY_SUFFIX = ".tmp"
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}\.tmp")
+
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+def is_full(error: BaseException) -> bool:
+    """Return whether an error says that the disk is full, or what its user may have of it."""
+    return isinstance(error, OSError) and error.errno in _FULL
 
 
 def sync_dir(path: Path) -> None:

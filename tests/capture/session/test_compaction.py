@@ -1,5 +1,7 @@
 """Compaction beside a training: the same bytes in less room, and nothing is lost however the session ends."""
 
+import errno
+import logging
 import os
 import signal
 import subprocess
@@ -271,6 +273,34 @@ def test_it_waits_for_room_and_for_a_disk_that_does_not_answer(beside, monkeypat
     assert len(looks) >= 10
 
 
+@pytest.mark.parametrize("code", ["ENOSPC", "EDQUOT"])
+def test_a_disk_that_is_full_while_a_checkpoint_is_packed_is_waited_for_and_said_once(beside, monkeypatch, code):
+    """It is no try of the checkpoint, and a quota that is used up looks like a disk with much room."""
+    run, ours = beside
+    failing = f"""
+import errno, os
+write, times = os.fsync, []
+def full(descriptor):
+    times.append(descriptor)
+    if len(times) <= 5:
+        raise OSError(errno.{code}, os.strerror(errno.{code}))
+    write(descriptor)
+os.fsync = full
+beside.main("""
+    monkeypatch.setattr(compaction, "_START", compaction._START.replace("\nbeside.main(", failing))
+    monkeypatch.setattr(compaction, "_FULL_PAUSE_S", 0.05)
+    monkeypatch.setattr(compaction, "_LOOK_S", 0.05)
+    all_published(ours)
+    until(lambda: ours.figures[0] == 3)
+    assert forms(run.root, RUN) == dict.fromkeys((0, 10, 20), "packed") | {30: "raw", 40: "raw"}
+    run.writers[0].journal.flush()
+    told = History.open(run.root).query("SELECT step, name, detail->>'reason' AS reason FROM events").to_pylist()
+    (said,) = (row for row in told if row["name"].startswith("compaction"))
+    assert (said["step"], said["name"]) == (0, "compaction_waits")
+    assert said["reason"].startswith(str(run.root))
+    assert os.strerror(getattr(errno, code)) in said["reason"]
+
+
 def test_what_ails_one_checkpoint_leaves_that_one_alone(beside, monkeypatch):
     run, ours = beside
     failing = """
@@ -299,6 +329,28 @@ def test_a_thread_that_can_not_begin_costs_the_compaction_alone(beside, monkeypa
     ours.published(0)
     ours.published(10)
     assert caplog.text.count("are not compacted any more: can't start new thread") == 1
+
+
+def test_a_log_that_fails_costs_no_snapshot(beside, monkeypatch):
+    run, ours = beside
+
+    class Failing(logging.Handler):
+        def emit(self, record):
+            raise OSError(28, "No space left on device")
+
+    def none_left(*args, **options):
+        raise RuntimeError("can't start new thread")
+
+    handler = Failing()
+    monkeypatch.setattr(compaction, "BackgroundThread", none_left)
+    compaction._log.addHandler(handler)
+    try:
+        ours.published(0)
+    finally:
+        compaction._log.removeHandler(handler)
+    run.writers[0].journal.flush()
+    told = History.open(run.root).query("SELECT detail->>'reason' AS reason FROM events").to_pylist()
+    assert told == [{"reason": "can't start new thread"}]
 
 
 @pytest.mark.parametrize(("name", "value"), [("executable", ""), ("frozen", True)])
