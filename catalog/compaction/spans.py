@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import native
 from catalog.read.pieces import Piece, piece_of
-from catalog.read.stored_bytes import Buffer, ReadBuffer
+from catalog.read.stored_bytes import Buffer, ReadBuffer, batches
 from catalog.records import Extent
 
 __all__ = ["BLOCK_BYTES", "Span", "SpanReader", "SpanSums", "cut"]
@@ -18,7 +18,6 @@ BLOCK_BYTES = 1 << 20
 """Whoever reads a few elements unpacks a whole block; smaller ones would gain less."""
 
 _MOST_BYTES = 16 * BLOCK_BYTES
-_MOST_SPANS = 4096
 
 
 class Span(NamedTuple):
@@ -41,18 +40,12 @@ class Span(NamedTuple):
 
 def cut(extents: Iterable[Extent]) -> Iterator[list[Span]]:
     """Yield the spans of extents in order, in lists of at most 16 MiB."""
-    batch: list[Span] = []
-    nbytes = 0
-    for extent in extents:
-        for skip in range(0, extent.nbytes, _MOST_BYTES):
-            span = Span(extent, skip, min(_MOST_BYTES, extent.nbytes - skip))
-            if batch and (nbytes + span.nbytes > _MOST_BYTES or len(batch) == _MOST_SPANS):
-                yield batch
-                batch, nbytes = [], 0
-            batch.append(span)
-            nbytes += span.nbytes
-    if batch:
-        yield batch
+    spans = (
+        Span(extent, skip, min(_MOST_BYTES, extent.nbytes - skip))
+        for extent in extents
+        for skip in range(0, extent.nbytes, _MOST_BYTES)
+    )
+    return batches(spans, most_bytes=_MOST_BYTES)
 
 
 class SpanReader:

@@ -8,10 +8,13 @@ its own, so only `verify` vouches for those.
 
 import contextlib
 import errno
+import itertools
 import mmap
+import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import TypeAlias
+from typing import Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,10 +28,14 @@ from catalog.records import CHECKSUM_BYTES, Extent
 
 __all__ = ["Buffer", "ReadBuffer", "batches", "mismatches", "read_to", "read_unverified", "read_verified"]
 
-_MOST_EXTENTS = 4096
+_MOST_IN_BATCH = 4096
 
 _SCRATCH_BYTES = 16 << 20
-"""The memory through which numbers pass that are rounded, and that nobody has asked for themselves."""
+"""The memory, twice, through which numbers pass that are rounded, and that nobody has asked for themselves."""
+
+_MOST_ROUNDING_THREADS = 8
+_ROUNDED_BYTES = 2 << 20
+"""The numbers that a thread rounds at a time."""
 
 _ALIGN = 4096
 """Bytes go from the disk straight to an address that is congruent to their offset modulo this."""
@@ -36,16 +43,29 @@ _ALIGN = 4096
 Buffer: TypeAlias = npt.NDArray[np.uint8]
 
 
-def batches(extents: Iterable[Extent], *, most_bytes: int) -> Iterator[list[Extent]]:
-    """Yield the extents in order, in lists of at most `most_bytes` together; a larger extent is a list by itself."""
-    batch: list[Extent] = []
+class Sized(Protocol):
+    """An extent, or a part of one."""
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes it is."""
+        ...
+
+
+S = TypeVar("S", bound=Sized)
+
+
+def batches(parts: Iterable[S], *, most_bytes: int) -> Iterator[list[S]]:
+    """Yield extents, or parts of some, in order, in lists of at most `most_bytes` together; a larger one is a list by
+    itself."""
+    batch: list[S] = []
     nbytes = 0
-    for extent in extents:
-        if batch and (nbytes + extent.nbytes > most_bytes or len(batch) == _MOST_EXTENTS):
+    for part in parts:
+        if batch and (nbytes + part.nbytes > most_bytes or len(batch) == _MOST_IN_BATCH):
             yield batch
             batch, nbytes = [], 0
-        batch.append(extent)
-        nbytes += extent.nbytes
+        batch.append(part)
+        nbytes += part.nbytes
     if batch:
         yield batch
 
@@ -118,7 +138,7 @@ def read_to(
     A file that is stale (ESTALE: on NFS somebody has replaced it while it was open) is opened once more by its name.
 
     The memory at an address must hold the piece until this returns. A piece that is rounded is made of one that has its
-    numbers, where there is such a one, else of numbers that pass through up to _SCRATCH_BYTES. OSError names the path
+    numbers, where there is such a one, else of numbers that pass through twice _SCRATCH_BYTES. OSError names the path
     and offset that can't be read; FormatError or CorruptError the packed image, or its base, that can't be used;
     ValueError when two pieces of a data file overlap. After an error the memory holds a mixture.
     """
@@ -134,19 +154,50 @@ def read_to(
 
 
 def _round(root: Path, wanted: Sequence[Cut], read: RawPieces) -> None:
-    """Make each piece of its numbers, which are in memory if they were `read`."""
+    """Make each piece of its numbers, in several threads: from memory if they were `read`, else beside the reads."""
+    in_memory: list[tuple[Cut, int]] = []
     unread: list[Cut] = []
     for one in wanted:
         address = read.address_of(one.piece.source)
         if address is None:
             unread.append(one)
         else:
-            _round_to(one, address)
-    scratch = ReadBuffer()
-    for cuts in cuts_of(unread, most_bytes=_SCRATCH_BYTES):
-        memory, _ = scratch.read(root, [cut.piece.source for cut in cuts], checksums=False)
-        for cut, numbers in zip(cuts, memory, strict=True):
-            _round_to(cut, numbers.ctypes.data)
+            in_memory.append((one, address))
+    with ThreadPoolExecutor(_rounding_threads(), thread_name_prefix="dshistory-rounding") as pool:
+        under_way = [pool.submit(_round_to, *part) for each in in_memory for part in _parts_of(*each)]
+        scratch = itertools.cycle([_Scratch(), _Scratch()])
+        for cuts, memory in zip(cuts_of(unread, most_bytes=_SCRATCH_BYTES), scratch, strict=False):
+            memory.round(root, cuts, pool)
+            under_way += memory.under_way
+        for one_part in under_way:
+            one_part.result()
+
+
+class _Scratch:
+    """Memory that numbers pass through: it is read into again when all that it had is rounded."""
+
+    def __init__(self) -> None:
+        self.under_way: list[Future[None]] = []
+        self._buffer = ReadBuffer()
+
+    def round(self, root: Path, cuts: Sequence[Cut], pool: Executor) -> None:
+        """Read the numbers of the cuts, and begin to round them."""
+        wait(self.under_way)
+        memory, _ = self._buffer.read(root, [cut.piece.source for cut in cuts], checksums=False)
+        pairs = zip(cuts, memory, strict=True)
+        self.under_way = [
+            pool.submit(_round_to, *part) for cut, numbers in pairs for part in _parts_of(cut, numbers.ctypes.data)
+        ]
+
+
+def _rounding_threads() -> int:
+    return min(_MOST_ROUNDING_THREADS, len(os.sched_getaffinity(0)))
+
+
+def _parts_of(cut: Cut, address: int) -> Iterator[tuple[Cut, int]]:
+    """Yield what one thread rounds at a time, with the address of its numbers."""
+    for (part,) in cuts_of([cut], most_bytes=_ROUNDED_BYTES):
+        yield part, address + part.piece.offset - cut.piece.offset
 
 
 def _round_to(cut: Cut, address: int) -> None:

@@ -1,5 +1,7 @@
 """Pieces that are rounded come from wherever their numbers are: memory that the same call fills, or the disk."""
 
+import os
+import threading
 from itertools import product
 from pathlib import Path
 
@@ -50,3 +52,38 @@ def test_numbers_that_another_piece_has_only_in_part_are_read(tmp_path, numbers)
     (_, over, inside), _ = ReadBuffer().read(tmp_path, pieces, checksums=False)
     assert over.tobytes() == numbers[5:15].bfloat16().view(torch.uint8).numpy().tobytes()
     assert inside.tobytes() == numbers[2:4].bfloat16().view(torch.uint8).numpy().tobytes()
+
+
+def test_numbers_are_rounded_while_the_next_ones_are_read(tmp_path, numbers, monkeypatch):
+    monkeypatch.setattr(stored_bytes, "_SCRATCH_BYTES", 2000)
+    next_read, reads = threading.Event(), []
+
+    def read(*files, real=native.read, **requests):
+        reads.extend(requests["nbytes"])
+        if len(reads) > 1:
+            next_read.set()
+        return real(*files, **requests)
+
+    def rounded(*, real=native.round_memory, **where):
+        assert next_read.wait(10), "nothing was read while numbers were rounded"
+        real(**where)
+
+    monkeypatch.setattr(native, "read", read)
+    monkeypatch.setattr(native, "round_memory", rounded)
+    ((found,), _) = ReadBuffer().read(tmp_path, [piece_of(weight("BF16", skip=0, numel=NUMEL))])
+    assert np.array_equal(found, numbers.bfloat16().view(torch.uint8).numpy())
+
+
+def test_several_threads_round_what_is_in_memory(tmp_path, numbers, monkeypatch):
+    monkeypatch.setattr(stored_bytes, "_ROUNDED_BYTES", 2000)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
+    both = threading.Barrier(2)
+
+    def rounded(*, real=native.round_memory, **where):
+        both.wait(10)
+        real(**where)
+
+    monkeypatch.setattr(native, "round_memory", rounded)
+    pieces = [Piece("a", BEGIN, 4 * NUMEL), piece_of(weight("BF16", skip=0, numel=NUMEL))]
+    (_, found), _ = ReadBuffer().read(tmp_path, pieces)
+    assert np.array_equal(found, numbers.bfloat16().view(torch.uint8).numpy())
