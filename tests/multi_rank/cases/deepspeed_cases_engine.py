@@ -16,9 +16,9 @@ from deepspeed.checkpoint import UNIVERSAL_CHECKPOINT_INFO, ds_to_universal
 from deepspeed.utils import zero_to_fp32
 from deepspeed_cases_original import state_of
 from deepspeed_cases_split import make_experts, make_pipeline, train_pipeline
-from deepspeed_cases_variants import FP16, allow_fp16
+from deepspeed_cases_variants import FP16
 from deepspeed_eager import assert_same
-from deepspeed_helpers import make_engine, train
+from deepspeed_helpers import allow_fp16, make_engine, train
 
 import capture
 import dshistory

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 from deepspeed_cases_redo import check, recorded
-from deepspeed_cases_variants import CPU_ADAM, FP16, OFFLOAD, allow_fp16
+from deepspeed_cases_variants import CPU_ADAM, FP16, OFFLOAD
+from deepspeed_helpers import allow_fp16
 from ranks import covers, guards
 
 import capture

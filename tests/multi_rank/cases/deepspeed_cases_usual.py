@@ -4,6 +4,7 @@ Each one is captured, restored into a fresh engine and again into the live one, 
 """
 
 import os
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,18 @@ import pytest
 import torch
 from deepspeed_cases_original import state_of
 from deepspeed_eager import assert_same
-from deepspeed_helpers import LENGTH, WIDTH, TinyGPT, config, make_engine, train, two_groups
+from deepspeed_helpers import LENGTH, WIDTH, TinyGPT, allow_fp16, config, make_engine, train, two_groups
 from ranks import covers
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import capture
 import dshistory
+from capture.session import compaction
 from catalog.errors import MismatchError
 from catalog.history import History
+from catalog.paths import data_file
+from catalog.read.data_files import only_packed
 from catalog.verify import verify
 
 WORLD, RANK = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
@@ -154,6 +158,7 @@ def case_frozen_weights_are_written_once(folder: Path) -> None:
 
 @covers("low-precision weights that are their masters, rounded: ZeRO 0, 1, 2, 3, of bf16 and fp16 engines")
 def case_weights_beside_their_masters(folder: Path) -> None:
+    allow_fp16()
     for stage, dtype in ((0, "fp16"), (1, "bf16"), (2, "fp16"), (3, "bf16")):
         engine, history = make_engine(stage=stage, dtype=dtype), folder / f"derived-{stage}-{dtype}"
         with capture.enable(engine, every=1, history=history, strict=True) as session:
@@ -178,6 +183,37 @@ def case_weights_beside_their_masters(folder: Path) -> None:
         engine.destroy()
 
 
+@covers("compaction beside the training: ZeRO 2")
+def case_compaction_beside_the_training(folder: Path) -> None:
+    lowest = "beside.take_lowest_priority()\n"
+    assert lowest in compaction._START
+    # At the lowest priority a busy machine would never come to it.
+    compaction._START = compaction._START.replace(lowest, "")
+    engine, history = make_engine(stage=2, dtype="bf16"), folder / "compacted"
+    expected = {}
+    with capture.enable(engine, every=1, history=history, compact=True, strict=True) as session:
+        for step in range(1, 6):
+            train(engine, 1)
+            expected[step] = state_of(engine)
+        session.wait()
+        torch.distributed.barrier()
+        deadline = time.monotonic() + 200
+        while RANK == 0 and session.stats.compacted < 4:
+            assert time.monotonic() < deadline, session.stats
+            time.sleep(0.05)
+        torch.distributed.barrier()
+        assert (session.stats.compacted, session.stats.saved_bytes > 0) == ((4, True) if RANK == 0 else (0, False))
+    opened = History.open(history)
+    for step in range(6):
+        files = [data_file(session.run, step, rank) for rank in range(WORLD)]
+        assert only_packed(history, files) == frozenset(files if step < 4 else ()), step
+    assert verify(opened) == []
+    for step in (1, 3, 5):
+        capture.restore(step, history=history, engine=engine)
+        assert_same(state_of(engine), expected[step])
+    engine.destroy()
+
+
 def rounded_weights(engine: Any) -> dict[str, torch.Tensor]:
     """Return what each parameter is in bf16, gathered from all ranks by DeepSpeed."""
     found = {}
@@ -189,6 +225,7 @@ def rounded_weights(engine: Any) -> dict[str, torch.Tensor]:
 
 @covers("weights only, rounded to bf16: ZeRO 1, 2, 3, of fp32, bf16 and fp16 engines")
 def case_weights_only(folder: Path) -> None:
+    allow_fp16()
     for stage, dtype in ((1, "fp32"), (2, "bf16"), (3, "fp32"), (3, "fp16")):
         engine, history = make_engine(stage=stage, dtype=dtype), folder / f"weights-{stage}-{dtype}"
         with capture.enable(engine, every=1, history=history, what="weights", dtype="bf16", strict=True) as session:

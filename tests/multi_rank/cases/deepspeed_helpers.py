@@ -6,6 +6,7 @@ from typing import Any
 
 import deepspeed
 import torch
+from deepspeed.accelerator import get_accelerator
 from torch import nn
 
 VOCABULARY, WIDTH, LENGTH = 29, 20, 9
@@ -94,6 +95,13 @@ def two_groups(model: nn.Module) -> list[dict[str, Any]]:
         {"params": [p for p in parameters if p.dim() > 1], "weight_decay": 0.1},
         {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
     ]
+
+
+def allow_fp16() -> None:
+    """Make DeepSpeed's CPU accelerator accept fp16, which torch supports."""
+    accelerator = get_accelerator()
+    accelerator.is_fp16_supported = lambda: True
+    accelerator.supported_dtypes = lambda: [torch.float, torch.half, torch.bfloat16]
 
 
 def make_engine(
