@@ -16,13 +16,14 @@ from capture.load.assignments import Assignment
 from capture.state.dtypes import torch_dtype
 from capture.state.row_major import row_major
 from catalog.read.pieces import piece_of
-from catalog.read.stored_bytes import Buffer, ReadBuffer, batches, read_verified
+from catalog.read.stored_bytes import Buffer, ReadBuffer, place_batches, read_verified
 from catalog.records import Extent
 
 __all__ = ["copy_elements", "fill_through_host"]
 
 BATCH_BYTES = 64 << 20
-"""The size of each of the two buffers; one grows to the largest extent, whose checksum is that of all its bytes."""
+"""The size of each of the two buffers; one grows to the largest extent, whose checksum is that of all its bytes, and to
+what is rounded from it."""
 
 
 def fill_through_host(
@@ -36,12 +37,11 @@ def fill_through_host(
     of_extent: dict[Extent, list[Assignment]] = defaultdict(list)
     for assignment in assignments:
         of_extent[assignment.extent].append(assignment)
-    in_order = sorted(of_extent, key=lambda extent: (extent.file, extent.offset))
     pinned = any(assignment.destination.device.type == "cuda" for assignment in assignments)
     buffers = [_HostBuffer(pinned=pinned) for _ in range(2)]
     turns = cycle(buffers)
     try:
-        for batch in batches(in_order, most_bytes=BATCH_BYTES):
+        for batch in place_batches(of_extent, most_bytes=BATCH_BYTES):
             next(turns).fill(root, {extent: of_extent[extent] for extent in batch}, kept, marks)
     finally:
         for buffer in buffers:

@@ -13,7 +13,7 @@ from catalog.format.header import HEADER_LENGTH_BYTES, MAX_HEADER_BYTES, Entry, 
 from catalog.format.manifest import Manifest
 from catalog.read.data_files import data_file_bytes, only_packed
 from catalog.read.pieces import Piece, piece_of
-from catalog.read.stored_bytes import Buffer, ReadBuffer, batches, mismatches
+from catalog.read.stored_bytes import Buffer, ReadBuffer, by_place, mismatches, place_batches
 from catalog.records import Extent
 
 __all__ = ["DamagedExtent", "check_data_file", "check_extents", "check_header"]
@@ -83,7 +83,8 @@ def check_data_file(
 
     `share`: a process's number and the number of processes that read together; each extent is one process's.
 
-    Takes memory for the largest extent, or BATCH_BYTES. An extent that can't be read is damaged, too.
+    Takes memory for the largest extent and what is rounded from it, or BATCH_BYTES. An extent that can't be read is
+    damaged, too.
     """
     try:
         size = data_file_bytes(root, manifest.file)
@@ -127,15 +128,15 @@ def check_extents(
     """Read extents in the order of files and offsets and yield the damaged ones; live memory is not touched.
 
     `kept` gets the bytes of the first extents, at most `most_kept_bytes` together, in memory that is theirs, for as
-    long as such memory is had in less time than the bytes are read in. Otherwise it takes memory for the largest
-    extent, or BATCH_BYTES. An extent that can't be read is damaged, too.
+    long as reading waits for such memory no longer than it takes. Otherwise it takes memory for the largest
+    extent and what is rounded from it, or BATCH_BYTES. An extent that can't be read is damaged, too.
     """
-    in_order = sorted(extents, key=lambda extent: (extent.file, extent.offset))
+    in_order = sorted(extents, key=by_place)
     count = 0
     if kept is not None:
         count = yield from _keep(root, in_order[: _fitting(in_order, most_kept_bytes)], kept, progress)
     buffer = ReadBuffer()
-    for batch in batches(in_order[count:], most_bytes=BATCH_BYTES):
+    for batch in place_batches(in_order[count:], most_bytes=BATCH_BYTES):
         yield from _compared(root, batch, buffer)
         progress(_stored_bytes(batch))
 
@@ -151,7 +152,7 @@ def _keep(
     """
     done = 0
     read_s = waited_s = 0.0
-    turns = batches(extents, most_bytes=BATCH_BYTES)
+    turns = place_batches(extents, most_bytes=BATCH_BYTES)
     with ThreadPoolExecutor(1, "memory-ahead") as ahead:
         batch = next(turns, [])
         memory = _populated(batch)

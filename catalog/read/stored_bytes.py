@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Protocol, TypeAlias, TypeVar
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,17 @@ from catalog.read.packed_bytes import Wanted, read_images
 from catalog.read.pieces import Cut, Piece, RawPieces, cuts_of, piece_of
 from catalog.records import CHECKSUM_BYTES, Extent
 
-__all__ = ["Buffer", "ReadBuffer", "batches", "mismatches", "read_to", "read_unverified", "read_verified"]
+__all__ = [
+    "Buffer",
+    "ReadBuffer",
+    "batches",
+    "by_place",
+    "mismatches",
+    "place_batches",
+    "read_to",
+    "read_unverified",
+    "read_verified",
+]
 
 _MOST_IN_BATCH = 4096
 
@@ -68,6 +78,41 @@ def batches(parts: Iterable[S], *, most_bytes: int) -> Iterator[list[S]]:
         nbytes += part.nbytes
     if batch:
         yield batch
+
+
+class _Together(NamedTuple):
+    """An extent, and those that are rounded from its numbers."""
+
+    extents: list[Extent]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(extent.nbytes for extent in self.extents)
+
+    def has_numbers_of(self, extent: Extent) -> bool:
+        first, source = self.extents[0], piece_of(extent).source
+        if first.is_rounded or source.file != first.file:
+            return False
+        return first.offset <= source.offset and source.offset + source.nbytes <= first.offset + first.nbytes
+
+
+def by_place(extent: Extent) -> tuple[str, int, bool]:
+    """Return the key by which extents come in the order of their bytes, and before those that are made of them."""
+    return extent.file, extent.offset, extent.is_rounded
+
+
+def place_batches(extents: Iterable[Extent], *, most_bytes: int) -> Iterator[list[Extent]]:
+    """Yield the extents by place, in lists as `batches` does; one that is rounded is in the list of the extent that has
+    its numbers, if that is there, so that these are read once for both.
+    """
+    groups: list[_Together] = []
+    for extent in sorted(extents, key=by_place):
+        if extent.is_rounded and groups and groups[-1].has_numbers_of(extent):
+            groups[-1].extents.append(extent)
+        else:
+            groups.append(_Together([extent]))
+    for batch in batches(groups, most_bytes=most_bytes):
+        yield [extent for group in batch for extent in group.extents]
 
 
 class ReadBuffer:

@@ -23,7 +23,7 @@ from catalog.paths import HistoryPaths, parse_data_file
 from catalog.read.checkpoint import read_part
 from catalog.read.pieces import Piece, piece_of
 from catalog.read.provider_tensors import state_only
-from catalog.read.stored_bytes import Buffer, ReadBuffer, batches, mismatches
+from catalog.read.stored_bytes import Buffer, ReadBuffer, mismatches, place_batches
 from catalog.records import CheckpointRef, Extent
 
 __all__ = ["BUCKETS", "analyze_part", "buckets_of", "missing_parts", "sketch_key"]
@@ -76,7 +76,7 @@ def analyze_part(
         else:
             rows.add([row])
     buffer = ReadBuffer()
-    for batch in batches(sorted(to_read, key=lambda extent: (extent.file, extent.offset)), most_bytes=BATCH_BYTES):
+    for batch in place_batches(to_read, most_bytes=BATCH_BYTES):
         if stopped():
             return False
         rows.add(_computed(paths.root, batch, buffer))

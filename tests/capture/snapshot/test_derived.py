@@ -18,6 +18,7 @@ from capture.snapshot.snapshot import Snapshot
 from catalog.compaction.pack import bases_in
 from catalog.errors import CorruptError
 from catalog.history import History
+from catalog.read import check_data
 from catalog.read.checkpoint import read_checkpoint
 from catalog.records import CheckpointRef
 from catalog.verify import verify
@@ -326,6 +327,23 @@ def test_special_numbers_come_back_bit_for_bit_stored_or_not(history, dtype):
     how = codecs(history)
     assert (how[0, "model", "0.weight"], how[0, "model", "1.weight"]) == ("rounded", "raw")
     assert verify(History.open(history)) == []
+
+
+def test_masters_are_read_once_for_the_weights_too_where_both_are_larger_than_a_batch(history, monkeypatch):
+    (ref, *_) = captured_mixed(history, torch.bfloat16, steps=1)
+    opened, read = History.open(history), []
+
+    def counted(*files, real=native.read, **requests):
+        read.append(int(requests["nbytes"].sum()))
+        return real(*files, **requests)
+
+    monkeypatch.setattr(native, "read", counted)
+    monkeypatch.setattr(check_data, "BATCH_BYTES", 20_000)
+    checkpoint = opened.resolve(ref)
+    assert verify(opened, [checkpoint]) == []
+    rows = opened.extents(checkpoint)
+    assert max(row.nbytes for row in rows) < 20_000 < max(row.nbytes for row in rows) * 3 / 2
+    assert sum(read) == sum(part.data_bytes for part in opened.marker(checkpoint).parts)
 
 
 @pytest.mark.guards("Damage is found and named")
