@@ -1,16 +1,14 @@
 """Makes updates again: a checkpoint's optimizer in memory gets the recorded input of one step after the other."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from math import prod
 from typing import Any
 
 import torch
 
 from capture.load.assignments import Assignment, assign
 from capture.load.read_into import read_into
-from capture.loops.deepspeed.flat_tensors import Flat
-from capture.loops.deepspeed.param_groups import replay_bias_correction
+from capture.loops.deepspeed.bias_correction import SINCE, repeat_products, updates_of
 from capture.state.dtypes import torch_dtype
 from capture.state.objects import Decoder
 from capture.state.update_rule import CPU_ADAM, known_optimizer
@@ -19,15 +17,12 @@ from catalog.format.redo_segment import RedoFlat, RedoFragment, RedoTensor
 from catalog.history import History
 from catalog.read.fragments import StoredTensor
 from catalog.read.redo import RedoRecord
-from catalog.records import CheckpointRef
+from catalog.records import CheckpointRef, Extent
 
-__all__ = ["Key", "RepeatedUpdates", "elements_of", "kind_of", "no_entry", "optimizer_of"]
+__all__ = ["Key", "RepeatedUpdates", "elements_of", "kind_of", "no_entry", "optimizer_of", "read_later"]
 
 Key = tuple[str, str]
 """The kind and the name of a tensor."""
-
-_MOST_PADDING = 1 << 20
-"""A flat tensor has at most so many elements beside twice those of all parameters: partitions are padded a little."""
 
 _FAILURES = (RuntimeError, TypeError, ValueError, KeyError, AttributeError, IndexError, ArithmeticError, AssertionError)
 """An optimizer that gets something else than numbers may fail in any of these ways."""
@@ -59,9 +54,10 @@ class RepeatedUpdates:
                 f"run {base.run}: the optimizer of {base} is a {saved['class']}, that of the redo log a {rule}"
             )
         self._read(history, base, stored)
-        groups = _groups(first)
+        groups, make = _groups(first), _maker(first.rule)
+        self._since = _since(groups)
         try:
-            self._optimizer = _maker(first.rule)(
+            self._optimizer = make(
                 [
                     {**group, "params": [self._updated[name] for name in names]}
                     for names, group in zip(self._writes.params, groups, strict=True)
@@ -72,7 +68,7 @@ class RepeatedUpdates:
                     state = {**self._state[name], **_values(saved, name, index)}
                     if state:
                         self._optimizer.state[self._updated[name]].update(state)
-            replay_bias_correction(self._optimizer, self._live_flats())
+            self._repeat_products(self._since)
         except _FAILURES as error:
             raise FormatError(f"{first.segment.path}: its param groups are none of a {rule}: {error}") from error
 
@@ -89,8 +85,12 @@ class RepeatedUpdates:
         try:
             for name, gradient in gradients.items():
                 self._updated[name].grad = gradient
-            for group, recorded in zip(self._optimizer.param_groups, _groups(record), strict=True):
+            groups = _groups(record)
+            since = _since(groups)
+            for group, recorded in zip(self._optimizer.param_groups, groups, strict=True):
                 group.update(recorded)
+            if since != self._since:
+                self._repeat_products(since)
             for names in writes.calls or [self._names]:
                 self._call(frozenset(names))
         except _FAILURES as error:
@@ -124,9 +124,13 @@ class RepeatedUpdates:
         step = type(self._optimizer).step
         getattr(step, "__wrapped__", step)(self._optimizer)
 
-    def _live_flats(self) -> list[Flat]:
-        groups = {name: index for index, names in enumerate(self._writes.params) for name in names}
-        return [Flat(self._updated[name], groups[name], one.placement, ()) for name, one in self._flats.items()]
+    def _repeat_products(self, since: int) -> None:
+        """Bring the products of betas to where the training had them: the update `since` has taken the power."""
+        most = updates_of(self._optimizer) + 1
+        if not 0 <= since <= most:
+            raise ValueError(f"its products of betas are from update {since}, and the next one is {most}")
+        repeat_products(self._optimizer, since=since)
+        self._since = since
 
     def _read(self, history: History, base: CheckpointRef, stored: Mapping[Key, StoredTensor]) -> None:
         assignments: list[Assignment] = []
@@ -138,10 +142,12 @@ class RepeatedUpdates:
                 continue
             if ("model", name) not in stored:
                 raise MismatchError(f"checkpoint {base} has no parameter {name!r}, which the redo log updates")
-            weight = _read_later(stored["model", name], assignments)
+            weight = read_later(stored["model", name].fragments, assignments)
             self._updated[name] = torch.nn.Parameter(weight, requires_grad=weight.is_floating_point())
             self._state[name] = {
-                kind: _read_later(stored[kind, name], assignments) for kind in self.kinds if (kind, name) in stored
+                kind: read_later(stored[kind, name].fragments, assignments)
+                for kind in self.kinds
+                if (kind, name) in stored
             }
         read_into(history.root, assignments)
 
@@ -155,22 +161,14 @@ class RepeatedUpdates:
         """Make a flat tensor as it was, and its state: padding is zero, which no element-wise update mixes with the
         rest."""
         weights = kind_of(flat)
-        size, most = prod(flat.shape), 2 * sum(one.numel for (kind, _), one in stored.items() if kind == weights)
-        if size > most + _MOST_PADDING:
-            raise FormatError(
-                f"the redo log of run {base.run} has a flat tensor of {size} elements, {base} {most // 2}"
-            )
-        # Of a kind that a parameter has, every parameter has some.
-        dtypes = {kind: one.dtype for (kind, _), one in stored.items() if kind in (weights, *self.kinds)}
-        if dtypes.get(weights) != flat.dtype:
-            raise MismatchError(
-                f"checkpoint {base} has {dtypes.get(weights)} {weights} weights, the redo log {flat.dtype}"
-            )
-        tensors = {kind: torch.zeros(flat.shape, dtype=torch_dtype(dtype)) for kind, dtype in dtypes.items()}
+        dtypes = {kind: _dtype_of(kind, flat, base, stored) for kind in (weights, *self.kinds)}
+        if dtypes[weights] != flat.dtype:
+            raise MismatchError(f"checkpoint {base} has {dtypes[weights]} {weights} weights, the redo log {flat.dtype}")
+        tensors = {kind: torch.zeros(flat.shape, dtype=torch_dtype(dtype)) for kind, dtype in dtypes.items() if dtype}
         for kind, tensor in tensors.items():
             for part in flat.fragments:
                 one = stored.get((kind, part.name))
-                if one is None or one.dtype != dtypes[kind] or part.start + part.numel > one.numel:
+                if one is None or part.start + part.numel > one.numel:
                     raise MismatchError(
                         f"checkpoint {base} has no {kind} {part.name!r} of {part.start + part.numel} elements, which "
                         "the redo log updates"
@@ -202,13 +200,13 @@ def _maker(rule: Mapping[str, Any]) -> Callable[..., torch.optim.Optimizer]:
     if rule.get("class") != CPU_ADAM:
         return known_optimizer(rule.get("class"))
     try:
-        from capture.loops.deepspeed.cpu_adam import RepeatedCPUAdam
+        from capture.loops.deepspeed.cpu_adam import RepeatedCPUAdam, compiled_code
     except ImportError as error:
         raise UnsupportedError(
             f"an update of {CPU_ADAM} is made again by DeepSpeed, which can't be imported here: {error}"
         ) from error
     flags = {name: rule[name] for name in ("adam_w_mode", "fp32_optimizer_states")}
-    return partial(RepeatedCPUAdam, **flags)
+    return partial(RepeatedCPUAdam, code=compiled_code(), **flags)
 
 
 def _values(saved: Mapping[str, Any], name: str, group: int) -> dict[str, Any]:
@@ -220,10 +218,24 @@ def _values(saved: Mapping[str, Any], name: str, group: int) -> dict[str, Any]:
     }
 
 
-def _read_later(stored: StoredTensor, assignments: list[Assignment]) -> torch.Tensor:
-    tensor = torch.empty(stored.shape, dtype=torch_dtype(stored.dtype))
-    assignments += assign(stored.fragments, tensor, start=0, numel=stored.numel)
+def read_later(fragments: Sequence[Extent], assignments: list[Assignment]) -> torch.Tensor:
+    """Return a tensor for all that the fragments of one hold, which is there once the assignments have been read."""
+    tensor = torch.empty(fragments[0].shape, dtype=torch_dtype(fragments[0].dtype))
+    assignments += assign(fragments, tensor, start=0, numel=tensor.numel())
     return tensor
+
+
+def _dtype_of(kind: str, flat: RedoFlat, base: CheckpointRef, stored: Mapping[Key, StoredTensor]) -> str | None:
+    """Return the dtype that all the parts of a flat tensor have of one kind; None where no parameter has that kind.
+    MismatchError where they differ, because one tensor had them all."""
+    if not flat.fragments and kind == kind_of(flat):
+        return flat.dtype
+    # Of one without fragments all is padding, which nothing reads.
+    parts = {part.name for part in flat.fragments} or {name for _, name in stored}
+    found = sorted({stored[kind, name].dtype for name in parts if (kind, name) in stored})
+    if len(found) > 1 and flat.fragments:
+        raise MismatchError(f"checkpoint {base} has {kind} of {' and '.join(found)}, the redo log in one tensor")
+    return next(iter(found), None)
 
 
 def elements_of(tensor: RedoTensor, content: bytearray) -> torch.Tensor:
@@ -240,6 +252,15 @@ def _groups(record: RedoRecord) -> list[dict[str, Any]]:
         raise FormatError(f"{record.segment.path}: step {record.step}: its param groups are no list of objects")
     found: list[dict[str, Any]] = groups
     return found
+
+
+def _since(groups: Sequence[dict[str, Any]]) -> int:
+    """Take from recorded param groups which update's products of betas theirs come from."""
+    found = [group.pop(SINCE, 0) for group in groups]
+    if not found or any(type(one) is not int or one != found[0] for one in found):
+        raise FormatError(f"the products of betas of its param groups come from the updates {found}: they have one")
+    since: int = found[0]
+    return since
 
 
 def no_entry(name: str) -> torch.Tensor:

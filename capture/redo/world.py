@@ -21,7 +21,7 @@ from catalog.format.redo_segment import RedoFlat, RedoFragment
 from catalog.history import History
 from catalog.read.fragments import StoredTensor, choose
 from catalog.read.redo import RedoRecord
-from catalog.read.redo_allowance import Form, RedoAllowance
+from catalog.read.redo_allowance import Form, RedoAllowance, require_fitting_flats
 from catalog.records import CheckpointRef
 
 __all__ = ["RepeatedSteps"]
@@ -44,16 +44,21 @@ class RepeatedSteps:
         saved = optimizer_of(self._saved[0], base)
         flats = [record.segment.writes.flats for record in first]
         are_parted = any(flat.placement == "partitioned" for of_rank in flats for flat in of_rank)
-        self._updates = [
-            RepeatedUpdates(history, base, stored, saved, record) for record in first[: None if are_parted else 1]
-        ]
         self._weights = {name: one for (kind, name), one in stored.items() if kind == "model"}
+        updating = first[: None if are_parted else 1]
+        require_fitting_flats(
+            chain.from_iterable(flats[: len(updating)]),
+            elements=sum(weight.numel for weight in self._weights.values()),
+            where=f"the redo log of {self._what}",
+        )
+        self._updates = [RepeatedUpdates(history, base, stored, saved, record) for record in updating]
         self._rounded = _whole_parameters(flats[: len(self._updates)], self._weights, base)
         _require_all(saved, self._rounded or {*chain.from_iterable(first[0].segment.writes.params)}, base)
         self.kinds = self._updates[0].kinds | {kind_of(flat) for flat in flats[0]}
         self._buffers: list[dict[str, torch.Tensor]] = [{} for _ in first]
         self._objects: list[dict[str, bytes]] = [{} for _ in first]
         self._tensors: dict[Key, torch.Tensor] | None = None
+        self._has_updated = False
         buffer_bytes = sum(buffer.nbytes for (kind, _), buffer in stored.items() if kind == "buffer")
         self._allowances = [
             RedoAllowance(self._forms(record.segment.writes.flats), buffer_bytes=buffer_bytes) for record in first
@@ -70,6 +75,7 @@ class RepeatedSteps:
         if len(records) != self.world_size:
             raise MismatchError(f"{self._what}: its redo log has {self.world_size} ranks, and then {len(records)}")
         self._tensors = None
+        self._has_updated |= records[0].content.applied
         for rank, record in enumerate(records):
             gradients = self._take(rank, record)
             if rank < len(self._updates):
@@ -143,8 +149,9 @@ class RepeatedSteps:
                     f"{name!r}: the logs of its ranks do not belong together"
                 )
         for name, dtype in self._rounded.items():
-            if ("master", name) in found:
-                # As the optimizer derives the weights from the masters behind each update.
+            if self._has_updated and ("master", name) in found:
+                # As the optimizer derives the weights from the masters behind each update, and before the first one
+                # they are what the checkpoint has, which need not be that.
                 found["model", name] = found["master", name].to(dtype)
         return found
 

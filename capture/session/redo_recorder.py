@@ -9,12 +9,13 @@ since the step before: a declared edit, a load, another optimizer, or a write th
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
 
 import native
+from capture.loops.deepspeed.bias_correction import SINCE, TracedProducts
 from capture.loops.interface import Loop
 from capture.loops.module_hooks import install
 from capture.loops.pytorch.wrappers import wrappers_of
@@ -29,6 +30,7 @@ from capture.state.providers import Buffers
 from capture.state.update_rule import CPU_ADAM, refuse_unknown_update, update_rule
 from catalog.errors import SetupError, SnapshotError, UnsupportedError
 from catalog.format.redo_segment import RedoTensor
+from catalog.read.redo_allowance import MOST_MORE_BYTES
 from catalog.retention.policy import Policy
 from catalog.run_writer import RunWriter
 
@@ -38,7 +40,7 @@ _ALIGN: Final = 16
 _MOST_OBJECT_BYTES: Final = 4 << 20
 _NO_BYTES: Final = torch.empty(0, dtype=torch.uint8)
 Objects = Callable[[], Sequence[PlacedObject]]
-_Version = tuple[int, int]
+_Version = tuple[int, float]
 _EMBEDDINGS = (torch.nn.Embedding, torch.nn.EmbeddingBag)
 
 
@@ -80,10 +82,15 @@ class RedoRecorder:
         self._ended: StepInput | None = None
         self._broken: str | None = None
         self._refused: str | None = None
-        self._betas = [group.get("betas") for group in optimizer.param_groups]
-        self._other_products: str | None = None
+        self._products = TracedProducts(optimizer) if self._rule["class"] == CPU_ADAM else None
         self._buffer_hashes = self._hashed_buffers()
         self._object_hashes: dict[str, bytes] = {}
+        self._recorded_bytes: dict[tuple[str, str], int] = {}
+        self._captured_bytes = self._buffer_bytes()
+        self._last = -1
+        self._has_gone_back = False
+        self._called: Sequence[torch.Tensor] = ()
+        self._around: dict[str, _Version] = {}
         self._versions = self._read_versions()
         self._hook_ids = 0, 0
         self._has_updated = False
@@ -123,8 +130,10 @@ class RedoRecorder:
                 self._refused = self._why_unknown()
             now.writes = self._updated.current
             now.groups = [_encoded(group) for group in self._optimizer.param_groups]
-            self._other_products = self._other_products or self._moved_betas()
-            now.broken = self._refused or self._other_products or self._broken or self._written_since()
+            now.broken = self._refused or self._broken or self._written_since()
+            self._around = self._versions_of(self._updated.all) if self._updated.are_flat else {}
+            if self._products is not None:
+                self._products.update_begins()
         except Exception as error:  # noqa: BLE001 - nothing that fails here may reach the training
             now.broken = f"it could not be recorded: {error}"
         self._broken = None
@@ -137,11 +146,13 @@ class RedoRecorder:
             self._broken = self._broken or "a call of the optimizer that its engine has not made"
             return
         try:
-            updates = [one for group in optimizer.param_groups for one in group["params"]]
-            now.broken = now.broken or self._unreadable(updates, args, kwargs)
+            self._called = [one for group in optimizer.param_groups for one in group["params"]]
+            if self._products is not None:
+                self._products.call_begins()
+            now.broken = now.broken or self._hooked(self._called) or self._unreadable(self._called, args, kwargs)
             if now.broken is None:
-                self._note_call(now, updates)
-                self._copy_gradients(now, updates)
+                self._note_call(now, self._called)
+                self._copy_gradients(now, self._called)
         except Exception as error:  # noqa: BLE001 - as above
             now.broken = f"it could not be recorded: {error}"
 
@@ -157,26 +168,45 @@ class RedoRecorder:
     def _has_written(self, *_: Any) -> None:
         if not self._updated.are_flat:
             self._versions = self._read_versions()
+            return
+        self._around.update(self._versions_of(self._called))
+        if self._products is not None:
+            try:
+                self._products.call_ended()
+            except Exception:  # noqa: BLE001 - as above
+                self._products.since = None
 
     def update_ended(self, step: int, *, applied: bool) -> None:
         """The update that makes `step` is over, or was skipped: copy the buffers that have changed since the step
         before."""
         ended, self._consumed_now = self._consumed_now, None
         if ended is None or ended.is_left_out:
-            self._log.left_out([step], "the steps before it were still being written")
-            self._forget_contents()
-            if self._updated.are_flat:
-                # What it has written is no write outside the next update.
-                self._versions = self._read_versions()
+            self._leave_out(step, "the steps before it were still being written")
             return
-        ended.step = step
-        if self._updated.are_flat:
-            self._note_update(ended, applied=applied)
+        if step <= self._last:
+            self._log.release(ended.memory)
+            self._leave_out(step, f"step {self._last} came before it: a load has counted the steps back")
+            self._has_gone_back = True
+            return
+        self._last = ended.step = step
+        if self._has_gone_back:
+            # The checkpoints before it may be of the steps that were made the first time.
+            ended.broken = ended.broken or "the steps before it were counted twice, as after a load"
+            self._has_gone_back = False
         try:
+            if self._updated.are_flat:
+                self._note_update(ended, applied=applied)
             ended.tensors += self._changed_buffers()
         except Exception as error:  # noqa: BLE001 - as above
-            ended.broken = f"its buffers could not be recorded: {error}"
+            ended.broken = f"its update or its buffers could not be recorded: {error}"
         self._ended = ended
+
+    def _leave_out(self, step: int, reason: str) -> None:
+        self._log.left_out([step], reason)
+        self._forget_contents()
+        if self._updated.are_flat:
+            # What it has written is no write outside the next update.
+            self._versions = self._read_versions()
 
     def is_final(self, objects: Objects | None) -> None:
         """The step that has ended is final: hand it to the log, with the objects that belong to it; None where they
@@ -204,6 +234,11 @@ class RedoRecorder:
         """Anything but the update writes the state now: the step that has ended if it is not final yet, else the next
         one, is broken."""
         self._broken = self._broken or how
+
+    def captured(self) -> None:
+        """A checkpoint of the step that has ended has begun: from it the steps after it are made again."""
+        self._captured_bytes = self._buffer_bytes()
+        self._recorded_bytes.clear()
 
     def close(self) -> None:
         """Write the rest of the log."""
@@ -238,18 +273,12 @@ class RedoRecorder:
             return str(error)
         return None
 
-    def _moved_betas(self) -> str | None:
-        """Return why no update can be made again any more, once the betas of DeepSpeed's CPU Adam have moved: from then
-        on its extension has other products of them for the bias correction, which are nowhere in its state."""
-        if self._rule["class"] != CPU_ADAM or [group["betas"] for group in self._optimizer.param_groups] == self._betas:
-            return None
-        return f"the betas of {CPU_ADAM} have moved, as a schedule of the momentum does"
-
     def _note_update(self, ended: StepInput, *, applied: bool) -> None:
         """Note how an update of flat tensors was made, and that what it has written since belongs to it: the parameters
         are rounded behind the optimizer's own hooks."""
-        self._versions = self._read_versions()
         ended.applied = applied
+        ended.broken = ended.broken or self._hooked(self._updated.all) or (None if applied else self._written_since())
+        self._versions = self._read_versions()
         updated = sorted(name for names in self._calls for name in names)
         if applied and ended.broken is None:
             if updated == sorted(map(self._names_of, self._updated.all)):
@@ -258,6 +287,27 @@ class RedoRecorder:
                 ended.broken = f"the calls of its optimizer have updated {len(updated)} of the flat tensors"
         if not applied and updated:
             ended.broken = ended.broken or "its update was skipped, although its optimizer was called"
+        if applied and self._products is not None and ended.broken is None:
+            ended.broken = self._note_products(ended, self._products.since)
+
+    def _note_products(self, ended: StepInput, since: int | None) -> str | None:
+        """Note from where the products of betas of DeepSpeed's CPU Adam have come; return why nothing tells that."""
+        if since is None:
+            return f"the updates of {CPU_ADAM} so far do not tell by which powers of its betas it corrects its bias"
+        if since:
+            ended.groups = [{**group, SINCE: since} for group in ended.groups]
+        return None
+
+    def _hooked(self, written: Sequence[torch.Tensor]) -> str | None:
+        """Return what hooks of others, or a wrapped step, have written of flat tensors and their state since the update
+        began, or its last call has ended; and whether they will, behind what is copied here."""
+        before, after = self._hook_ids
+        hooks: Any = self._optimizer._optimizer_step_pre_hooks, self._optimizer._optimizer_step_post_hooks
+        if (next(reversed(hooks[0])), next(iter(hooks[1]))) != (before, after):
+            return "a hook of its optimizer was added while it was under way"
+        now = self._versions_of(written) if self._updated.are_flat else {}
+        changed = sorted(name for name, version in now.items() if self._around.get(name) != version)
+        return f"{changed[0]} was written within its update, as by a hook of its optimizer" if changed else None
 
     def _names_of(self, tensor: torch.Tensor) -> str:
         name = self._updated.name(tensor)
@@ -312,16 +362,34 @@ class RedoRecorder:
     def _hashed_buffers(self) -> dict[str, bytes]:
         return {name: _checksum(buffer) for name, buffer in self._buffers.live()}
 
+    def _buffer_bytes(self) -> int:
+        return sum(buffer.nbytes for _, buffer in self._buffers.live())
+
     def _changed_buffers(self) -> list[tuple[RedoTensor, torch.Tensor]]:
-        found = []
+        changed = []
         for name, buffer in self._buffers.live():
             digest = _checksum(buffer)
             if self._buffer_hashes.get(name) != digest:
                 self._buffer_hashes[name] = digest
-                dtype = dtype_name(buffer.dtype, what=f"buffer {name!r}")
-                copy = buffer.detach().to("cpu", copy=True).contiguous()
-                found.append((RedoTensor("buffer", name, dtype, tuple(buffer.shape)), copy))
+                changed.append((name, buffer))
+        self._require_room({("buffer", name): buffer.nbytes for name, buffer in changed})
+        found = []
+        for name, buffer in changed:
+            dtype = dtype_name(buffer.dtype, what=f"buffer {name!r}")
+            copy = buffer.detach().to("cpu", copy=True).contiguous()
+            found.append((RedoTensor("buffer", name, dtype, tuple(buffer.shape)), copy))
         return found
+
+    def _require_room(self, more: Mapping[tuple[str, str], int]) -> None:
+        """Raise UnsupportedError when what has changed since the last checkpoint is more than readers take."""
+        found = {**self._recorded_bytes, **more}
+        total, most = sum(found.values()), self._captured_bytes + MOST_MORE_BYTES
+        if total > most:
+            raise UnsupportedError(
+                f"buffers and objects that have changed since the last checkpoint take {total} bytes, where {most} can "
+                "be recorded: capture more often, or make them smaller"
+            )
+        self._recorded_bytes = found
 
     def _changed_objects(self, objects: Sequence[PlacedObject]) -> list[tuple[RedoTensor, torch.Tensor]]:
         found = []
@@ -334,6 +402,7 @@ class RedoRecorder:
                 self._object_hashes[encoded.name] = digest
                 content = torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else _NO_BYTES
                 found.append((RedoTensor("object", encoded.name, "U8", (len(text),)), content))
+        self._require_room({("object", tensor.name): content.nbytes for tensor, content in found})
         return found
 
     # What was written beside the update.
@@ -341,8 +410,23 @@ class RedoRecorder:
     def _read_versions(self) -> dict[str, _Version]:
         """Return the identity and the version of every tensor that an update writes."""
         found = {name: _version(one) for name, one in self._updated.held}
+        if self._updated.are_flat:
+            return found | self._versions_of(self._updated.all)
         _, tensors = state_tensors(self._optimizer.state.values())
         found.update({f"optimizer state {i}": _version(one) for i, one in enumerate(tensors)})
+        return found
+
+    def _versions_of(self, flats: Sequence[torch.Tensor]) -> dict[str, _Version]:
+        """Return the identity and the version of flat tensors, and those of their state, or its value for a number."""
+        found = {}
+        for flat in flats:
+            name = self._names_of(flat)
+            found[name] = _version(flat)
+            for key, value in self._optimizer.state.get(flat, {}).items():
+                if isinstance(value, torch.Tensor):
+                    found[f"{key} of {name}"] = _version(value)
+                elif isinstance(value, (int, float)):
+                    found[f"{key} of {name}"] = 0, value
         return found
 
     def _written_since(self) -> str | None:

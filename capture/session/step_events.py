@@ -270,6 +270,8 @@ class StepEvents:
                 kept=kept,
             )
         )
+        if self._redo is not None:
+            self._redo.captured()
         self._committer.submit(snapshot)
 
     def _require_room(self, step: int, *, due: bool) -> None:

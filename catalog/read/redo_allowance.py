@@ -4,20 +4,25 @@ A constant plane of a block is one byte, however many elements it stands for. Wh
 with the checkpoint from which its step is made before any memory is taken for it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import groupby
 from math import prod
 from typing import Final, TypeAlias
 
 from catalog.errors import FormatError
 from catalog.format.dtypes import DTYPES
+from catalog.format.redo_file import RedoFlat
 from catalog.read.redo import RedoRecord
 
-__all__ = ["MOST_MORE_BYTES", "Form", "RedoAllowance"]
+__all__ = ["MOST_MORE_BYTES", "Form", "RedoAllowance", "require_fitting_flats"]
 
 MOST_MORE_BYTES: Final = 256 << 20
 """Buffers and objects that were recorded may take so much more than the buffers of the checkpoint: a buffer may have
 grown since, and an object of a redo log has a few MiB at most."""
+
+_MOST_PADDING: Final = 1 << 20
+"""Flat tensors have together at most so many elements beside twice those of all parameters: partitions are padded a
+little."""
 
 Form: TypeAlias = tuple[str, tuple[int, ...]]
 """The dtype and the shape of a tensor."""
@@ -57,6 +62,17 @@ class RedoAllowance:
                 f"{where}: the buffers and objects that are recorded since the checkpoint take {total} bytes, "
                 f"{self._most_bytes} are allowed"
             )
+
+
+def require_fitting_flats(flats: Iterable[RedoFlat], *, elements: int, where: str) -> None:
+    """Raise FormatError, which begins with `where`, when the flat tensors that are updated for all ranks are together
+    larger than those of a training with so many elements of parameters can be."""
+    found, most = sum(prod(flat.shape) for flat in flats), 2 * elements + _MOST_PADDING
+    if found > most:
+        raise FormatError(
+            f"{where}: its flat tensors have {found} elements together, where the parameters of the checkpoint have "
+            f"{elements}, and {most} are allowed with padding"
+        )
 
 
 def _told(form: Form | None) -> str:

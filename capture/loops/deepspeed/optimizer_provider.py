@@ -17,13 +17,13 @@ from typing import Any
 
 import torch
 
+from capture.loops.deepspeed.bias_correction import repeat_products
 from capture.loops.deepspeed.flat_tensors import Flat, flat_tensors, flats_of, group_parameters, local_partition
 from capture.loops.deepspeed.param_groups import (
     class_name,
     is_flat,
     match_groups,
     read_groups,
-    replay_bias_correction,
     set_shared,
     write_groups,
 )
@@ -125,7 +125,7 @@ class ZeroState:
             write_groups(self._inner, saved)
             for flat in self._flats():
                 self._install_state(flat, saved)
-            replay_bias_correction(self._inner, self._flats())
+            repeat_products(self._inner)
             self._link_state()
         if self._derived(available):
             self._derive_weights()

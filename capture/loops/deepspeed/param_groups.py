@@ -22,7 +22,6 @@ __all__ = [
     "is_flat",
     "match_groups",
     "read_groups",
-    "replay_bias_correction",
     "set_shared",
     "shared_values",
     "write_groups",
@@ -127,24 +126,6 @@ def set_shared(inner: Any, flat: Flat, key: str, value: Any) -> None:
     else:
         number = value.item() if isinstance(value, torch.Tensor) else value
         state[key] = int(number) if key == "step" else number
-
-
-def replay_bias_correction(inner: Any, flats: Sequence[Flat]) -> None:
-    """Bring the counter inside DeepSpeedCPUAdam's extension to the number of updates in the optimizer state.
-
-    The extension keeps beta^step as a running product of floats, with one factor per update. When a step is not the one
-    it expects, it computes the power instead, which differs in the last bit. The product is stored nowhere in the
-    state, so it is recomputed here by the same number of updates of empty tensors. That takes half a second per million
-    steps.
-    """
-    if not hasattr(inner, "ds_opt_adam"):
-        return
-    nothing = torch.zeros(0)
-    updates = max(int(inner.state.get(flat.tensor, {}).get("step", 0)) for flat in flats)
-    for step in range(1, updates + 1):
-        for group in inner.param_groups:
-            rates = (group["lr"], *group["betas"], group["eps"], group["weight_decay"], group["bias_correction"])
-            inner.ds_opt_adam.adam_update(inner.opt_id, step, *rates, nothing, nothing, nothing, nothing)
 
 
 def _shown(names: Sequence[str]) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import capture
 from capture.redo.key_frames import compare_key_frame, key_frames
@@ -293,6 +294,42 @@ def test_a_hook_that_writes_after_the_update_is_named(tmp_path):
     assert capture.restore(4, history=tmp_path)
     with pytest.raises(MismatchError, match=r"after step 5 .*: second\.weight was written outside the update"):
         capture.restore(5, history=tmp_path)
+
+
+def test_a_hook_that_is_added_within_the_update_is_named(tmp_path):
+    """It comes behind the one that copies the gradients, and before the update."""
+
+    def hook(step, session, model, optimizer):
+        if step == 4:
+
+            def late(*_):
+                model.second.weight.grad[0].zero_()
+
+            handle = register_optimizer_step_pre_hook(
+                lambda *_: (optimizer.register_step_pre_hook(late), handle.remove())[1]
+            )
+
+    train(tmp_path, every=10, redo=True, fingerprints=False, steps=6, between=hook)
+    assert capture.restore(4, history=tmp_path)
+    with pytest.raises(
+        MismatchError, match=r"after step 5 .*: a hook of its optimizer was added while it was under way"
+    ):
+        capture.restore(5, history=tmp_path)
+
+
+def test_buffers_that_outgrow_the_log_break_their_step(tmp_path, monkeypatch):
+    """Readers would refuse them; the next checkpoint has them, and steps are made from it."""
+    monkeypatch.setattr("capture.session.redo_recorder.MOST_MORE_BYTES", 100_000)
+
+    def grow(step, session, model, optimizer):
+        if step == 3:
+            model.table = torch.arange(30_000)
+
+    train(tmp_path, every=10, redo=True, steps=12, between=grow)
+    assert capture.restore(2, history=tmp_path)
+    with pytest.raises(MismatchError, match=r"after step 4 .*: .* take 2\d{5} bytes, where 100\d{3} can be recorded"):
+        capture.restore(5, history=tmp_path)
+    assert capture.restore(11, history=tmp_path)["buffer"]["table"].numel() == 30_000
 
 
 def clamp(weight):

@@ -5,11 +5,11 @@ import pytest
 from catalog.encoding.planes import packed
 from catalog.errors import FormatError
 from catalog.format.redo_reader import read_redo_segment
-from catalog.format.redo_segment import BLOCK_BYTES, RedoTensor, RedoWrites, redo_segments
+from catalog.format.redo_segment import BLOCK_BYTES, RedoFlat, RedoTensor, RedoWrites, redo_segments
 from catalog.format.redo_writer import RedoFileWriter
 from catalog.paths import HistoryPaths
 from catalog.read.redo import RedoRecord
-from catalog.read.redo_allowance import MOST_MORE_BYTES, RedoAllowance
+from catalog.read.redo_allowance import MOST_MORE_BYTES, RedoAllowance, require_fitting_flats
 
 ZEROS = packed(memoryview(bytes(BLOCK_BYTES)), itemsize=1)
 WEIGHT = RedoTensor("gradient", "weight", "F32", (2, 3))
@@ -78,3 +78,11 @@ def test_what_a_training_records_is_admitted(tmp_path):
     allowance = RedoAllowance({"weight": ("F32", (2, 3))}, buffer_bytes=8)
     for record in records(tmp_path, *grown, [table("mean", LARGE)], [table("mean", LARGE)]):
         allowance.admit(record)
+
+
+def test_flat_tensors_are_bounded_together(tmp_path):
+    """Each of these would do by itself."""
+    flats = [RedoFlat(f"flat {i}", "F32", (1_000_000,), "partitioned", False, ()) for i in range(4)]
+    require_fitting_flats(flats[:3], elements=1_000_000, where="the redo log of run a")
+    with pytest.raises(FormatError, match=r"run a: its flat tensors have 4000000 elements together, .* have 1000000, "):
+        require_fitting_flats(flats, elements=1_000_000, where="the redo log of run a")
