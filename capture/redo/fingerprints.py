@@ -1,17 +1,38 @@
-"""Compares tensors in memory with the fingerprint that a training has left of a step."""
+"""Compares tensors in memory with the fingerprints that a training has left of its steps."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
 
 from capture.state.dtypes import dtype_name
 from catalog.format.fingerprints import DIGEST_BYTES, StepFingerprint, TracedTensor, seed_of
+from catalog.paths import HistoryPaths
+from catalog.read.fingerprints import fingerprints_of
 from native import checksum_memory, sampled_digests
 
-__all__ = ["first_difference"]
+__all__ = ["RankFingerprints", "first_difference"]
 
 _READ_BY_HOST = ("whole", "sampled", "hash")
+
+
+class RankFingerprints:
+    """The fingerprints of one rank of a run, which are read once when they are asked for in ascending order."""
+
+    def __init__(self, paths: HistoryPaths, run: str, rank: int) -> None:
+        self._place = paths, run, rank
+        self._left: Iterator[StepFingerprint] = iter(())
+        self._last: StepFingerprint | None = None
+
+    def of(self, step: int) -> StepFingerprint | None:
+        """Return the fingerprint of a step that is not before the one asked for last; None where there is none."""
+        if self._last is None or self._last.step < step:
+            self._last = next((one for one in self._left if one.step >= step), None)
+        if self._last is None:
+            # A training that goes on may have left more.
+            self._left = fingerprints_of(*self._place, after=step - 1)
+            self._last = next(self._left, None)
+        return self._last if self._last is not None and self._last.step == step else None
 
 
 def first_difference(known: StepFingerprint, tensor_of: Callable[[tuple[str, str]], torch.Tensor | None]) -> str | None:

@@ -7,64 +7,118 @@ Nothing that differs is handed out: MismatchError names the step and the tensor.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 
 import torch
 
-from capture.load.assignments import assign
+from capture.load.assignments import Assignment
 from capture.load.read_into import read_into
 from capture.load.rebuilt import RebuiltStep, held_extent
-from capture.redo.fingerprints import first_difference
+from capture.redo.fingerprints import RankFingerprints, first_difference
 from capture.redo.steps import RedoRef
-from capture.redo.updates import Key
+from capture.redo.updates import Key, read_later
 from capture.redo.world import RepeatedSteps
-from capture.state.dtypes import torch_dtype
 from capture.state.update_rule import require_same_update
 from catalog.errors import MismatchError
 from catalog.format.fingerprints import StepFingerprint
 from catalog.history import History
-from catalog.read.fingerprints import fingerprints_of
 from catalog.read.fragments import RankFragments, choose, rank_of, stored_tensors
 from catalog.read.pins import pinned
-from catalog.read.redo import redo_chain
+from catalog.read.redo import RedoChain, RedoRecord
 from catalog.records import CheckpointRef, Extent, Placement
 
-__all__ = ["rebuilt_step"]
+__all__ = ["RebuiltSteps", "rebuilt_step"]
+
+
+class RebuiltSteps:
+    """Makes steps again, one after the other: of those behind the same checkpoint that are asked for in ascending
+    order, each update is made once. To be closed, which lets go of the checkpoint."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self._pins = ExitStack()
+        self._way: _Way | None = None
+
+    def __enter__(self) -> "RebuiltSteps":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def make(self, step: RedoRef) -> RebuiltStep:
+        """Return a step of a redo log with its weights, buffers and optimizer state, made in host memory, which the
+        next call may overwrite.
+
+        NotFoundError for a step whose chain of records has a gap, MismatchError where something else than updates has
+        made it, where an update would have other bits here, or where what is made is not what the training had;
+        CorruptError for damaged files.
+        """
+        if self._way is None or self._way.base != step.base or self._way.reached > step.ref.step:
+            self.close()
+            self._pins.enter_context(pinned(self._history.paths, step.base))
+            self._way = _Way(self._history, step.base)
+        return self._way.make(step)
+
+    def close(self) -> None:
+        """Let go of the checkpoint, and of what was made."""
+        self._way = None
+        self._pins.close()
 
 
 def rebuilt_step(history: History, step: RedoRef) -> RebuiltStep:
-    """Return a step of a redo log with its weights, buffers and optimizer state, made in host memory.
-
-    NotFoundError for a step whose chain of records has a gap, MismatchError where something else than updates has made
-    it, where an update would have other bits here, or where what is made is not what the training had; CorruptError for
-    damaged files.
-    """
-    with pinned(history.paths, step.base):
-        extents = history.state_extents(step.base)
-        steps = _repeated(history, step, extents)
-        return _described(step, extents, steps)
+    """Return one step of a redo log; errors are those of `RebuiltSteps.make`."""
+    with RebuiltSteps(history) as steps:
+        return steps.make(step)
 
 
-def _repeated(history: History, step: RedoRef, extents: Sequence[Extent]) -> RepeatedSteps:
-    """Make the updates after the base of a step, whose extents are given, up to the step."""
-    base, until = step.base, step.ref.step
-    chain = redo_chain(history.paths, base, until)
-    for record in (record for records in chain for record in records):
-        require_same_update(record.rule, what=f"step {record.step} of run {base.run}")
-    steps = RepeatedSteps(history, base, stored_tensors(extents), chain[0])
-    known = [
-        {one.step: one for one in fingerprints_of(history.paths, base.run, rank, after=base.step, until=until)}
-        for rank in range(steps.world_size)
-    ]
-    for number, records in enumerate(chain, base.step + 1):
-        steps.apply(records)
-        for rank, of_rank in enumerate(known):
-            if number in of_rank:
-                _require_same(of_rank[number], partial(_made, steps, rank), base)
-    for rank, of_rank in enumerate(known):
-        if until in of_rank:
-            _require_same(of_rank[until], partial(_unchanged, history, steps, choose(extents, rank=rank), rank), base)
-    return steps
+class _Way:
+    """The way from one checkpoint to the steps after it, as far as it has been gone."""
+
+    def __init__(self, history: History, base: CheckpointRef) -> None:
+        self.base = base
+        self.reached = base.step
+        self._history = history
+        self._extents = history.state_extents(base)
+        self._chain = RedoChain(history.paths, base)
+        self._steps: RepeatedSteps | None = None
+        self._known: Sequence[RankFingerprints] = ()
+        self._ends: BaseException | None = None
+
+    def make(self, step: RedoRef) -> RebuiltStep:
+        """Go on to a step that is not before where this has been."""
+        until = step.ref.step
+        records = self._chain.records(until, after=self.reached)
+        if self._ends is not None:
+            raise self._ends
+        try:
+            steps = self._go(until, records)
+        except BaseException as error:
+            # Half of an update may be made, and none beyond it can be.
+            self._ends = error
+            raise
+        for rank, of_rank in enumerate(self._known):
+            known = of_rank.of(until)
+            if known is not None:
+                base = choose(self._extents, rank=rank)
+                _require_same(known, partial(_unchanged, self._history, steps, base, rank), self.base)
+        return _described(step, self._extents, steps)
+
+    def _go(self, until: int, chain: Sequence[Sequence[RedoRecord]]) -> RepeatedSteps:
+        for record in (record for records in chain for record in records):
+            require_same_update(record.rule, what=f"step {record.step} of run {self.base.run}")
+        if self._steps is None:
+            self._steps = RepeatedSteps(self._history, self.base, stored_tensors(self._extents), chain[0])
+            ranks = range(self._steps.world_size)
+            self._known = [RankFingerprints(self._history.paths, self.base.run, rank) for rank in ranks]
+        for number, records in enumerate(chain, self.reached + 1):
+            self._steps.apply(records)
+            self.reached = number
+            for rank, of_rank in enumerate(self._known):
+                known = of_rank.of(number)
+                if known is not None:
+                    _require_same(known, partial(_made, self._steps, rank), self.base)
+        return self._steps
 
 
 def _require_same(known: StepFingerprint, tensor_of: Callable[[Key], torch.Tensor | None], base: CheckpointRef) -> None:
@@ -88,8 +142,9 @@ def _unchanged(history: History, steps: RepeatedSteps, base: RankFragments, rank
     fragments = base.by_key.get(key)
     if fragments is None or key[0] not in ("model", "buffer") or _made(steps, rank, key) is not None:
         return None
-    tensor = torch.empty(fragments[0].shape, dtype=torch_dtype(fragments[0].dtype))
-    read_into(history.root, assign(fragments, tensor, start=0, numel=tensor.numel()))
+    assignments: list[Assignment] = []
+    tensor = read_later(fragments, assignments)
+    read_into(history.root, assignments)
     return tensor
 
 

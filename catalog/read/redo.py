@@ -18,7 +18,7 @@ from catalog.paths import HistoryPaths
 from catalog.read.runs import steps
 from catalog.records import CheckpointRef
 
-__all__ = ["RedoRecord", "recorded_steps", "redo_base", "redo_chain"]
+__all__ = ["RedoChain", "RedoRecord", "recorded_steps", "redo_base"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,21 +76,34 @@ def redo_base(paths: HistoryPaths, run: str, step: int) -> CheckpointRef | None:
     return CheckpointRef(run, before) if before is not None and reaches else None
 
 
-def redo_chain(paths: HistoryPaths, base: CheckpointRef, step: int) -> list[Sequence[RedoRecord]]:
-    """Return the records of the steps after `base` up to `step`, in order: for each step those of all ranks.
+class RedoChain:
+    """The records of the steps after a checkpoint; a segment is read when a step of it is asked for, and once."""
 
-    NotFoundError names the first step of which the log of a rank has no record, MismatchError the first after which the
-    state is not what its update has made, CorruptError a segment that is damaged.
-    """
-    found: dict[int, dict[int, RedoRecord]] = {}
-    for name in redo_segments(paths, base.run):
-        if name.last > base.step and name.first <= step:
-            segment = read_redo_segment(paths.redo_dir(base.run) / name.name, run=base.run)
+    def __init__(self, paths: HistoryPaths, base: CheckpointRef) -> None:
+        self._paths = paths
+        self._base = base
+        self._unread = [name for name in redo_segments(paths, base.run) if name.last > base.step]
+        self._found: dict[int, dict[int, RedoRecord]] = {}
+
+    def records(self, step: int, *, after: int) -> list[Sequence[RedoRecord]]:
+        """Return the records of the steps beyond `after` up to `step`, in order: for each step those of all ranks.
+
+        NotFoundError names the first step of which the log of a rank has no record, MismatchError the first after which
+        the state is not what its update has made, CorruptError a segment that is damaged.
+        """
+        while (name := next((one for one in self._unread if one.first <= step), None)) is not None:
+            segment = read_redo_segment(self._paths.redo_dir(self._base.run) / name.name, run=self._base.run)
+            self._unread.remove(name)
             for one in segment.steps:
-                found.setdefault(one.step, {})[segment.rank] = RedoRecord(segment, one)
-    what = f"step {step} of run {base.run} can't be made again from {base}"
-    instead = f"restore {base.step}, or rebuild the step by a replay"
-    return [_whole_record(found.get(n, {}), n, what=what, instead=instead) for n in range(base.step + 1, step + 1)]
+                self._found.setdefault(one.step, {})[segment.rank] = RedoRecord(segment, one)
+        what = f"step {step} of run {self._base.run} can't be made again from {self._base}"
+        instead = f"restore {self._base.step}, or rebuild the step by a replay"
+        numbers = range(after + 1, step + 1)
+        found = [_whole_record(self._found.get(n, {}), n, what=what, instead=instead) for n in numbers]
+        for n in numbers:
+            # Whoever has their records needs them no longer.
+            del self._found[n]
+        return found
 
 
 def _whole_record(ranks: Mapping[int, RedoRecord], step: int, *, what: str, instead: str) -> Sequence[RedoRecord]:

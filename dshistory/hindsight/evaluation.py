@@ -21,7 +21,7 @@ from dshistory.display.formats import counted
 from dshistory.display.progress import CountProgress
 from dshistory.display.table import Table
 from dshistory.display.text import Layout
-from dshistory.hindsight.measuring import Failure, Measured, attempted
+from dshistory.hindsight.measuring import Attempts, Failure, Measured
 from dshistory.hindsight.worker_processes import measured_by_workers
 from dshistory.tensors.borrowed_model import BorrowedModel
 
@@ -84,7 +84,9 @@ def evaluate(
         raise SetupError("evaluate: name='': give the metric a name, or None to store nothing")
     stored = {} if name is None else _stored(history, refs, name)
     known = {} if again else {ref: stored[ref] for ref in refs if ref in stored}
-    missing = [ref for ref in refs if ref not in known]
+    runs = list(dict.fromkeys(ref.run for ref in refs))
+    # In the order in which steps of a redo log follow from each other.
+    missing = sorted((ref for ref in refs if ref not in known), key=lambda ref: (runs.index(ref.run), ref.step))
     found: dict[CheckpointRef, Measured | Failure] = {}
     outcomes = (
         _measured_here(history, fn, missing, model=model, weights=weights)
@@ -119,9 +121,12 @@ def evaluate(
 def _measured_here(
     history: History, fn: Callable[[Any], Any], refs: Sequence[CheckpointRef], *, model: torch.nn.Module, weights: str
 ) -> Generator[tuple[CheckpointRef, Measured | Failure]]:
-    with BorrowedModel(model, verb="evaluate") as borrowed:
+    with (
+        BorrowedModel(model, verb="evaluate") as borrowed,
+        closing(Attempts(history, fn, borrowed, weights=weights)) as attempts,
+    ):
         for ref in refs:
-            yield ref, attempted(history, ref, fn, borrowed, weights=weights)
+            yield ref, attempts.attempt(ref)
 
 
 def _stored(history: History, refs: Sequence[CheckpointRef], name: str) -> dict[CheckpointRef, dict[str, float]]:

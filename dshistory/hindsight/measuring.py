@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from catalog.errors import SetupError
 from catalog.history import History
@@ -10,7 +10,12 @@ from catalog.records import CheckpointRef
 from dshistory.tensors.borrowed_model import BorrowedModel
 from dshistory.user_functions import number_of
 
-__all__ = ["Failure", "Measured", "attempted", "measured", "measured_number"]
+if TYPE_CHECKING:
+    from capture.load.rebuilt import RebuiltStep
+    from capture.redo.rebuild import RebuiltSteps
+    from capture.redo.steps import RedoRef
+
+__all__ = ["Attempts", "Failure", "Measured", "measured", "measured_number"]
 
 Measured = float | dict[str, float]
 """A number, or numbers by name."""
@@ -24,14 +29,39 @@ class Failure:
     error: Exception | None = None
 
 
-def attempted(
-    history: History, ref: CheckpointRef, fn: Callable[[Any], Any], borrowed: BorrowedModel, *, weights: str
-) -> Measured | Failure:
-    """Load a checkpoint into the model and return what the function gives; an error becomes a Failure."""
-    try:
-        return measured(fn, borrowed.load_checkpoint(history, ref, weights=weights), what=f"checkpoint {ref}")
-    except Exception as error:  # noqa: BLE001 - whatever the function raises is the row of this checkpoint
-        return Failure(f"{type(error).__name__}: {error}", error)
+class Attempts:
+    """Measures the checkpoints of a history with a function of the model, one after the other. Of steps of a redo log
+    that follow each other in ascending order each update is made once. To be closed."""
+
+    def __init__(self, history: History, fn: Callable[[Any], Any], borrowed: BorrowedModel, *, weights: str) -> None:
+        self._history = history
+        self._fn = fn
+        self._borrowed = borrowed
+        self._weights = weights
+        self._steps: RebuiltSteps | None = None
+
+    def attempt(self, ref: CheckpointRef) -> Measured | Failure:
+        """Load a checkpoint into the model and return what the function gives; an error becomes a Failure."""
+        try:
+            model = self._borrowed.load_checkpoint(
+                self._history, ref, weights=self._weights, made_again=self._made_again
+            )
+            return measured(self._fn, model, what=f"checkpoint {ref}")
+        except Exception as error:  # noqa: BLE001 - whatever the function raises is the row of this checkpoint
+            return Failure(f"{type(error).__name__}: {error}", error)
+
+    def close(self) -> None:
+        """Let go of what steps were made from."""
+        if self._steps is not None:
+            self._steps.close()
+
+    def _made_again(self, step: "RedoRef") -> "RebuiltStep":
+        if self._steps is None:
+            # Only here, so that measuring checkpoints loads none of what makes updates.
+            from capture.redo.rebuild import RebuiltSteps
+
+            self._steps = RebuiltSteps(self._history)
+        return self._steps.make(step)
 
 
 def measured(fn: Callable[[Any], Any], model: Any, *, what: str) -> Measured:

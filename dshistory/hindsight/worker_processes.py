@@ -10,7 +10,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import chain
 from multiprocessing.connection import Connection, wait
@@ -25,7 +25,7 @@ import torch
 from catalog.errors import SetupError
 from catalog.history import History
 from catalog.records import CheckpointRef
-from dshistory.hindsight.measuring import Failure, Measured, attempted
+from dshistory.hindsight.measuring import Attempts, Failure, Measured
 from dshistory.tensors.borrowed_model import BorrowedModel
 
 __all__ = ["measured_by_workers"]
@@ -151,13 +151,16 @@ def _serve(connection: "Connection[Any, Any]", work: _Work) -> None:
     for buffer, content in zip(_buffers(model), work.buffers, strict=True):
         buffer.copy_(torch.from_numpy(content).view(buffer.dtype).view(buffer.shape))
     history = History.open(work.root)
-    with BorrowedModel(model, verb="evaluate") as borrowed:
+    with (
+        BorrowedModel(model, verb="evaluate") as borrowed,
+        closing(Attempts(history, work.fn, borrowed, weights=work.weights)) as attempts,
+    ):
         while True:
             try:
                 ref = connection.recv()
             except EOFError:
                 return
-            outcome = attempted(history, ref, work.fn, borrowed, weights=work.weights)
+            outcome = attempts.attempt(ref)
             # The error itself may hold anything, which other processes can't be sent.
             connection.send(Failure(outcome.message) if isinstance(outcome, Failure) else outcome)
 

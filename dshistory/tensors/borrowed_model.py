@@ -4,9 +4,9 @@ Invariant: when the block ends, however it ends, every parameter and buffer has 
 mode is the one that was there. Tensors keep their memory: values are copied in and out.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import torch
 
@@ -16,6 +16,10 @@ from catalog.errors import MismatchError, SetupError
 from catalog.history import History
 from catalog.records import CheckpointRef
 from dshistory.tensors.checkpoint_tensors import CheckpointTensors
+
+if TYPE_CHECKING:
+    from capture.load.rebuilt import RebuiltStep
+    from capture.redo.steps import RedoRef
 
 __all__ = ["BorrowedModel", "Tensors"]
 
@@ -117,9 +121,18 @@ class BorrowedModel:
             for name, value in values.items():
                 here[name].copy_(value)
 
-    def load_checkpoint(self, history: History, ref: CheckpointRef, *, weights: str = "model") -> torch.nn.Module:
-        """Load a checkpoint and return the model; `weights` is as for `CheckpointTensors.parameters`."""
-        parameters, buffers = CheckpointTensors(history, ref, advance=lambda nbytes: None).loaded(weights)
+    def load_checkpoint(
+        self,
+        history: History,
+        ref: CheckpointRef,
+        *,
+        weights: str = "model",
+        made_again: "Callable[[RedoRef], RebuiltStep] | None" = None,
+    ) -> torch.nn.Module:
+        """Load a checkpoint and return the model; `weights` is as for `CheckpointTensors.parameters`, and `made_again`
+        as for `CheckpointTensors`."""
+        stored = CheckpointTensors(history, ref, advance=lambda nbytes: None, made_again=made_again)
+        parameters, buffers = stored.loaded(weights)
         self.load(parameters, buffers, where=f"checkpoint {ref}")
         return self.model
 

@@ -4,7 +4,7 @@ a step of a redo log, whose tensors are in memory.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,16 +31,25 @@ class CheckpointTensors:
     """The tensors and objects of one checkpoint; nothing is read before it is asked for, and it is not removed
     meanwhile.
 
-    `advance` is called with the bytes of every piece that was read.
+    advance: is called with the bytes of every piece that was read
+    made_again: makes a step of a redo log again, where not each is made by itself
     """
 
-    def __init__(self, history: History, ref: CheckpointRef, *, advance: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        history: History,
+        ref: CheckpointRef,
+        *,
+        advance: Callable[[int], None],
+        made_again: "Callable[[RedoRef], RebuiltStep] | None" = None,
+    ) -> None:
         self.ref = ref
         self._root = history.root
         self._history = history
         self._advance = advance
         step = _step(history, ref)
-        self._rebuilt = _made_again(history, step) if isinstance(step, RedoRef) else None
+        make = made_again or partial(_made_again, history)
+        self._rebuilt = make(step) if isinstance(step, RedoRef) else None
         pin_while_alive(self, history.paths, step.base if isinstance(step, RedoRef) else ref)
         self.tensors = stored_tensors(history.state_extents(ref) if self._rebuilt is None else self._rebuilt.extents)
 

@@ -12,6 +12,8 @@ import pytest
 import torch
 from explorer_helpers import Run, shares, whole
 
+import capture
+from capture.redo.updates import RepeatedUpdates
 from catalog.errors import NotFoundError, SetupError
 from catalog.later_metrics import later_metrics
 from catalog.records import CheckpointRef
@@ -265,3 +267,34 @@ def test_a_history_that_can_not_be_written_says_what_to_do(h: Explorer) -> None:
     with pytest.raises(SetupError, match=r"'val_loss' cannot be written into .*: No such file.*; .*pass name=None"):
         h.evaluate(loss, model=Tiny(), quiet=True)
     assert h.evaluate(loss, model=Tiny(), name=None, quiet=True)["value"].to_pylist() == [expected(s) for s in STEPS]
+
+
+def test_each_update_of_a_redo_log_is_made_once(tmp_path, monkeypatch):
+    torch.manual_seed(0)
+    model, expected = Tiny(), {}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    options = {"optimizer": optimizer, "every": 10, "history": tmp_path, "redo": True, "stats_every": 0}
+    with capture.enable(model, **options):
+        for step in range(1, 15):
+            loss(model).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            with torch.no_grad():
+                if step == 13:
+                    model.a.weight.mul_(0.5)
+                model.eval()
+                expected[step] = loss(model).item()
+                model.train()
+    made, apply = [], RepeatedUpdates.apply
+
+    def counted(updates, record, gradients):
+        made.append(record.step)
+        apply(updates, record, gradients)
+
+    monkeypatch.setattr(RepeatedUpdates, "apply", counted)
+    found = Explorer.open(tmp_path).evaluate(
+        loss, model=Tiny(), steps=[7, 3, 13, 9, 12, 10], name=None, run=None, quiet=True
+    )
+    assert found["value"].to_pylist() == [None if step == 13 else expected[step] for step in (7, 3, 13, 9, 12, 10)]
+    assert "the state after step 13 is not what its update made" in found["error"].to_pylist()[2]
+    assert made == [*range(1, 10), 11, 12]
