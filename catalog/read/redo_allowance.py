@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 
 from catalog.errors import FormatError
 from catalog.format.dtypes import DTYPES
-from catalog.format.redo_file import RedoFlat
+from catalog.format.redo_segment import RedoFlat
 from catalog.read.redo import RedoRecord
 
 __all__ = ["MOST_MORE_BYTES", "Form", "RedoAllowance", "require_fitting_flats"]
