@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import pyarrow as pa
 
@@ -19,7 +19,7 @@ from catalog.errors import NotFoundError, SetupError
 from catalog.history import History
 from catalog.read.fragments import StoredTensor
 from catalog.records import CheckpointRef
-from catalog.references import committed_lineage
+from catalog.references import committed_lineage, generations
 from dshistory.causes.books import CHUNK_NUMEL, AdamBooks, MomentumBooks, Movement, Rounding
 from dshistory.causes.rules import Rule, rules_of, step_counts
 from dshistory.display.formats import Format, counted
@@ -29,6 +29,10 @@ from dshistory.display.text import Layout
 from dshistory.patterns import Patterns, matching
 from dshistory.tensors.checkpoint_tensors import CheckpointTensors
 from dshistory.tensors.stream import side_by_side
+
+if TYPE_CHECKING:
+    from capture.load.rebuilt import RebuiltStep
+    from capture.redo.steps import RedoRef
 
 __all__ = ["AuditTable", "audit"]
 
@@ -63,6 +67,8 @@ _LAYOUT: Final = Layout(
     )
 )
 
+MadeAgain: TypeAlias = "Callable[[RedoRef], RebuiltStep] | None"
+
 Finding = tuple[float, str]
 """By how much a figure exceeds what rounding can do, and the sentence about it."""
 
@@ -91,11 +97,23 @@ class _Side:
 
 
 def audit(
-    history: History, before: CheckpointRef | None, after: CheckpointRef, *, names: Patterns, quiet: bool
+    history: History,
+    before: CheckpointRef | None,
+    after: CheckpointRef,
+    *,
+    names: Patterns,
+    quiet: bool,
+    made_again: Sequence[MadeAgain] = (None, None),
 ) -> AuditTable:
-    """See `Explorer.audit`; without `before`, the checkpoint right before `after` in its lineage."""
+    """See `Explorer.audit`; without `before`, the step right before `after` in its lineage.
+
+    made_again: how the two steps are made again if they are in a redo log, as for `CheckpointTensors`
+    """
     before = _predecessor(history, before, after)
-    sides = [CheckpointTensors(history, ref, advance=lambda nbytes: None) for ref in (before, after)]
+    sides = [
+        CheckpointTensors(history, ref, advance=lambda nbytes: None, made_again=made)
+        for ref, made in zip((before, after), made_again, strict=True)
+    ]
     rules, rules_after = (rules_of(side) for side in sides)
     if not rules:
         raise NotFoundError(
@@ -125,14 +143,20 @@ def audit(
 
 
 def _predecessor(history: History, before: CheckpointRef | None, after: CheckpointRef) -> CheckpointRef:
-    """Return the checkpoint before. SetupError unless `after` came from it by training on."""
+    """Return the step before: by default the checkpoint before a checkpoint, and before a step of a redo log that
+    step. SetupError unless `after` came from it by training on."""
     path = committed_lineage(history.paths, after.run)
-    earlier = path[: path.index(after)] if after in path else []
+    earlier = [ref for ref in path if ref.step < after.step]
     if before is None:
+        if after not in path:
+            return CheckpointRef(after.run, after.step - 1)
         if not earlier:
             raise NotFoundError(f"audit: checkpoint {after} is the first of its run, so there is none to compare with")
         return earlier[-1]
-    if before not in earlier:
+    runs = generations(history.paths, after.run)
+    if before.step >= after.step or not any(
+        before.run == run and (last is None or before.step <= last) for run, last in runs
+    ):
         raise SetupError(
             f"audit: checkpoint {after} did not come from {before} by training on; it came from "
             f"{', '.join(map(str, earlier[-3:])) or 'none'}: pass one of those first"
@@ -209,7 +233,8 @@ def _row_by(
         if rule.family == "adam"
         else MomentumBooks(rule, rounding)
     )
-    for stored in side_by_side(root, inputs, advance, most_numel=CHUNK_NUMEL):
+    held = {**first.tensors.held, **second.tensors.held}
+    for stored in side_by_side(root, inputs, advance, most_numel=CHUNK_NUMEL, held=held):
         chunk = [values.double() for values in stored]
         broken = [i for i, values in enumerate(chunk) if not math.isfinite(float(values.sum()))]
         if broken:

@@ -1,4 +1,4 @@
-"""The audits of a whole run, each checkpoint against the one before it, stored beside the run as the table `audit`.
+"""The audits of a whole run, each known step against the one before it, stored beside the run as the table `audit`.
 
 An audit is stored as soon as it is there, so a call that ends early, however it ends, goes on where it stopped. Stored
 audits are derived: without them nothing is lost but the time to compute them.
@@ -11,13 +11,15 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from capture.redo.rebuild import RebuiltSteps
 from catalog.errors import HistoryError, NotFoundError, SetupError
 from catalog.format.audit_file import publish_audit
 from catalog.history import History
 from catalog.index import index
+from catalog.read.redo import recorded_steps
 from catalog.records import CheckpointRef
 from catalog.references import committed_lineage
-from dshistory.causes.audit import audit
+from dshistory.causes.audit import MadeAgain, audit
 from dshistory.display.formats import counted
 from dshistory.display.progress import CountProgress
 from dshistory.display.table import Table
@@ -37,21 +39,27 @@ _PATIENCE_S: Final = 2.0
 
 
 class AuditsTable(Table):
-    """A row for each audited checkpoint, in the order of the lineage; see `Explorer.audit_all`."""
+    """A row for each audited step, in the order of the lineage; see `Explorer.audit_all`."""
 
 
-def audit_all(history: History, *, run: str | None, quiet: bool) -> AuditsTable:
+def audit_all(history: History, *, run: str | None, redo: bool, quiet: bool) -> AuditsTable:
     """See `Explorer.audit_all`."""
     refs = committed_lineage(history.paths, run)
+    if redo:
+        refs = _with_recorded_steps(history, refs)
     if len(refs) < 2:
         raise NotFoundError(f"audit_all: {counted(len(refs), 'checkpoint')}, so there are none to compare")
     known = _stored(history, refs)
     missing = [(before, after) for before, after in pairwise(refs) if after not in known]
     failed: dict[CheckpointRef, HistoryError] = {}
-    with CountProgress(len(missing), description=f"audit {counted(len(missing), 'checkpoint')}", quiet=quiet) as bar:
+    with (
+        RebuiltSteps(history) as behind,
+        RebuiltSteps(history) as ahead,
+        CountProgress(len(missing), description=f"audit {counted(len(missing), 'step')}", quiet=quiet) as bar,
+    ):
         for before, after in missing:
             try:
-                _store(history, before, after)
+                _store(history, before, after, made_again=(behind.make, ahead.make))
             except HistoryError as error:
                 failed[after] = error
                 if len(failed) == len(missing):
@@ -63,8 +71,17 @@ def audit_all(history: History, *, run: str | None, quiet: bool) -> AuditsTable:
     return AuditsTable(rows, note=_note(rows, len(missing) - len(failed), failed), layout=_LAYOUT)
 
 
-def _store(history: History, before: CheckpointRef, after: CheckpointRef) -> None:
-    rows = audit(history, before, after, names="*", quiet=True).to_arrow()
+def _with_recorded_steps(history: History, refs: Sequence[CheckpointRef]) -> list[CheckpointRef]:
+    """Return these checkpoints, of one lineage, and all steps between them that a redo log has."""
+    found = set(refs)
+    for run in dict.fromkeys(ref.run for ref in refs):
+        first, last = (pick(ref.step for ref in refs if ref.run == run) for pick in (min, max))
+        found |= {CheckpointRef(run, step) for step in recorded_steps(history.paths, run) if first < step < last}
+    return sorted(found, key=lambda ref: ref.step)
+
+
+def _store(history: History, before: CheckpointRef, after: CheckpointRef, *, made_again: Sequence[MadeAgain]) -> None:
+    rows = audit(history, before, after, names="*", quiet=True, made_again=made_again).to_arrow()
     since = pa.repeat(pa.scalar(before.step, pa.int64()), rows.num_rows)
     try:
         publish_audit(history.paths, after.run, after.step, rows.append_column("since", since))
@@ -99,7 +116,7 @@ def _schema() -> pa.Schema:
 
 def _note(rows: pa.Table, computed: int, failed: Mapping[CheckpointRef, HistoryError]) -> str:
     unbalanced = int(pc.sum(pc.greater(rows["unbalanced"], 0)).as_py() or 0)
-    parts = [f"{unbalanced} of {counted(rows.num_rows, 'checkpoint')} do not balance", f"{computed} audited now"]
+    parts = [f"{unbalanced} of {counted(rows.num_rows, 'step')} do not balance", f"{computed} audited now"]
     if failed:
         ref, error = next(iter(failed.items()))
         parts.append(f"{len(failed)} could not be audited, the first, {ref}: {error}")

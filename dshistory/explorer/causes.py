@@ -32,19 +32,20 @@ class Causes(OpenedHistory):
         `dshistory.causes.books` has the formulas.
 
         Args:
-            a: the checkpoint before; default: the one right before b in its run
-            b: the checkpoint after
+            a: the checkpoint before, or a step of a redo log; default: the checkpoint right before b in its run, of a
+               step of a redo log the step before it
+            b: the checkpoint after, or a step of a redo log
             names: patterns of parameter names, as '*.mlp.*'
             quiet: no progress bar
         """
         from dshistory.causes import audit
 
-        after = self.history.resolve(b)
-        before = None if a is None else self.history.resolve(a)
+        after = self._readable(b)
+        before = None if a is None else self._readable(a)
         return audit.audit(self.history, before, after, names=names, quiet=quiet)
 
     @verb("audit_all")
-    def audit_all(self, *, run: str | None = None, quiet: bool = False) -> "AuditsTable":
+    def audit_all(self, *, run: str | None = None, redo: bool = False, quiet: bool = False) -> "AuditsTable":
         """Audit every checkpoint of a run and its parents against the one before it, and keep what was found beside the
         run, as the SQL table `audit`: per run, step and parameter the gradient's norm and noise, Adam's signal to
         noise, the learning rate and decay that acted, and what does not balance.
@@ -55,11 +56,12 @@ class Causes(OpenedHistory):
 
         Args:
             run: this run and its parents; default: the current run
+            redo: also every step between that a redo log has, against the step before it; each is made again twice
             quiet: no progress bar
         """
         from dshistory.causes import audits
 
-        return audits.audit_all(self.history, run=self._named(run), quiet=quiet)
+        return audits.audit_all(self.history, run=self._named(run), redo=redo, quiet=quiet)
 
     @verb("diagnose", "diagnose 83")
     def diagnose(self, step: int | None = None, *, run: str | None = None, quiet: bool = False) -> "DiagnosisTable":

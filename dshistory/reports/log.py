@@ -174,7 +174,7 @@ def _redo_note(history: History, rows: pa.Table) -> list[str]:
     runs = {run for run, _ in captured}
     recorded = {(run, step) for run in runs for step in recorded_steps(history.paths, run)}
     count = len(recorded - captured)
-    taken = "which `restore`, `replay`, `tensor`, `diff`, `export` and `evaluate` take too"
+    taken = "which `restore`, `replay`, `tensor`, `diff`, `audit`, `export` and `evaluate` take too"
     return [f"and {counted(count, 'redo step')} between, {taken}"] if count else []
 
 

@@ -19,7 +19,7 @@ from catalog.history import History
 from catalog.read.fragments import StoredTensor, choose, stored_tensors
 from catalog.read.pins import pin_while_alive
 from catalog.records import CheckpointRef, RunFacts
-from dshistory.tensors.stream import NOTHING_HELD, FragmentStream
+from dshistory.tensors.stream import NOTHING_HELD, FragmentStream, Held
 
 if TYPE_CHECKING:
     from capture.load.rebuilt import RebuiltStep
@@ -65,6 +65,11 @@ class CheckpointTensors:
             return self._rebuilt.objects(0)
         extents = self._history.extents(self.ref, kinds=("object", "object_tensor"))
         return read_objects(self._root, choose(extents, rank=0))
+
+    @property
+    def held(self) -> Held:
+        """What of its tensors is in memory and not on the disk."""
+        return NOTHING_HELD if self._rebuilt is None else self._rebuilt.held
 
     @property
     def nbytes(self) -> int:
@@ -156,7 +161,7 @@ class CheckpointTensors:
 
     def pieces(self, tensor: StoredTensor) -> Iterator[torch.Tensor]:
         """Yield the elements front to back, flat, in bounded pieces. A piece that is a whole fragment is verified."""
-        stream = FragmentStream(self._root, tensor, held=NOTHING_HELD if self._rebuilt is None else self._rebuilt.held)
+        stream = FragmentStream(self._root, tensor, held=self.held)
         while numel := stream.ready():
             piece = stream.take(numel)
             self._advance(piece.nbytes)
