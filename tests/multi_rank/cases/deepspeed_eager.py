@@ -56,7 +56,8 @@ def take(providers: Sequence[StateProvider]) -> Eager:
             assert not count[start : start + len(flat)].any(), f"{key} overlaps at {start}"
             whole[start : start + len(flat)] = flat
         else:
-            assert not count.any() or torch.equal(whole, flat), f"{key} differs between ranks"
+            same = torch.equal(whole.view(torch.uint8), flat.view(torch.uint8))
+            assert not count.any() or same, f"{key} differs between ranks"
             whole.copy_(flat)
         count[start : start + len(flat)] += 1
         tensors[key] = whole
