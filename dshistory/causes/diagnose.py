@@ -158,7 +158,7 @@ def _follows(finding: Finding, other: Finding) -> bool:
         return other.cause == "bad batch" and finding.since < other.step <= finding.step
     if finding.cause == "bad batch":
         is_clear = other.certain or other.surprise > CLEAR
-        return is_clear and other.cause in _OF_WEIGHTS and other.since < finding.step <= other.step + 1
+        return is_clear and other.cause in _OF_WEIGHTS and other.since < finding.step and finding.since <= other.step
     jumps = finding.cause in _OF_WEIGHTS and finding.cause != "dead units"
     return jumps and other.cause == "norm grows" and finding.since <= other.step and other.since <= finding.step
 

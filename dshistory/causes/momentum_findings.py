@@ -15,8 +15,9 @@ import numpy as np
 from dshistory.causes.audit import audit
 from dshistory.causes.findings import Finding
 from dshistory.causes.record import Record
-from dshistory.causes.robust import CLEAR, CLEAR_OF_MANY, SEEN, excess, log, middle
+from dshistory.causes.robust import CLEAR, CLEAR_LOSS, CLEAR_OF_MANY, SEEN, excess, log, middle
 from dshistory.metrics import AS_NORMAL, Floats
+from dshistory.trends.distances import step_distances
 
 __all__ = ["buffers_replaced", "gradients_longer"]
 
@@ -26,23 +27,32 @@ _LEAST: Final = 0.02
 _PAST: Final = 8
 _LEAST_PAST: Final = 5
 _LASTS: Final = 3
+_APART: Final = 2
+"""Checkpoints nearer than this are alike anyway."""
+
 _CLIPPED: Final = 2e-3
 """Clipped lengths are equal but for the rounding of float32 and of what clipping adds to the length before it
 divides."""
 
 
 def buffers_replaced(record: Record) -> Iterator[Finding]:
-    """Yield the checkpoint whose momentum buffers forgot what they were, if there is one."""
+    """Yield the checkpoint whose momentum buffers forgot what they were, if there is one.
+
+    What came to them undoes what was in them (`turned`), and the weights go less far than they would drive them: the
+    two are judged together, as the sum of their squares. Buffers much longer than usual ones are foreign where nothing
+    is left in them of what they were (`Record.gone`)."""
     if not np.isfinite(record.turned).any():
         return
     total = _total(record.energy)
     longer = excess(log(total), least=_LEAST)
-    against = np.where(record.turned < 0, -excess(record.turned, least=_LEAST), 0.0)
+    against = np.minimum(excess(record.turned, least=_LEAST), 0.0)
+    held_back = np.minimum(excess(_beside_buffers(record), least=_LEAST), 0.0)
+    both = np.hypot(against, held_back)
     alone = longer > 2 * np.append(longer[1:], 0.0)
-    spike = np.where((record.turned < 0) & (longer > CLEAR) & alone, longer, 0.0)
-    surprise = np.where(against > CLEAR_OF_MANY, np.maximum(against, spike), spike)
+    spike = np.where(record.gone & (longer > CLEAR) & alone, longer, 0.0)
+    surprise = np.where(both > CLEAR_OF_MANY, np.maximum(both, spike), spike)
     surprise[:3] = 0.0
-    surprise[_of_loss(record) > SEEN] = 0.0
+    surprise[_of_loss(record) > CLEAR_LOSS] = 0.0
     at = int(np.argmax(surprise))
     if not surprise[at] > 0:
         return
@@ -51,15 +61,56 @@ def buffers_replaced(record: Record) -> Iterator[Finding]:
     usual = float(middle(total[max(2, at - _PAST) : at]))
     momentum = float(np.nanmedian(record.momentum))
     from_zero = math.sqrt(usual * sum(momentum ** (2 * ago) for ago in range(step - since)))
-    is_reset = lengths[at] < math.sqrt(from_zero * lengths[at - 1])
+    # After one update the length tells; after several, how far the weights went, and what the buffers are like.
+    several = step - since > 1
+    is_shorter = several and lengths[at] < lengths[at - 1] and held_back[at] < -CLEAR_OF_MANY
+    source = _source(record, at) if several else None
+    is_reset = source is None and (is_shorter or lengths[at] < math.sqrt(from_zero * lengths[at - 1]))
     evidence = (
         f"the momentum buffers were {lengths[at - 1]:.4g} long and are {lengths[at]:.4g}, and point elsewhere, as "
         f"after a gradient of {math.sqrt(total[at]):.4g} against them (cosine {record.turned[at]:.2g}); usual ones are "
         f"{math.sqrt(usual):.4g} long, and the loss was as usual"
     )
+    if source is not None:
+        evidence += f"; they resemble those of step {source}"
     cause = "optimizer state reset" if is_reset else "foreign optimizer state"
     call = f'h.diff({since}, {step}, kinds="momentum_buffer")'
     yield Finding(cause, since, step, (), evidence, call, certain=False, surprise=float(surprise[at]))
+
+
+def _beside_buffers(record: Record) -> Floats:
+    """Return the logarithm of how far all weights that moved went, beside how far their buffers drive them:
+    (analyzed,); NaN where the learning rates are not known."""
+    if "lr" not in record.metrics:
+        return np.full(len(record.analyzed), np.nan)
+    known = np.isfinite(record.driven) & (record.moved > 0)
+    moved, driven = (_total(np.where(known, part, np.nan) ** 2) for part in (record.moved, record.driven))
+    return log(moved) / 2 - log(driven) / 2
+
+
+def _source(record: Record, at: int) -> int | None:
+    """Return the step of an earlier checkpoint whose momentum buffers those at this place resemble, more than the
+    gradients right before and after do; None where there is none. Reads the sketches of all buffers."""
+    table = step_distances(record.history, run=record.refs[-1].run, names="*", kinds="momentum_buffer")
+    known = [place for place, ref in enumerate(record.analyzed) if ref in table.refs]
+    if at not in known or known.index(at) < _LEAST_PAST:
+        return None
+    of_table = [table.refs.index(record.analyzed[place]) for place in known]
+    squares, kept = _total(record.buffers)[known], record.kept[np.isfinite(record.momentum[:, 0])][0, known]
+    products = (squares[:, None] + squares - table.squares[np.ix_(of_table, of_table)]) / 2
+    lengths = np.sqrt(squares)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        came = (
+            (products[1:] - kept[1:, None] * products[:-1]) / np.sqrt(_total(record.added)[known])[1:, None] / lengths
+        )
+    now = known.index(at)
+    beside = [row for row in (now - 2, now) if row < len(came)]  # row i is what came to checkpoint i + 1
+    others = [row for row in range(_APART, len(came)) if row not in (now - 1, now)]
+    usual = np.concatenate([(came[row] - came[row - 1])[: row - _APART + 1] for row in others])
+    spread = max(AS_NORMAL * float(np.nanmedian(np.abs(usual))), _LEAST)
+    alike = products[now, : now - _APART] / (lengths[now] * lengths[: now - _APART])
+    rises = np.nan_to_num((alike - came[beside, : now - _APART].max(axis=0)) / spread)
+    return table.refs[of_table[int(np.argmax(rises))]].step if rises.max(initial=0.0) > SEEN else None
 
 
 def gradients_longer(record: Record) -> Iterator[Finding]:
@@ -68,13 +119,13 @@ def gradients_longer(record: Record) -> Iterator[Finding]:
     is_told_so = record.has_coupled_decay | np.isfinite(record.momentum)
     energy = np.where(is_told_so, record.energy, np.nan)
     total = log(_total(energy)) / 2
-    of_loss = _of_loss(record)
+    surprise_of_loss = _of_loss(record)
     for at in range(_LEAST_PAST + 2, len(total)):
         before, after = total[2:at], total[at : at + _LASTS]
         step, jump = float(after.min() - before.max()), float(total[at] - total[at - 1])
         usual = max(AS_NORMAL * float(np.median(np.abs(np.diff(before[-_PAST:])))), _LEAST)
         stays = step > jump / 2 > 0
-        if not stays or not jump > CLEAR_OF_MANY * usual or of_loss[at] > SEEN:
+        if not stays or not jump > CLEAR_OF_MANY * usual or surprise_of_loss[at] > SEEN:
             continue
         apart = log(energy[:, at]) / 2 - log(middle(energy[:, max(2, at - _PAST) : at])) / 2
         known = np.isfinite(apart)

@@ -27,7 +27,7 @@ from catalog.lineage_batches import Batch, lineage_batches
 from catalog.lineage_metrics import lineage_metrics
 from catalog.records import CheckpointRef
 from catalog.references import committed_lineage
-from dshistory.causes.robust import log
+from dshistory.causes.robust import log, middle
 from dshistory.causes.rules import Rule, rules_of
 from dshistory.metrics import Floats
 from dshistory.tensors.checkpoint_tensors import CheckpointTensors
@@ -38,6 +38,9 @@ __all__ = ["Record", "Series"]
 _PARTS: Final = ("squares", "sum", "numel", "nonfinite", "update_squares", "largest")
 _OF_THE_MACHINE: Final = ("step_time_s", "stall_s")
 """Metrics that tell of the machine, not of the training."""
+_PAST: Final = 8
+"""So many checkpoints before one say what is usual."""
+
 _RULES_READ: Final = 48
 """So many checkpoints, evenly spaced, are asked for the hyperparameters of their groups, and then those between two
 that differ."""
@@ -222,6 +225,20 @@ class Record:
             both = np.nansum(np.where(np.isfinite(along), before, 0.0), axis=0), np.nansum(self.added, axis=0)
             cosine: Floats = np.nansum(along, axis=0) / np.sqrt(both[0] * both[1])
         return cosine
+
+    @cached_property
+    def gone(self) -> npt.NDArray[np.bool_]:
+        """Where what came is against all momentum buffers together, and less than half is left in them of what must be
+        besides what usually comes along them: (analyzed,); False where there are no buffers."""
+        kept = self.kept[np.isfinite(self.momentum[:, 0])]
+        if not len(kept):
+            return np.zeros(len(self.analyzed), np.bool_)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            added, before = (np.nansum(part, axis=0) for part in (self.added, _before(self.buffers)))
+            came = self.turned * np.sqrt(added / before)
+            usual = np.array([middle(came[max(2, at - _PAST) : at]) if at > 2 else np.nan for at in range(len(came))])
+            found: npt.NDArray[np.bool_] = (self.turned < 0) & (came - usual < -kept[0] / 2)
+        return found
 
     @cached_property
     def moved(self) -> Floats:

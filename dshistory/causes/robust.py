@@ -12,7 +12,7 @@ import numpy as np
 
 from dshistory.metrics import AS_NORMAL, Floats
 
-__all__ = ["CLEAR", "CLEAR_OF_MANY", "SEEN", "excess", "log", "middle"]
+__all__ = ["CLEAR", "CLEAR_LOSS", "CLEAR_OF_MANY", "SEEN", "excess", "log", "middle"]
 
 CLEAR: Final = 8.0
 """From here on a surprise is reported: by Chebyshev's inequality at most one value in 64 of any distribution is as far
@@ -20,6 +20,9 @@ out, and of a normal one none."""
 
 CLEAR_OF_MANY: Final = 5.0
 """The same of sums and medians over many weights, which have nearly normal noise."""
+
+CLEAR_LOSS: Final = 6.0
+"""The same of a loss: it is the mean over a batch, so its noise is nearly normal."""
 
 SEEN: Final = 3.0
 """A surprise that says something only where another one is clear."""

@@ -11,7 +11,7 @@ import numpy as np
 from catalog.statistics.compute import buckets_of
 from dshistory.causes.findings import Finding, named
 from dshistory.causes.record import Record
-from dshistory.causes.robust import CLEAR, CLEAR_OF_MANY, SEEN, excess, log, middle
+from dshistory.causes.robust import CLEAR, CLEAR_LOSS, CLEAR_OF_MANY, SEEN, excess, log, middle
 from dshistory.metrics import AS_NORMAL, Floats, rms, typical_size
 
 __all__ = [
@@ -30,8 +30,6 @@ _LEAST_LOG: Final = 0.02
 
 
 _LEAST_LOSS: Final = 0.005
-_CLEAR_LOSS: Final = 6.0
-"""A loss is the mean over a batch, so its noise is nearly normal, and a smaller surprise than elsewhere is clear."""
 
 
 def suspicion(record: Record) -> Floats:
@@ -81,34 +79,54 @@ def not_finite(record: Record) -> Iterator[Finding]:
 
 
 def bad_batches(record: Record) -> Iterator[Finding]:
-    """Yield each step whose loss leaves its neighbours upwards while the gradient that arrived is unusual too."""
+    """Yield each step whose loss leaves its neighbours upwards while the gradient that arrived is unusual too, and each
+    checkpoint whose gradient alone is far too long, once and of most weights."""
     series = record.metrics.get("loss")
+    if series is None:
+        return
     total = np.nansum(np.where(record.energy > 0, record.energy, 0.0), axis=0)
     gradients = excess(log(total), least=_LEAST_LOG)
     steps = np.array([ref.step for ref in record.analyzed])
-    if series is None:
-        return
     surprise = excess(log(series.values), least=_LEAST_LOSS)
+    told = []
     for at in np.flatnonzero(surprise > SEEN).tolist():
         step = int(series.steps[at])
         if at and surprise[at - 1] > surprise[at] / 2:  # still the same event
             continue
         place = int(np.searchsorted(steps, step))
         seen = gradients[place] if place < len(gradients) else 0.0
-        if surprise[at] < (SEEN if seen > CLEAR else _CLEAR_LOSS):
+        if surprise[at] < (SEEN if seen > CLEAR else CLEAR_LOSS):
             continue
         usual = float(np.median(series.values[max(0, at - 5) : at])) if at else math.nan
         evidence = f"the loss of step {step} is {series.values[at]:.4g}, {usual:.4g} before"
         if seen > SEEN:
-            ratio = math.sqrt(total[place] / float(middle(total[max(1, place - 5) : place]))) if place > 1 else math.nan
-            evidence += f", and its gradient is {ratio:.3g} times as long as before"
+            evidence += f", and its gradient is {_longer(total, place):.3g} times as long as before"
+        told.append(place)
+        yield _bad_batch(record, step - 1, step, evidence, float(surprise[at]))
+    alone = np.append(gradients[1:], 0.0) < SEEN
+    of_most = excess(middle(log(record.energy).T), least=_LEAST_LOG)
+    for place in np.flatnonzero((gradients > CLEAR) & (of_most > CLEAR_OF_MANY) & alone & ~record.gone).tolist():
+        if place > 2 and not {place - 1, place} & set(told):
+            since, step = record.gap(place)
+            evidence = (
+                f"the gradient is {_longer(total, place):.3g} times as long as before, once; the loss was as usual"
+            )
+            yield _bad_batch(record, since, step, evidence, float(gradients[place]))
+
+
+def _bad_batch(record: Record, since: int, step: int, evidence: str, surprise: float) -> Finding:
+    if step - since == 1:
         evidence += _batch_of(record, step)
-        call = (
-            f"h.sql(\"SELECT step, value FROM metrics WHERE name = 'loss' AND step BETWEEN {step - 5} AND {step + 5} "
-        )
-        yield Finding(
-            "bad batch", step - 1, step, (), evidence, call + 'ORDER BY step")', certain=False, surprise=surprise[at]
-        )
+    call = (
+        f"h.sql(\"SELECT step, value FROM metrics WHERE name = 'loss' AND step BETWEEN {step - 5} AND {step + 5} "
+        'ORDER BY step")'
+    )
+    return Finding("bad batch", since, step, (), evidence, call, certain=False, surprise=surprise)
+
+
+def _longer(total: Floats, place: int) -> float:
+    """Return how many times as long as before the gradients up to a place are."""
+    return math.sqrt(total[place] / float(middle(total[max(1, place - 5) : place]))) if place > 1 else math.nan
 
 
 def _batch_of(record: Record, step: int) -> str:
@@ -268,7 +286,7 @@ def group_jumps(record: Record) -> Iterator[Finding]:
         far = excess(apart, least=_LEAST_LOG)
         at = int(np.argmax(far[3:])) + 3
         ratio = math.exp(apart[at] - float(middle(apart[max(1, at - 5) : at])))
-        if far[at] > CLEAR_OF_MANY and ratio > _GROUP_FARTHER:
+        if far[at] > CLEAR_OF_MANY and ratio > _GROUP_FARTHER and _is_once_or_stays(apart, at):
             since, step = record.gap(at)
             evidence = (
                 f"the {len(rows)} weights of the group of {group[0]} moved {ratio:.3g} times as far as before, beside "
@@ -278,13 +296,24 @@ def group_jumps(record: Record) -> Iterator[Finding]:
             yield Finding(cause, since, step, group, evidence, call, certain=False, surprise=float(far[at]))
 
 
+def _is_once_or_stays(values: Floats, at: int) -> bool:
+    """Return whether no value before a place is half as high as it, and either nearly all after it are, or none but the
+    next: a rate is raised once or from then on, and what comes and goes is noise."""
+    half = (values[at] + float(middle(values[max(1, at - 5) : at]))) / 2
+    before, after = values[1:at] > half, values[at + 1 :] > half
+    return not before.any() and (not after[1:].any() or bool(after.mean() > _STAYS))
+
+
+_STAYS: Final = 0.8
+"""All but what noise takes."""
+
 _MANY: Final = 5
 _GROUP_FARTHER: Final = 1.3
 
 
 def growing_norms(record: Record) -> Iterator[Finding]:
     """Yield weights whose movement turns outwards within a checkpoint or two, far beside how its direction drifted
-    before, and stays so, until the norm has grown by a tenth.
+    before, and stays so.
 
     The share of the movement that is outward tells a weight that is driven to grow from one that grows as it learns,
     however the learning rate changes. A weight that is smaller than typical ones, as a bias that was born at zero, may
@@ -302,7 +331,7 @@ def growing_norms(record: Record) -> Iterator[Finding]:
             continue
         at, surprise = found
         gained = float(logarithms[row, -1] - logarithms[row, at - 1])
-        if gained > math.log(1.1):
+        if gained > _GAINED:
             since, step = record.gap(at)
             evidence = (
                 f"{name} grew {math.exp(gained):.3g}-fold from step {since} on: {outward[row, at + 1]:.0%} of its "
@@ -333,5 +362,8 @@ def _turned_outward(shares: Floats, of_sketch: float) -> tuple[int, float] | Non
 
 _PAST: Final = 8
 _LEAST_PAST: Final = 4
+_GAINED: Final = math.log(1.02)
+"""A norm that grows by less is as it was."""
+
 _OUTWARD: Final = math.sqrt(0.5)
 """From here on a movement is more outward than sideways."""

@@ -24,14 +24,20 @@ SAMPLE = [
     Case("learning rate", True, 10, 2),
     Case("bad batch", True, 1, 3),
     Case("optimizer state reset", True, 1, 60, "SGD"),
+    Case("optimizer state reset", True, 5, 2380, "SGD"),
+    Case("bad batch", False, 1, 2170, "SGD"),
     Case("clipping off", True, 5, 3040, "Adam"),
     pytest.param(Case("layer corrupted", True, 10, 4), marks=pytest.mark.long),
+    pytest.param(Case("optimizer state reset", False, 10, 2860, "SGD"), marks=pytest.mark.long),
+    pytest.param(Case("foreign optimizer state", False, 5, 2550, "SGD"), marks=pytest.mark.long),
+    pytest.param(Case("nothing", True, 10, 2641, "SGD"), marks=pytest.mark.long),
+    pytest.param(Case("norm grows", False, 1, 3290), marks=pytest.mark.long),
     pytest.param(Case("clipping off", False, 1, 210, "SGD"), marks=pytest.mark.long),
 ]
 """`python -m benchmarks diagnose` has every cause."""
 
 
-@pytest.mark.parametrize("case", SAMPLE, ids=lambda case: f"{case.cause}, {case.optimizer}")
+@pytest.mark.parametrize("case", SAMPLE, ids=lambda case: f"{case.cause}, {case.optimizer} every {case.every}")
 def test_the_first_row_is_what_was_planted(tmp_path, case):
     truth = train(tmp_path, case)
     explorer = dshistory.open(tmp_path)
