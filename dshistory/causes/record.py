@@ -77,8 +77,9 @@ class Record:
     @cached_property
     def stored(self) -> Stored:
         """The content of the manifests, for `keys` over `refs`."""
+        keys = self.all_keys  # it may ask too, and one who asks twice at a time waits for themselves
         with self.history.asking() as ask:
-            return StatisticsMatrix(self.history, ask, self.refs, self.all_keys).stored()
+            return StatisticsMatrix(self.history, ask, self.refs, keys).stored()
 
     @cached_property
     def batches(self) -> Mapping[int, Mapping[int, Batch]]:
