@@ -53,7 +53,7 @@ _ALIGN = 4096
 Buffer: TypeAlias = npt.NDArray[np.uint8]
 
 
-class Sized(Protocol):
+class _Sized(Protocol):
     """An extent, or a part of one."""
 
     @property
@@ -62,13 +62,13 @@ class Sized(Protocol):
         ...
 
 
-S = TypeVar("S", bound=Sized)
+_S = TypeVar("_S", bound=_Sized)
 
 
-def batches(parts: Iterable[S], *, most_bytes: int) -> Iterator[list[S]]:
+def batches(parts: Iterable[_S], *, most_bytes: int) -> Iterator[list[_S]]:
     """Yield extents, or parts of some, in order, in lists of at most `most_bytes` together; a larger one is a list by
     itself."""
-    batch: list[S] = []
+    batch: list[_S] = []
     nbytes = 0
     for part in parts:
         if batch and (nbytes + part.nbytes > most_bytes or len(batch) == _MOST_IN_BATCH):
