@@ -7,6 +7,9 @@ The protocol for one checkpoint, while nobody else may write its run:
    made durable (fsync of the folder of steps). Now it is not listed any more, and no power cut brings it back.
 3. Its files are removed, then its statistics. A crash leaves them to the garbage collection.
 
+The redo log stays as long as there is a checkpoint before it: its steps are made again from an earlier one then. What
+has none before it any more goes too.
+
 Of several, those with the greater steps go first: a checkpoint only ever refers to earlier ones, and by the time that
 one goes, whoever referred to it is durably gone.
 """
@@ -22,9 +25,11 @@ from catalog.disk.folders import open_folder, remove_files
 from catalog.disk.regular_file import check_folders
 from catalog.errors import HistoryError, NotFoundError
 from catalog.format.journal import NO_RANK, Journal
+from catalog.format.redo_segment import redo_segments
 from catalog.format.statistics_file import parse_name
 from catalog.paths import HistoryPaths, is_checkpoint_file
 from catalog.read.pins import alone_with
+from catalog.read.runs import steps
 from catalog.records import CheckpointRef
 from catalog.retention.facts import CheckpointFacts
 
@@ -81,6 +86,7 @@ def remove_checkpoints(
             needed |= one.needs
         else:
             done.checkpoints.append(one.ref)
+    _remove_useless_redo(paths, run)
     return done
 
 
@@ -116,3 +122,12 @@ def _remove_statistics(paths: HistoryPaths, ref: CheckpointRef) -> None:
 
     with suppress(OSError), open_folder(paths.statistics_dir(ref.run)) as folder:
         remove_files(folder, is_of_it, only_temporaries=False)
+
+
+def _remove_useless_redo(paths: HistoryPaths, run: str) -> None:
+    """Remove the segments of the redo log of which no step can be made again, since no checkpoint is before it."""
+    first = min(steps(paths, run), default=None)
+    useless = {name.name for name in redo_segments(paths, run) if first is None or name.last <= first}
+    if useless:
+        with suppress(OSError), open_folder(paths.redo_dir(run)) as folder:
+            remove_files(folder, useless.__contains__, only_temporaries=False)

@@ -23,9 +23,9 @@ class Retention(OpenedHistory):
         """Say what the history takes on the disk: its runs, their kinds of state, and what removing a checkpoint frees.
 
         Bytes are those of the file system. A checkpoint to whose bytes others refer frees nothing as long as they are
-        there: `needed_by` counts them. `other` is what a run takes beside its checkpoints, such as its journal. Of a
-        kind, `referred` are bytes that earlier checkpoints have, and `derived` those that are in no file, because
-        readers make them of float32 masters.
+        there: `needed_by` counts them. `redo` is the redo log of a run, and `other` what it takes beside log and
+        checkpoints, such as its journal. Of a kind, `referred` are bytes that earlier checkpoints have, and `derived`
+        those that are in no file, because readers make them of float32 masters.
 
         Args:
             run: only this run; default: all runs

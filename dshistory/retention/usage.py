@@ -14,10 +14,10 @@ from dshistory.display.text import Layout
 
 __all__ = ["usage"]
 
-_FORMATS: Final[dict[str, Format]] = dict.fromkeys(("bytes", "frees", "referred", "derived", "other"), "bytes")
+_FORMATS: Final[dict[str, Format]] = dict.fromkeys(("bytes", "frees", "referred", "derived", "redo", "other"), "bytes")
 _LAYOUT: Final = Layout(gives_way=("other",))
 _RUNS: Final = pa.schema(
-    [("run", pa.string()), ("checkpoints", pa.int64()), ("bytes", pa.int64()), ("other", pa.int64())]
+    [(name, pa.string() if name == "run" else pa.int64()) for name in ("run", "checkpoints", "bytes", "redo", "other")]
 )
 _CHECKPOINTS: Final = pa.schema(
     [
@@ -62,8 +62,9 @@ def usage(history: History, *, run: str | None) -> Report:
 
 def _run_row(history: History, run: str, line: Sequence[CheckpointFacts]) -> dict[str, object]:
     own = sum(one.nbytes for one in line)
-    other = max(0, bytes_on_disk(history.paths.run_dir(run)) - own)
-    return {"run": run, "checkpoints": len(line), "bytes": own, "other": other}
+    redo = bytes_on_disk(history.paths.redo_dir(run))
+    other = max(0, bytes_on_disk(history.paths.run_dir(run)) - own - redo)
+    return {"run": run, "checkpoints": len(line), "bytes": own, "redo": redo, "other": other}
 
 
 def _checkpoints(lines: Mapping[str, Sequence[CheckpointFacts]]) -> pa.Table:
