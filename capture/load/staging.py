@@ -32,7 +32,8 @@ def fill_through_host(
     """Fill the destinations, with what is `kept` of an extent, or from the disk. When this returns no copy is under
     way. CorruptError when bytes differ from their checksums; the destinations are then partly overwritten.
 
-    Takes twice BATCH_BYTES of host memory, or twice the largest extent; it is pinned when one is on a CUDA device.
+    Takes twice BATCH_BYTES of host memory, or twice the largest extent and what is rounded of it; it is pinned when one
+    is on a CUDA device.
     """
     of_extent: dict[Extent, list[Assignment]] = defaultdict(list)
     for assignment in assignments:

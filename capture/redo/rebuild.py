@@ -58,7 +58,12 @@ class RebuiltSteps:
             self.close()
             self._pins.enter_context(pinned(self._history.paths, step.base))
             self._way = _Way(self._history, step.base)
-        return self._way.make(step)
+        try:
+            return self._way.make(step)
+        except BaseException:
+            # Half of an update may be made, so the next call begins at the checkpoint again.
+            self.close()
+            raise
 
     def close(self) -> None:
         """Let go of the checkpoint, and of what was made."""
@@ -83,20 +88,12 @@ class _Way:
         self._chain = RedoChain(history.paths, base)
         self._steps: RepeatedSteps | None = None
         self._known: Sequence[RankFingerprints] = ()
-        self._ends: BaseException | None = None
 
     def make(self, step: RedoRef) -> RebuiltStep:
         """Go on to a step that is not before where this has been."""
         until = step.ref.step
         records = self._chain.records(until, after=self.reached)
-        if self._ends is not None:
-            raise self._ends
-        try:
-            steps = self._go(until, records)
-        except BaseException as error:
-            # Half of an update may be made, and none beyond it can be.
-            self._ends = error
-            raise
+        steps = self._go(until, records)
         for rank, of_rank in enumerate(self._known):
             known = of_rank.of(until)
             if known is not None:

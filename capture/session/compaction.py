@@ -156,7 +156,8 @@ class Compaction:
             step for step in self._published if step not in committed and paths.step_dir(run, step).is_dir()
         ]
         self._committed += committed
-        for step in self._committed[:-_NEWEST]:
+        is_full = time.monotonic() < self._full_until
+        for step in [] if is_full else self._committed[:-_NEWEST]:
             try:
                 if not self._is_pinned(step) and self._has_room(step):
                     return step
@@ -176,8 +177,6 @@ class Compaction:
     def _has_room(self, step: int) -> bool:
         """Return whether the disk has room for the image of a checkpoint, beside that of the checkpoint that the
         training captures next."""
-        if time.monotonic() < self._full_until:
-            return False
         room = os.statvfs(self._run.paths.root)
         needed = self._raw_bytes(step) + max(map(self._raw_bytes, (step, self._committed[-1])))
         free = room.f_bavail * room.f_frsize

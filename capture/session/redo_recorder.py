@@ -180,13 +180,14 @@ class RedoRecorder:
         """The update that makes `step` is over, or was skipped: copy the buffers that have changed since the step
         before."""
         ended, self._consumed_now = self._consumed_now, None
-        if ended is None or ended.is_left_out:
-            self._leave_out(step, "the steps before it were still being written")
-            return
         if step <= self._last:
-            self._log.release(ended.memory)
+            if ended is not None:
+                self._log.release(ended.memory)
             self._leave_out(step, f"step {self._last} came before it: a load has counted the steps back")
             self._has_gone_back = True
+            return
+        if ended is None or ended.is_left_out:
+            self._leave_out(step, "the steps before it were still being written")
             return
         self._last = ended.step = step
         if self._has_gone_back:

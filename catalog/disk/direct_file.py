@@ -34,6 +34,7 @@ class DirectFile:
             self._go_direct()
         except BaseException:
             os.close(self._descriptor)
+            path.unlink(missing_ok=True)
             raise
 
     def write(self, data: bytes) -> None:

@@ -41,7 +41,7 @@ SCHEMA = pa.schema(
         ),
     ]
 )
-"""One row for each parameter that an optimizer held; `since` is the step of the checkpoint before."""
+"""One row for each parameter that an optimizer held; `since` is the step before, captured or of a redo log."""
 
 _NAME = re.compile(r"([0-9]{12})\.parquet")
 

@@ -13,6 +13,7 @@ from catalog.format.header import HEADER_LENGTH_BYTES, MAX_HEADER_BYTES, Entry, 
 from catalog.format.manifest import Manifest
 from catalog.read.data_files import data_file_bytes, only_packed
 from catalog.read.pieces import Piece, piece_of
+from catalog.read.side_threads import begun
 from catalog.read.stored_bytes import Buffer, ReadBuffer, by_place, mismatches, place_batches
 from catalog.records import Extent
 
@@ -158,7 +159,7 @@ def _keep(
         memory = _populated(batch)
         while batch:
             following = next(turns, [])
-            coming = ahead.submit(_populated, following)
+            coming = begun(ahead, _populated, following)
             began = monotonic()
             yield from _compared(root, batch, memory, kept)
             read = monotonic()

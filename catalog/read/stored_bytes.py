@@ -24,6 +24,7 @@ from catalog.errors import CorruptError
 from catalog.read.data_files import only_packed
 from catalog.read.packed_bytes import Wanted, read_images
 from catalog.read.pieces import Cut, Piece, RawPieces, cuts_of, piece_of
+from catalog.read.side_threads import begun
 from catalog.records import CHECKSUM_BYTES, Extent
 
 __all__ = [
@@ -209,7 +210,7 @@ def _round(root: Path, wanted: Sequence[Cut], read: RawPieces) -> None:
         else:
             in_memory.append((one, address))
     with ThreadPoolExecutor(_rounding_threads(), thread_name_prefix="dshistory-rounding") as pool:
-        under_way = [pool.submit(_round_to, *part) for each in in_memory for part in _parts_of(*each)]
+        under_way = [begun(pool, _round_to, *part) for each in in_memory for part in _parts_of(*each)]
         scratch = itertools.cycle([_Scratch(), _Scratch()])
         for cuts, memory in zip(cuts_of(unread, most_bytes=_SCRATCH_BYTES), scratch, strict=False):
             memory.round(root, cuts, pool)
@@ -231,7 +232,7 @@ class _Scratch:
         memory, _ = self._buffer.read(root, [cut.piece.source for cut in cuts], checksums=False)
         pairs = zip(cuts, memory, strict=True)
         self.under_way = [
-            pool.submit(_round_to, *part) for cut, numbers in pairs for part in _parts_of(cut, numbers.ctypes.data)
+            begun(pool, _round_to, *part) for cut, numbers in pairs for part in _parts_of(cut, numbers.ctypes.data)
         ]
 
 

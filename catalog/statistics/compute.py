@@ -80,7 +80,7 @@ def analyze_part(
         if stopped():
             return False
         rows.add(_computed(paths.root, batch, buffer))
-        progress(sum(extent.nbytes for extent in batch))
+        progress(sum(extent.nbytes for extent in batch if not extent.is_rounded))
     if not may_publish():
         return False
     publish_statistics(paths, run, about, rows.table())

@@ -56,7 +56,8 @@ class Causes(OpenedHistory):
 
         Args:
             run: this run and its parents; default: the current run
-            redo: also every step between that a redo log has, against the step before it; each is made again twice
+            redo: also every step between that a redo log has, against the step before it; each is made again twice. A
+               checkpoint that was audited against the checkpoint before keeps that audit
             quiet: no progress bar
         """
         from dshistory.causes import audits

@@ -6,13 +6,15 @@ import pytest
 from golden_packed_redo import ALONE, FLATS, KEY, PACKED, TOGETHER, recorded, tensors, write
 from places import GOLDEN_PACKED_REDO
 
+from capture.redo.rebuild import RebuiltSteps
+from capture.redo.steps import RedoRef
 from catalog.errors import MismatchError
 from catalog.history import History
 from catalog.paths import data_file, packed_file
 from catalog.read.check_data import check_header
 from catalog.read.checkpoint import read_checkpoint
 from catalog.read.pieces import piece_of
-from catalog.read.redo import RedoRecord, recorded_steps, redo_chain
+from catalog.read.redo import RedoChain, RedoRecord, recorded_steps
 from catalog.read.stored_bytes import ReadBuffer
 from catalog.records import CheckpointRef
 from catalog.verify import verify
@@ -61,16 +63,24 @@ def _same(record: RedoRecord, rank: int) -> None:
 
 def test_a_log_of_format_1_gives_what_was_recorded(history: History) -> None:
     assert recorded_steps(history.paths, ALONE) == [11, 12, 13]
-    for (record,) in redo_chain(history.paths, CheckpointRef(ALONE, PACKED), 12):
+    for (record,) in RedoChain(history.paths, CheckpointRef(ALONE, PACKED)).records(12, after=PACKED):
         _same(record, 0)
         assert (record.segment.writes.params, record.segment.writes.world_size) == ((("layer.w", "layer.b"), ()), 1)
     with pytest.raises(MismatchError, match=r"after step 13 is not what its update made: an edit: modify\(\)"):
-        redo_chain(history.paths, CheckpointRef(ALONE, PACKED), 13)
+        RedoChain(history.paths, CheckpointRef(ALONE, PACKED)).records(13, after=PACKED)
+
+
+def test_each_step_that_can_not_be_made_again_says_why(history: History) -> None:
+    base = CheckpointRef(ALONE, PACKED)
+    with RebuiltSteps(history) as rebuilt:
+        for step in (11, 12, 11):
+            with pytest.raises(MismatchError, match=r"the version of torch was '2\.9\.0'"):
+                rebuilt.make(RedoRef(CheckpointRef(ALONE, step), base))
 
 
 def test_logs_of_format_2_give_what_each_rank_recorded(history: History) -> None:
     assert recorded_steps(history.paths, TOGETHER) == [1, 2]
-    for records in redo_chain(history.paths, CheckpointRef(TOGETHER, 0), 2):
+    for records in RedoChain(history.paths, CheckpointRef(TOGETHER, 0)).records(2, after=0):
         assert len(records) == 2
         for rank, record in enumerate(records):
             _same(record, rank)
