@@ -29,7 +29,6 @@ SMALL = {
     "dshistory.__main__": "Python asks for this file",
     "dshistory.conversion.exporting.torchfile": "one file for each format",
     "capture.state.providers.counters": "one file for each provider",
-    "capture.loops.deepspeed.cpu_adam": "updates are made again without a training loop",
 }
 """Files of fewer than 40 lines with one user, and the reason why each stands alone."""
 
