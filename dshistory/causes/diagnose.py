@@ -157,7 +157,7 @@ def _follows(finding: Finding, other: Finding) -> bool:
     if finding.cause == "dead units" and finding.surprise <= CLEAR:  # their weights moved as usual: nobody killed them
         return other.cause == "bad batch" and finding.since < other.step <= finding.step
     if finding.cause == "bad batch":
-        if other.cause == "clipping off" and other.certain:  # as long as it was on, no batch made a longer gradient
+        if other.cause == "clipping off":  # as long as it was on, no batch made a longer gradient
             return other.since < finding.step and finding.since < other.step
         is_clear = other.certain or other.surprise > CLEAR
         return is_clear and other.cause in _OF_WEIGHTS and other.since < finding.step and finding.since <= other.step

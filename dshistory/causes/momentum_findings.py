@@ -114,8 +114,8 @@ def _source(record: Record, at: int) -> int | None:
 
 
 def gradients_longer(record: Record) -> Iterator[Finding]:
-    """Yield the checkpoint since which the gradients of nearly all weights are longer than all before, which were
-    steady, while the loss was as usual: of momentum, or of Adam's moments that have weight decay in them."""
+    """Yield the checkpoint since which the gradients of nearly all weights are longer than all before, by more than
+    those differed, while the loss was as usual: of momentum, or of Adam's moments that have weight decay in them."""
     is_told_so = record.has_coupled_decay | np.isfinite(record.momentum)
     energy = np.where(is_told_so, record.energy, np.nan)
     total = log(_total(energy)) / 2
@@ -124,7 +124,7 @@ def gradients_longer(record: Record) -> Iterator[Finding]:
         before, after = total[2:at], total[at : at + _LASTS]
         step, jump = float(after.min() - before.max()), float(total[at] - total[at - 1])
         usual = max(AS_NORMAL * float(np.median(np.abs(np.diff(before[-_PAST:])))), _LEAST)
-        stays = step > jump / 2 > 0
+        stays = step > jump / 2 > 0 and jump > float(np.ptp(before))
         if not stays or not jump > CLEAR_OF_MANY * usual or surprise_of_loss[at] > SEEN:
             continue
         apart = log(energy[:, at]) / 2 - log(middle(energy[:, max(2, at - _PAST) : at])) / 2
