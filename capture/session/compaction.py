@@ -156,8 +156,9 @@ class Compaction:
             step for step in self._published if step not in committed and paths.step_dir(run, step).is_dir()
         ]
         self._committed += committed
-        is_full = time.monotonic() < self._full_until
-        for step in [] if is_full else self._committed[:-_NEWEST]:
+        if time.monotonic() < self._full_until:
+            return None
+        for step in self._committed[:-_NEWEST]:
             try:
                 if not self._is_pinned(step) and self._has_room(step):
                     return step

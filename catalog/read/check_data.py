@@ -14,7 +14,7 @@ from catalog.format.manifest import Manifest
 from catalog.read.data_files import data_file_bytes, only_packed
 from catalog.read.pieces import Piece, piece_of
 from catalog.read.side_threads import begun
-from catalog.read.stored_bytes import Buffer, ReadBuffer, by_place, mismatches, place_batches
+from catalog.read.stored_bytes import Buffer, ReadBuffer, by_place, bytes_in_files, mismatches, place_batches
 from catalog.records import Extent
 
 __all__ = ["DamagedExtent", "check_data_file", "check_extents", "check_header"]
@@ -79,8 +79,8 @@ def _entry(extent: Extent, data_start: int) -> Entry:
 def check_data_file(
     root: Path, manifest: Manifest, *, progress: Callable[[int], None], share: tuple[int, int] = (0, 1)
 ) -> Iterator[DamagedExtent]:
-    """Read every extent of a manifest and yield the damaged ones; `progress` gets the stored
-    bytes of each batch read.
+    """Read every extent of a manifest and yield the damaged ones; `progress` gets the stored bytes of each
+    batch read.
 
     `share`: a process's number and the number of processes that read together; each extent is one process's.
 
@@ -139,7 +139,7 @@ def check_extents(
     buffer = ReadBuffer()
     for batch in place_batches(in_order[count:], most_bytes=BATCH_BYTES):
         yield from _compared(root, batch, buffer)
-        progress(_stored_bytes(batch))
+        progress(bytes_in_files(batch))
 
 
 def _keep(
@@ -163,7 +163,7 @@ def _keep(
             began = monotonic()
             yield from _compared(root, batch, memory, kept)
             read = monotonic()
-            progress(_stored_bytes(batch))
+            progress(bytes_in_files(batch))
             done += len(batch)
             batch, memory = following, coming.result()
             read_s += read - began
@@ -191,11 +191,6 @@ def _pieces(batch: list[Extent]) -> list[Piece]:
 
 def _total_bytes(batch: list[Extent]) -> int:
     return sum(extent.nbytes for extent in batch)
-
-
-def _stored_bytes(batch: list[Extent]) -> int:
-    """Return how many bytes of data files the extents are; what is rounded is made of others."""
-    return _total_bytes([extent for extent in batch if not extent.is_rounded])
 
 
 def _compared(

@@ -32,6 +32,7 @@ __all__ = [
     "ReadBuffer",
     "batches",
     "by_place",
+    "bytes_in_files",
     "mismatches",
     "place_batches",
     "read_to",
@@ -114,6 +115,11 @@ def place_batches(extents: Iterable[Extent], *, most_bytes: int) -> Iterator[lis
             groups.append(_Together([extent]))
     for batch in batches(groups, most_bytes=most_bytes):
         yield [extent for group in batch for extent in group.extents]
+
+
+def bytes_in_files(extents: Iterable[Extent]) -> int:
+    """Return how many bytes of data files the extents are; what is rounded is made of others."""
+    return sum(extent.nbytes for extent in extents if not extent.is_rounded)
 
 
 class ReadBuffer:

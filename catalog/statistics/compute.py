@@ -23,7 +23,7 @@ from catalog.paths import HistoryPaths, parse_data_file
 from catalog.read.checkpoint import read_part
 from catalog.read.pieces import Piece, piece_of
 from catalog.read.provider_tensors import state_only
-from catalog.read.stored_bytes import Buffer, ReadBuffer, mismatches, place_batches
+from catalog.read.stored_bytes import Buffer, ReadBuffer, bytes_in_files, mismatches, place_batches
 from catalog.records import CheckpointRef, Extent
 
 __all__ = ["BUCKETS", "analyze_part", "buckets_of", "missing_parts", "sketch_key"]
@@ -80,7 +80,7 @@ def analyze_part(
         if stopped():
             return False
         rows.add(_computed(paths.root, batch, buffer))
-        progress(sum(extent.nbytes for extent in batch if not extent.is_rounded))
+        progress(bytes_in_files(batch))
     if not may_publish():
         return False
     publish_statistics(paths, run, about, rows.table())

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -27,12 +27,8 @@ from dshistory.display.progress import ByteProgress
 from dshistory.display.table import Table
 from dshistory.display.text import Layout
 from dshistory.patterns import Patterns, matching
-from dshistory.tensors.checkpoint_tensors import CheckpointTensors
+from dshistory.tensors.checkpoint_tensors import CheckpointTensors, MadeAgain
 from dshistory.tensors.stream import side_by_side
-
-if TYPE_CHECKING:
-    from capture.load.rebuilt import RebuiltStep
-    from capture.redo.steps import RedoRef
 
 __all__ = ["AuditTable", "audit"]
 
@@ -66,8 +62,6 @@ _LAYOUT: Final = Layout(
         "updates",
     )
 )
-
-MadeAgain: TypeAlias = "Callable[[RedoRef], RebuiltStep] | None"
 
 Finding = tuple[float, str]
 """By how much a figure exceeds what rounding can do, and the sentence about it."""
@@ -103,7 +97,7 @@ def audit(
     *,
     names: Patterns,
     quiet: bool,
-    made_again: Sequence[MadeAgain] = (None, None),
+    made_again: Sequence[MadeAgain | None] = (None, None),
 ) -> AuditTable:
     """See `Explorer.audit`; without `before`, the step right before `after` in its lineage.
 

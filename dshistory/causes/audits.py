@@ -19,11 +19,12 @@ from catalog.index import index
 from catalog.read.redo import recorded_steps
 from catalog.records import CheckpointRef
 from catalog.references import committed_lineage
-from dshistory.causes.audit import MadeAgain, audit
+from dshistory.causes.audit import audit
 from dshistory.display.formats import counted
 from dshistory.display.progress import CountProgress
 from dshistory.display.table import Table
 from dshistory.display.text import Layout
+from dshistory.tensors.checkpoint_tensors import MadeAgain
 
 __all__ = ["AuditsTable", "audit_all"]
 

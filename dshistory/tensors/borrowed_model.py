@@ -4,9 +4,9 @@ Invariant: when the block ends, however it ends, every parameter and buffer has 
 mode is the one that was there. Tensors keep their memory: values are copied in and out.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final, Self
 
 import torch
 
@@ -15,11 +15,7 @@ from capture.state.unwrap import logical_name, unwrapped
 from catalog.errors import MismatchError, SetupError
 from catalog.history import History
 from catalog.records import CheckpointRef
-from dshistory.tensors.checkpoint_tensors import CheckpointTensors
-
-if TYPE_CHECKING:
-    from capture.load.rebuilt import RebuiltStep
-    from capture.redo.steps import RedoRef
+from dshistory.tensors.checkpoint_tensors import CheckpointTensors, MadeAgain
 
 __all__ = ["BorrowedModel", "Tensors"]
 
@@ -127,7 +123,7 @@ class BorrowedModel:
         ref: CheckpointRef,
         *,
         weights: str = "model",
-        made_again: "Callable[[RedoRef], RebuiltStep] | None" = None,
+        made_again: MadeAgain | None = None,
     ) -> torch.nn.Module:
         """Load a checkpoint and return the model; `weights` is as for `CheckpointTensors.parameters`, and `made_again`
         as for `CheckpointTensors`."""

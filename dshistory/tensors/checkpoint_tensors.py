@@ -5,7 +5,7 @@ a step of a redo log, whose tensors are in memory.
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
@@ -24,7 +24,10 @@ from dshistory.tensors.stream import NOTHING_HELD, FragmentStream, Held
 if TYPE_CHECKING:
     from capture.load.rebuilt import RebuiltStep
 
-__all__ = ["CheckpointTensors"]
+__all__ = ["CheckpointTensors", "MadeAgain"]
+
+MadeAgain: TypeAlias = Callable[[RedoRef], "RebuiltStep"]
+"""Makes a step of a redo log again."""
 
 
 class CheckpointTensors:
@@ -41,7 +44,7 @@ class CheckpointTensors:
         ref: CheckpointRef,
         *,
         advance: Callable[[int], None],
-        made_again: "Callable[[RedoRef], RebuiltStep] | None" = None,
+        made_again: MadeAgain | None = None,
     ) -> None:
         self.ref = ref
         self._root = history.root

@@ -20,6 +20,7 @@ __all__ = [
     "Chance",
     "json_input",
     "mutated",
+    "odd_in_places",
     "odd_json",
     "odd_metadata",
     "odd_table",
@@ -95,6 +96,13 @@ def odd_json(value: Any, chance: Chance) -> Any:
     return changed
 
 
+def odd_in_places(content: Any, chance: Chance) -> Any:
+    """Return a copy of a JSON value with one to three odd places."""
+    for _ in range(chance.choice((1, 1, 2, 3))):
+        content = odd_json(content, chance)
+    return content
+
+
 def plain(content: Any) -> bytes:
     return json.dumps(content, ensure_ascii=True).encode()
 
@@ -106,9 +114,7 @@ def json_input(seed: bytes) -> Callable[[Chance], bytes]:
     def make(chance: Chance) -> bytes:
         if chance.random() < 0.2:
             return mutated(seed, chance)
-        odd = content
-        for _ in range(chance.choice((1, 1, 2, 3))):
-            odd = odd_json(odd, chance)
+        odd = odd_in_places(content, chance)
         try:
             return json_file.encode(odd) if isinstance(odd, dict) else plain(odd)
         except (ValueError, UnicodeEncodeError):

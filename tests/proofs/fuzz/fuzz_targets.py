@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import torch
-from damage import Chance, json_input, mutated, odd_json, plain, table_input
+from damage import Chance, json_input, mutated, odd_in_places, odd_json, plain, table_input
 from packed_targets import packed_targets
 from small_training import train
 from target import Target
@@ -142,9 +142,7 @@ def _tree_input(seed: bytes) -> Callable[[Chance], bytes]:
     def make(chance: Chance) -> bytes:
         if chance.random() < 0.3:
             return mutated(seed, chance)
-        odd = content
-        for _ in range(chance.choice((1, 1, 2, 3))):
-            odd = odd_json(odd, chance)
+        odd = odd_in_places(content, chance)
         if chance.random() < 0.01:
             depth = chance.choice((100, 400, 900, 5000))
             return b'{"a":' * depth + plain(odd) + b"}" * depth
