@@ -1,5 +1,8 @@
 """The database itself refuses SQL that could harm the machine, whichever way the SQL arrives."""
 
+import ctypes
+import os
+import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -131,3 +134,31 @@ def test_many_histories_hold_the_threads_of_a_few(tmp_path, monkeypatch):
     assert [look(number) for number in range(12)] == [1] * 12
     assert threads() - before <= 5 * each
     assert look(0) == 1, "one that has rested wakes"
+
+
+def test_a_registration_leaves_the_training_its_free_memory(paths):
+    """Memory that a training has freed and takes again at its next step stays with the process."""
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = ctypes.c_void_p
+    blocks = [ctypes.c_void_p(libc.malloc(ctypes.c_size_t(_BLOCK))) for _ in range(_FREED // _BLOCK)]
+    for block in blocks:
+        ctypes.memset(block, 1, _BLOCK)
+    held = blocks.pop()  # what lies below a block in use is not given back by `free` itself
+    for block in blocks:
+        libc.free(block)
+    before = _resident()
+
+    assert reindex(paths) == 1
+
+    time.sleep(1)  # a thread of DuckDB waits half a second before it gives memory back
+    kept = _resident()
+    libc.free(held)
+    assert kept > before - _FREED / 2
+
+
+_BLOCK = 60_000
+_FREED = 96 << 20
+
+
+def _resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
