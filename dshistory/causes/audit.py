@@ -292,7 +292,8 @@ def _movement(rule: Rule, movement: Movement) -> list[Finding]:
         factor = f"x{lr / rule.lr:.3g}, " if rule.lr else ""
         findings.append((abs(lr - rule.lr) / lr_error, f"learning rate of the update {factor}{lr:.4g} ({told})"))
     if abs(decay - told_decay) > decay_error:
-        sentence = f"decays by {decay:.2g} of itself in the update (the group says {told_decay:.2g})"
+        verb = f"decays by {decay:.2g} of itself in" if decay > 0 else f"grows by {-decay:.2g} of itself beside"
+        sentence = f"{verb} the update (the group says {told_decay:.2g})"
         findings.append((abs(decay - told_decay) / decay_error, sentence))
     return findings
 

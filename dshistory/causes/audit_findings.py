@@ -24,6 +24,7 @@ _KINDS: Final = (
     ("second moment", "foreign optimizer state"),
     ("learning rate of the update", "learning rate"),
     ("decays by", "weight decay"),
+    ("of itself beside the update", "layer corrupted"),
     ("changed beside the update", "layer corrupted"),
     ("changed without an update", "layer corrupted"),
 )

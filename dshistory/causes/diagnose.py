@@ -57,6 +57,7 @@ _CONSEQUENCES: Final = ("not finite", "dead units", "bad batch", "clipping off",
 """The causes that others bring about: a certain cause of another kind that set in no later comes before them."""
 
 _OF_WEIGHTS: Final = ("layer corrupted", "layers swapped", "dead units", "embedding row", "learning rate of a group")
+_OF_STATE: Final = ("optimizer state reset", "foreign optimizer state")
 _SLOW: Final = ("norm grows", "dead units")
 """Deviations that brought about nothing that is certain: they are too slow for it."""
 
@@ -132,7 +133,7 @@ def _ranked(findings: Sequence[Finding]) -> list[Finding]:
     """Return the findings in the order in which to look at them: certain ones by the step at which they set in, with
     those that others bring about behind these; then deviations, the most surprising first. What follows from a cause
     stands behind it."""
-    certain = sorted((each for each in findings if each.certain), key=_order)
+    certain = sorted((each for each in findings if each.certain), key=lambda each: _order(each, findings))
     others = sorted((each for each in findings if not each.certain), key=lambda each: -each.surprise)
     follows = [each for each in others if any(_follows(each, one) for one in findings)]
     others = [each for each in others if each not in follows]
@@ -184,8 +185,16 @@ def _comes_after(finding: Finding, other: Finding) -> bool:
     return other.step <= finding.step and finding.since <= other.step + _AFTERMATH * far
 
 
-def _order(finding: Finding) -> tuple[object, ...]:
-    return finding.step, finding.cause in _CONSEQUENCES, finding.since, len(finding.tensors) or 1 << 30
+def _order(finding: Finding, findings: Sequence[Finding]) -> tuple[object, ...]:
+    is_brought = finding.cause in _CONSEQUENCES or _is_of_state(finding, findings)
+    return finding.step, is_brought, finding.since, len(finding.tensors) or 1 << 30
+
+
+def _is_of_state(finding: Finding, findings: Sequence[Finding]) -> bool:
+    """Return whether it is a jump of weights between two checkpoints between which the books say that the optimizer's
+    state was reset or exchanged, which drove them."""
+    between = [each for each in findings if (each.since, each.step) == (finding.since, finding.step) and each.certain]
+    return finding.cause in _OF_WEIGHTS and any(each.cause in _OF_STATE for each in between)
 
 
 def _row(finding: Finding, *, brought_about: Sequence[Finding] = ()) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """The findings in the metrics of every step and in the checkpoints' groups: learning rates, decay, what is not finite.
 
 A schedule moves smoothly, so a learning rate is out of line where it rises above all rates before it by more than five
-times the largest of the eight changes before; a warm-up is a rise too, of equal steps. A fall is a schedule's.
+times the largest of the eight changes before; a warm-up is a rise too, of equal steps. A fall is a schedule's, unless
+the rate is back at the next step.
 """
 
 import math
@@ -17,6 +18,7 @@ __all__ = ["learning_rate_findings", "loss_not_finite", "rule_findings"]
 
 _CHANGES: Final = 8
 _FACTOR: Final = 5.0
+_DIP: Final = 0.1
 
 
 def learning_rate_findings(record: Record) -> Iterator[Finding]:
@@ -28,20 +30,32 @@ def learning_rate_findings(record: Record) -> Iterator[Finding]:
     for at in range(3, len(rates)):
         changes = np.abs(np.diff(rates[max(0, at - _CHANGES - 1) : at]))
         usual, highest = float(changes.max()), float(rates[:at].max())
+        step = int(series.steps[at])
         if highest > 0 and rates[at] > highest * (1 + 1e-6) and rates[at] - rates[at - 1] > _FACTOR * usual:
-            step = int(series.steps[at])
             lasted = int(np.argmax(rates[at:] <= highest)) if (rates[at:] <= highest).any() else len(rates) - at
-            yield Finding(
-                "learning rate",
-                step - 1,
-                step,
-                (),
+            evidence = (
                 f"the learning rate of step {step} is {rates[at]:.4g}, {rates[at] / rates[at - 1]:.4g} times that of "
-                f"the step before, for {lasted} step{'' if lasted == 1 else 's'}; the highest before was {highest:.4g}",
-                f"h.sql(\"SELECT step, value FROM metrics WHERE name = 'lr' AND step BETWEEN {step - 3} AND {step + 3} "
-                'ORDER BY step")',
+                f"the step before, for {lasted} step{'' if lasted == 1 else 's'}; the highest before was {highest:.4g}"
             )
-            return
+        elif at + 1 < len(rates) and _fell(rates[at], min(rates[at - 1], rates[at + 1]), highest):
+            evidence = (
+                f"the learning rate of step {step} is {rates[at]:.4g}; it was {rates[at - 1]:.4g} at the step before, "
+                f"and is {rates[at + 1]:.4g} at the one after"
+            )
+        else:
+            continue
+        call = (
+            f"h.sql(\"SELECT step, value FROM metrics WHERE name = 'lr' AND step BETWEEN {step - 3} AND {step + 3} "
+            'ORDER BY step")'
+        )
+        yield Finding("learning rate", step - 1, step, (), evidence, call)
+        return
+
+
+def _fell(rate: float, beside: float, highest: float) -> bool:
+    """Return whether a rate is far below those of the steps before and after it, unlike the last one before a warm
+    restart."""
+    return rate < beside / 2 and beside - rate > _DIP * highest
 
 
 def rule_findings(record: Record) -> Iterator[Finding]:

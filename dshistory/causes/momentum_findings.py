@@ -45,8 +45,8 @@ def buffers_replaced(record: Record) -> Iterator[Finding]:
         return
     total = _total(record.energy)
     longer = excess(log(total), least=_LEAST)
-    against = np.minimum(excess(record.turned, least=_LEAST), 0.0)
-    held_back = np.minimum(excess(_beside_buffers(record), least=_LEAST), 0.0)
+    against = np.minimum(excess(record.turned, least=_LEAST, at_once=True), 0.0)
+    held_back = np.minimum(excess(_beside_buffers(record), least=_LEAST, at_once=True), 0.0)
     both = np.hypot(against, held_back)
     alone = longer > 2 * np.append(longer[1:], 0.0)
     spike = np.where(record.gone & (longer > CLEAR) & alone, longer, 0.0)

@@ -33,10 +33,11 @@ _LEAST: Final = 6
 """Fewer values than this give no notion of what is usual."""
 
 
-def excess(values: Floats, *, least: float) -> Floats:
+def excess(values: Floats, *, least: float, at_once: bool = False) -> Floats:
     """Return how far each value (along the last axis) lies above (or below, negative) the median of up to five values
     before and after it, in standard deviations; 0 where it is unknown. `least`: the smallest deviation that counts as
-    one, so that a series that hardly moves is not judged by its rounding."""
+    one, so that a series that hardly moves is not judged by its rounding. `at_once`: count only how far it lies beyond
+    the value right before and the one right after it, so that a series that drifts is not judged by its drift."""
     far = np.zeros_like(values)
     if values.shape[-1] < _LEAST:
         return far
@@ -49,6 +50,13 @@ def excess(values: Floats, *, least: float) -> Floats:
     whole = middle(distances)
     near = [middle(distances[..., max(0, at - _NEAR) : at + _NEAR + 1]) for at in range(count)]
     spread = np.maximum(AS_NORMAL * np.maximum(np.stack(near, axis=-1), whole[..., np.newaxis]), least)
+    if at_once:
+        unknown = np.full_like(values[..., :1], np.nan)
+        before = np.concatenate([unknown, values[..., :-1]], axis=-1)
+        after = np.concatenate([values[..., 1:], unknown], axis=-1)
+        above = np.fmax(values - np.fmax(before, after), 0.0)
+        below = np.fmin(values - np.fmin(before, after), 0.0)
+        far = np.where(far > 0, np.fmin(far, above), np.fmax(far, below))
     return np.nan_to_num(far / spread, nan=0.0, posinf=np.inf, neginf=-np.inf)
 
 

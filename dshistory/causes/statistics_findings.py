@@ -70,11 +70,10 @@ def not_finite(record: Record) -> Iterator[Finding]:
     ] or weights
     since, step = record.gap(at)
     share, _, first = now[0]
-    everywhere = len(weights) == len(record.weights) and not any(name in born for name in weights[:0])
     evidence = (
         f"checkpoint {step} is the first with values that are not finite: {len(now)} tensors, {share:.2%} of {first}"
     )
-    tensors = [] if everywhere and len(born) == len(weights) else born
+    tensors = born if len(born) < len(record.weights) else []
     yield Finding("not finite", since, step, tensors, evidence, f"h.diff({since}, {step})")
 
 
@@ -104,8 +103,9 @@ def bad_batches(record: Record) -> Iterator[Finding]:
         told.append(place)
         yield _bad_batch(record, step - 1, step, evidence, float(surprise[at]))
     alone = np.append(gradients[1:], 0.0) < SEEN
+    once = excess(log(total), least=_LEAST_LOG, at_once=True)
     of_most = excess(middle(log(record.energy).T), least=_LEAST_LOG)
-    for place in np.flatnonzero((gradients > CLEAR) & (of_most > CLEAR_OF_MANY) & alone & ~record.gone).tolist():
+    for place in np.flatnonzero((once > CLEAR) & (of_most > CLEAR_OF_MANY) & alone & ~record.gone).tolist():
         if place > 2 and not {place - 1, place} & set(told):
             since, step = record.gap(place)
             evidence = (
@@ -241,7 +241,7 @@ def jumps(record: Record) -> Iterator[Finding]:
             tensors,
             evidence,
             f"h.diff({since}, {step})",
-            certain=bool(beyond[rows[0]]),
+            certain=bool(beyond[rows[0]]) and cause != "learning rate",  # that the metrics and the books tell
             surprise=float(far[rows[0], at]),
         )
 
@@ -285,12 +285,13 @@ def group_jumps(record: Record) -> Iterator[Finding]:
         apart = middle(moved[rows].T) - middle(moved[others].T)
         far = excess(apart, least=_LEAST_LOG)
         at = int(np.argmax(far[3:])) + 3
-        ratio = math.exp(apart[at] - float(middle(apart[max(1, at - 5) : at])))
-        if far[at] > CLEAR_OF_MANY and ratio > _GROUP_FARTHER and _is_once_or_stays(apart, at):
+        rise = float(apart[at] - middle(apart[max(1, at - 5) : at]))
+        least = max(_GROUP_FARTHER, 2 * float(np.ptp(apart[1:at])))
+        if far[at] > CLEAR_OF_MANY and rise > least and _is_once_or_stays(apart, at):
             since, step = record.gap(at)
             evidence = (
-                f"the {len(rows)} weights of the group of {group[0]} moved {ratio:.3g} times as far as before, beside "
-                f"the {len(others)} others"
+                f"the {len(rows)} weights of the group of {group[0]} moved {math.exp(rise):.3g} times as far as "
+                f"before, beside the {len(others)} others"
             )
             cause, call = "learning rate of a group", f"h.diff({since}, {step})"
             yield Finding(cause, since, step, group, evidence, call, certain=False, surprise=float(far[at]))
@@ -308,7 +309,7 @@ _STAYS: Final = 0.8
 """All but what noise takes."""
 
 _MANY: Final = 5
-_GROUP_FARTHER: Final = 1.3
+_GROUP_FARTHER: Final = math.log(1.3)
 
 
 def growing_norms(record: Record) -> Iterator[Finding]:
@@ -355,7 +356,8 @@ def _turned_outward(shares: Floats, of_sketch: float) -> tuple[int, float] | Non
             (share - before[-1] - count * drift) / max(own, of_sketch * abs(share))
             for count, share in ((1, shares[at]), (2, after[0]))
         ]
-        if beyond[0] > SEEN and beyond[1] > CLEAR_OF_MANY:
+        has_turned = beyond[0] > (SEEN if shares[at] > _OUTWARD else CLEAR_OF_MANY)
+        if has_turned and beyond[1] > CLEAR_OF_MANY:
             return at, float(beyond[1])
     return None
 

@@ -143,7 +143,7 @@ def _is_embedding(record: Record, name: str) -> bool:
 def _silent(record: Record, read: _Reader, name: str, after: CheckpointRef) -> int:
     """Return how many units (elements of a vector, rows of a matrix) got no gradient between a checkpoint and the last
     one: all that became of their state is that it decayed, by beta2 or the momentum, within the rounding of float32.
-    None where weight decay is a part of the gradient, so that there always is one."""
+    0 where weight decay is a part of the gradient, so that there always is one."""
     last = record.refs[-1]
     rule = record.rules(len(record.refs) - 1).get(name)
     updates = last.step - after.step

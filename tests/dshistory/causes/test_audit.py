@@ -130,6 +130,11 @@ def _decay(model, optimizer, session):
     handle = optimizer.register_step_pre_hook(decay)
 
 
+def _double(model, optimizer, session):
+    with session.modify(), torch.no_grad():
+        model[3].weight.mul_(2)
+
+
 def _halve_second(model, optimizer, session):
     with session.modify(), torch.no_grad():
         optimizer.state[model[5].weight]["exp_avg_sq"].mul_(0.5)
@@ -164,6 +169,7 @@ ALL = VECTORS | {"0.weight", "2.weight", "5.weight"}
         (_edit, {"2.weight"}, "changed beside the update"),
         (_rate, VECTORS, r"learning rate of the update x4, 0.004 \(the group says 0.001\)"),
         (_decay, {"0.weight"}, r"decays by 0.02 of itself in the update \(the group says 0.0001\)"),
+        (_double, {"3.weight"}, r"grows by 1 of itself beside the update \(the group says 0\)"),
         (_halve_second, {"5.weight"}, "second moment fell faster than beta2 allows"),
         (_forget_first, {"5.weight"}, "second moment does not agree with the first"),
         (_swap, NORMS, "second moment"),

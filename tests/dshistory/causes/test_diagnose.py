@@ -1,6 +1,7 @@
 """Planted causes are the first that `diagnose` names, with their step and tensors, and a healthy training has none."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,12 +11,13 @@ from explorer_helpers import Run, whole
 import capture
 import dshistory
 from benchmarks.diagnose import is_right
-from benchmarks.planted import Case, train
+from benchmarks.planted import CAUSES, Case, Truth, train
 from catalog.errors import NotFoundError
 from catalog.lineage_batches import lineage_batches
 from dshistory.causes.diagnose import _folded, _follows, _ranked
 from dshistory.causes.findings import Finding
-from dshistory.causes.record import Record
+from dshistory.causes.metric_findings import learning_rate_findings
+from dshistory.causes.record import Record, Series
 from dshistory.causes.robust import CLEAR, excess
 from dshistory.explorer import Explorer
 
@@ -27,10 +29,13 @@ SAMPLE = [
     Case("optimizer state reset", True, 5, 2380, "SGD"),
     Case("bad batch", False, 1, 2170, "SGD"),
     Case("clipping off", True, 5, 3040, "Adam"),
+    Case("norm grows", True, 1, 3001, "SGD"),
+    Case("nothing", False, 1, 2501, "SGD"),
     pytest.param(Case("layer corrupted", True, 10, 4), marks=pytest.mark.long),
     pytest.param(Case("optimizer state reset", False, 10, 2860, "SGD"), marks=pytest.mark.long),
     pytest.param(Case("foreign optimizer state", False, 5, 2550, "SGD"), marks=pytest.mark.long),
     pytest.param(Case("nothing", True, 10, 2641, "SGD"), marks=pytest.mark.long),
+    pytest.param(Case("nothing", False, 10, 1710, "SGD"), marks=pytest.mark.long),
     pytest.param(Case("norm grows", False, 1, 3290), marks=pytest.mark.long),
     pytest.param(Case("clipping off", False, 1, 210, "SGD"), marks=pytest.mark.long),
 ]
@@ -147,6 +152,17 @@ def test_one_outlier_does_not_hide_itself_and_noise_is_no_surprise():
     assert not excess(np.array([1.0, 9.0]), least=1e-9).any(), "too few to know what is usual"
 
 
+def test_what_drifts_is_no_surprise_at_once():
+    values = np.concatenate([np.sin(np.arange(30.0)) / 100, -np.arange(1, 7) / 5])
+    plain, sudden = (excess(values, least=1e-9, at_once=at_once)[-1] for at_once in (False, True))
+    assert plain < -CLEAR
+    assert abs(sudden) < abs(plain) / 2, "the last step of a drift is only one of its steps"
+    values[10] -= 1
+    both = [excess(values, least=1e-9, at_once=at_once)[10] for at_once in (False, True)]
+    assert max(both) < -CLEAR, "a drop is one either way"
+    assert both[0] <= both[1]
+
+
 def finding(cause, step, **more):
     return Finding(cause, step - 1, step, ["w"], "why", "h.log()", **more)
 
@@ -188,6 +204,43 @@ def test_a_cause_comes_before_what_it_brings_about():
     ]
     assert [each.cause for each in _ranked(found)] == ["learning rate", "not finite", "layer corrupted", "bad batch"]
     assert [each.cause for each in _ranked([found[0], found[2]])] == ["bad batch", "not finite"]
+
+
+def test_weights_that_jump_as_the_state_is_reset_are_its_doing():
+    corrupted, reset = finding("layer corrupted", 30), finding("optimizer state reset", 30)
+    assert _ranked([corrupted, reset]) == [reset, corrupted]
+    elsewhere = finding("optimizer state reset", 31)
+    assert _ranked([elsewhere, corrupted]) == [corrupted, elsewhere]
+
+
+def rates_out_of_line(rates):
+    record = SimpleNamespace(metrics={"lr": Series(np.arange(len(rates)), np.array(rates))})
+    return [each.step for each in learning_rate_findings(record)]
+
+
+def test_a_rate_that_falls_for_one_step_is_out_of_line_and_a_schedules_fall_is_not():
+    assert rates_out_of_line([1.0] * 8 + [0.0] + [1.0] * 8) == [8]
+    assert rates_out_of_line([1.0] * 8 + [0.1] * 9) == []
+    cosine = [0.5 + 0.5 * np.cos(np.pi * step / 20) for step in range(20)]
+    assert rates_out_of_line([*cosine, *cosine]) == [], "a warm restart"
+
+
+def test_a_limit_on_gradients_that_is_tightened_is_no_bad_batch(tmp_path, monkeypatch):
+    def tightened(training):
+        good = training.batch
+
+        def batch(step):
+            training.clip = 0.02 if step >= training.at else training.clip
+            return good(step)
+
+        training.batch = batch
+        return Truth()
+
+    monkeypatch.setitem(CAUSES, "clipping tightened", tightened)
+    train(tmp_path, Case("clipping tightened", True, 1, 4562))
+    explorer = dshistory.open(tmp_path)
+    explorer.analyze(quiet=True)
+    assert "bad batch" not in explorer.diagnose(quiet=True)["cause"].to_pylist()
 
 
 def test_a_loss_is_of_its_batch_unless_weights_clearly_jumped_before():
