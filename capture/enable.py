@@ -20,7 +20,7 @@ from capture.loops.interface import Loop
 from capture.loops.select import loop_for
 from capture.replays.batches import UnusedPosition
 from capture.replays.course import ReplayCourse
-from capture.replays.request import asked_replay
+from capture.replays.request import ReplayRequest, asked_replay
 from capture.restore import all_providers, made_again, restore_live
 from capture.resume import resume_newest
 from capture.session.compaction import refuse_without_python
@@ -125,7 +125,6 @@ def enable(
        or not: a digest of what `check` reads, or of a sample where that is nothing. By them a replay is compared
        between two checkpoints, and ranks with each other. They are written each minute, and at `close`. With
        them 8 bytes for what the training forwards of each step were given: they name a batch.
-
     redo: whether what every update consumes is recorded: gradients, hyperparameters, the buffers that forward changes,
        and objects. Then `restore`, `h.tensor` and `h.diff` take every step, captured or not: it is made again from the
        checkpoint before it, bit for bit, by the same updates. Takes two copies of the gradients in host memory, beside
@@ -184,31 +183,16 @@ def enable(
         ranks.agree("looking at the optimizer", lambda: refuse_unrecordable(loop, options.keep))
     if options.what == "state":
         _warn_of_averages(subjects, every_provider)
-    for previous in sessions_of(subjects):
-        if previous.is_open and ranks.rank == 0:
-            warn_user(
-                f"the session of run {previous.run} captures these objects already: it is closed, and a new run "
-                "begins; call session.close() first if that is meant"
-            )
-        previous.close()
-    if sigterm_limit_s is not None and ranks.world_size > 1:
-        raise SetupError(
-            f"sigterm_limit_s: {ranks.world_size} ranks are told of SIGTERM at different steps: let the ranks agree on "
-            "a step in the training itself, and call session.snapshot() and session.wait() there"
-        )
+    _close_sessions_before(subjects, rank=ranks.rank)
+    if sigterm_limit_s is not None:
+        _refuse_sigterm_for(ranks)
     with _naming(root):
         ranks.agree(f"making the history {root}", lambda: _make_history(root, ranks.rank))
         ranks.prove_shared(root)
         parent, course = origin_of(subjects), None
         if replay is not None:
             parent = replay.ref
-            takers = every_provider if replay.leaves_out else [*every_provider, UnusedPosition()]
-            opened = History.open(root)
-            rebuilt = made_again(opened, parent, ranks)
-            restore_live(opened, parent, ranks=ranks, providers=takers, whole=True, verify=True, rebuilt=rebuilt)
-            course = ranks.agree(
-                "changing the training", lambda: ReplayCourse(replay, loop, dataloader, rank=ranks.rank)
-            )
+            course = _put_back(replay, root, ranks, loop, dataloader, every_provider)
         elif resume == "auto":
             parent = resume_newest(History.open(root), ranks, every_provider) or parent
         session = _begin(
@@ -219,6 +203,17 @@ def enable(
     if ranks.rank == 0:
         _log.info("%r", session)
     return session
+
+
+def _put_back(
+    replay: ReplayRequest, root: Path, ranks: Ranks, loop: Loop, dataloader: Any, providers: Sequence[StateProvider]
+) -> ReplayCourse:
+    """Put the training back to the step that is replayed, and change it as asked."""
+    takers = providers if replay.leaves_out else [*providers, UnusedPosition()]
+    opened = History.open(root)
+    rebuilt = made_again(opened, replay.ref, ranks)
+    restore_live(opened, replay.ref, ranks=ranks, providers=takers, whole=True, verify=True, rebuilt=rebuilt)
+    return ranks.agree("changing the training", lambda: ReplayCourse(replay, loop, dataloader, rank=ranks.rank))
 
 
 def _begin(
@@ -296,6 +291,25 @@ def _warn_of_averages(subjects: Sequence[Any], providers: Sequence[StateProvider
         warn_user(
             f"{type(average).__qualname__} looks like an average of the captured weights and is not captured: a restore"
             ' will not bring it back; pass capture.enable(..., providers=[capture.Stateful("average", average)])'
+        )
+
+
+def _close_sessions_before(subjects: Sequence[Any], *, rank: int) -> None:
+    """Close the sessions that capture one of these objects; warn where one of them is still open."""
+    for previous in sessions_of(subjects):
+        if previous.is_open and rank == 0:
+            warn_user(
+                f"the session of run {previous.run} captures these objects already: it is closed, and a new run "
+                "begins; call session.close() first if that is meant"
+            )
+        previous.close()
+
+
+def _refuse_sigterm_for(ranks: Ranks) -> None:
+    if ranks.world_size > 1:
+        raise SetupError(
+            f"sigterm_limit_s: {ranks.world_size} ranks are told of SIGTERM at different steps: let the ranks agree on "
+            "a step in the training itself, and call session.snapshot() and session.wait() there"
         )
 
 

@@ -45,35 +45,25 @@ def targets(folder: Path) -> list[Target]:
     scratch = folder / "scratch"
     scratch.mkdir()
 
-    def at(path: Path, read: Callable[[], object]) -> Callable[[bytes], object]:
-        def reading(data: bytes) -> object:
-            path.write_bytes(data)
-            return read()
-
-        return reading
-
     def json_target(name: str, path: Path, read: Callable[[HistoryPaths], object]) -> Target:
         other = scratch / name
         target = other / path.relative_to(root)
         target.parent.mkdir(parents=True)
-        return Target(name, 12, json_input(path.read_bytes()), at(target, lambda: read(HistoryPaths(other))))
+        return Target(name, 12, json_input(path.read_bytes()), _at(target, lambda: read(HistoryPaths(other))))
 
     def table_target(name: str, path: Path, read: Callable[[Path], object]) -> Target:
         found = pq.ParquetFile(path)
         metadata = {key.decode(): value.decode() for key, value in (found.metadata.metadata or {}).items()}
         target = scratch / path.name
         make = table_input(found.read().replace_schema_metadata(None), metadata, path.read_bytes())
-        return Target(name, 10, make, at(target, lambda: read(target)))
+        return Target(name, 10, make, _at(target, lambda: read(target)))
 
-    tree = encode_tree(OBJECT | {"shared": torch.ones(3)}, known=COMMON_CLASSES, pickle=False)
-    tree_file = _tree_file(folder / "state.pt", tree)
-    damaged_tree = scratch / "state.pt"
     header = scratch / "header.safetensors"
     manifest, journal, statistics = paths.manifest(run, 1, 0), paths.journal_dir(run), paths.statistics_dir(run)
     prints, audits = paths.fingerprints_dir(run), paths.audits_dir(run)
     return [
         Target(
-            "header", 20, _header_input(paths.data(run, 1, 0).read_bytes()), at(header, lambda: read_header(header))
+            "header", 20, _header_input(paths.data(run, 1, 0).read_bytes()), _at(header, lambda: read_header(header))
         ),
         json_target("history.json", paths.history_json, read_history_json),
         json_target("run.json", paths.run_json(run), lambda other: run_rows(read_run_facts(other, run))),
@@ -85,6 +75,18 @@ def targets(folder: Path) -> list[Target]:
             "statistics", min(statistics.iterdir()), lambda path: merged_statistics([read_statistics(path, run=run)])
         ),
         table_target("audit", min(audits.iterdir()), lambda path: read_audit(path, run=run)),
+        *_object_targets(folder / "state.pt", scratch / "state.pt"),
+        *packed_targets(folder),
+    ]
+
+
+def _object_targets(intact: Path, damaged: Path) -> list[Target]:
+    """Return the targets of objects and of DeepSpeed's trees; one is written to `intact`, what became of it to
+    `damaged`.
+    """
+    tree = encode_tree(OBJECT | {"shared": torch.ones(3)}, known=COMMON_CLASSES, pickle=False)
+    tree_file = _tree_file(intact, tree)
+    return [
         Target(
             "object",
             25,
@@ -101,10 +103,19 @@ def targets(folder: Path) -> list[Target]:
             "DeepSpeed file",
             4,
             lambda chance: mutated(tree_file, chance),
-            at(damaged_tree, lambda: read_tree(damaged_tree)),
+            _at(damaged, lambda: read_tree(damaged)),
         ),
-        *packed_targets(folder),
     ]
+
+
+def _at(path: Path, read: Callable[[], object]) -> Callable[[bytes], object]:
+    """Return a function that writes what it is given to `path`, and reads it."""
+
+    def reading(data: bytes) -> object:
+        path.write_bytes(data)
+        return read()
+
+    return reading
 
 
 OBJECT = {
