@@ -1,6 +1,7 @@
 """Runs the `case_*` functions of a module inside one process group, so that ranks are started once for many cases.
 
-The first case that fails on any rank ends the group, because the ranks would no longer agree on collectives.
+The first case that fails on any rank ends the group, because the ranks would no longer agree on collectives. A module
+of cases lies in the room of the test that runs it.
 """
 
 import ast
@@ -23,7 +24,6 @@ import pytest
 from fork_server import ForkServer
 
 HERE = Path(__file__).parent
-CASES = HERE / "cases"
 _servers: list[ForkServer] = []
 Case = TypeVar("Case", bound=Callable[..., Any])
 
@@ -32,7 +32,8 @@ def case_names(module: str) -> list[str]:
     """Return the cases of a module in order. The module is not imported: the collecting process must not import
     deepspeed.
     """
-    tree = ast.parse((CASES / f"{module}.py").read_text())
+    (path,) = HERE.glob(f"*/{module}.py")
+    tree = ast.parse(path.read_text())
     return [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("case_")]
 
 
@@ -52,6 +53,41 @@ def cases_as_tests(module: str, *, worlds: Sequence[int] = (2,)) -> tuple[Any, A
         assert said[case] == "passed", said[case]
 
     return said, test
+
+
+def groups_as_tests(*groups: tuple[str, int]) -> tuple[Any, Any, Any]:
+    """Return what runs several process groups one after the other in one folder, so that each finds there what those
+    before it have written: a fixture with the folder, one with the outcomes, and a test for each case of each group.
+
+    A group is a module of cases and a number of ranks. A test module assigns all three at its top: `folder, said,
+    test_resume = groups_as_tests(...)`. An outcome is `said[module, world, case]`. All groups run in the set-up of the
+    first test, so a module with several of them needs a longer `timeout` than others.
+    """
+
+    @pytest.fixture(scope="module")
+    def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+        return tmp_path_factory.mktemp("ranks")
+
+    @pytest.fixture(scope="module")
+    def said(folder: Path) -> dict[tuple[str, int, str], str]:
+        return {
+            (module, world, case): outcome
+            for module, world in groups
+            for case, outcome in run_ranks(module, world=world, folder=folder).items()
+        }
+
+    @pytest.mark.parametrize(
+        ("module", "world", "case"),
+        [
+            pytest.param(module, world, case, id=f"{module}-ranks={world}-{case}")
+            for module, world in groups
+            for case in case_names(module)
+        ],
+    )
+    def test(said: dict[tuple[str, int, str], str], module: str, world: int, case: str) -> None:
+        assert said[module, world, case] == "passed", said[module, world, case]
+
+    return folder, said, test
 
 
 def covers(what: str) -> Callable[[Case], Case]:
@@ -139,7 +175,8 @@ def main(module: str, folder: Path) -> None:
     import torch
 
     _join(module)
-    sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent / "support"), str(CASES)]
+    rooms = sorted(path for path in HERE.iterdir() if path.is_dir())
+    sys.path[:0] = [str(path) for path in (HERE.parents[1], HERE.parent / "support", *rooms)]
     cases = importlib.import_module(module)
     rank = int(os.environ["RANK"])
     with (folder / f"{module}-{rank}.json").open("w") as report:

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
-CASES = TESTS / "multi_rank" / "cases"
+CASES = TESTS / "multi_rank"
+REFUSALS = CASES / "deepspeed_training" / "deepspeed_cases_refused.py"
 PAGE = TESTS.parent / "docs" / "coverage.md"
-REFUSALS = "deepspeed_cases_refused.py"
 HEAD = """# Which configurations are covered
 
 This page is made from the tests by `make coverage-table`. A test fails when it is stale.
@@ -62,7 +62,7 @@ def _covered(family: str) -> str:
     """Return a line for each case of the family that has a `covers` mark."""
     marks = sorted(
         (ast.literal_eval(mark.args[0]), f"{path.stem}.{node.name}")
-        for path in CASES.glob(f"{family}_cases_*.py")
+        for path in CASES.glob(f"*/{family}_cases_*.py")
         for node in ast.parse(path.read_text()).body
         if isinstance(node, ast.FunctionDef)
         for mark in node.decorator_list
@@ -72,7 +72,7 @@ def _covered(family: str) -> str:
 
 
 def _refused() -> Iterator[tuple[str, str]]:
-    for node in ast.parse((CASES / REFUSALS).read_text()).body:
+    for node in ast.parse(REFUSALS.read_text()).body:
         if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "REFUSED" and node.value is not None:
             yield from ((configuration, message) for configuration, message, _ in ast.literal_eval(node.value))
 

@@ -6,6 +6,5 @@ ROOT = Path(__file__).resolve().parents[2]
 SUPPORT = ROOT / "tests" / "support"
 """The folder with programs that tests start and with modules that such programs import."""
 
-MULTI_RANK = ROOT / "tests" / "multi_rank"
 GOLDEN = ROOT / "tests" / "golden" / "format-1"
 GOLDEN_PACKED_REDO = ROOT / "tests" / "golden" / "packed-and-redo"

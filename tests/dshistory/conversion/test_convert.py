@@ -1,6 +1,6 @@
 """`convert` makes ordinary files of those of `capture.checkpoint_engine`, whole or not at all, and executes nothing.
 
-That DeepSpeed itself loads them is tested in `tests/multi_rank/cases/deepspeed_cases_engine.py`.
+That DeepSpeed itself loads them is tested in `tests/multi_rank/deepspeed_checkpoints/deepspeed_cases_engine.py`.
 """
 
 import os

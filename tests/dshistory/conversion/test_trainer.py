@@ -1,7 +1,7 @@
 """A folder of Hugging Face's Trainer becomes a history with all that is data in it, and a Trainer goes on from that.
 
 That a Trainer goes on from a history that HistoryCallback has captured is tested on two ranks, in
-`tests/multi_rank/cases/frameworks_cases_huggingface.py` and, with DeepSpeed, `deepspeed_cases_trainer.py`.
+`tests/multi_rank/frameworks/frameworks_cases_huggingface.py` and, with DeepSpeed, `deepspeed_cases_trainer.py`.
 """
 
 import json

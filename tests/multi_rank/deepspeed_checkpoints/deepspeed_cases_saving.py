@@ -14,8 +14,8 @@ from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngi
 from deepspeed.runtime.checkpoint_engine.decoupled_checkpoint_engine import DecoupledCheckpointEngine
 from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine
 from deepspeed_cases_engine import assert_equal, native, save_both_ways, state_files
-from deepspeed_cases_split import make_pipeline, train_pipeline
 from deepspeed_helpers import TinyGPT, WideGPT, config, make_engine, train
+from deepspeed_splits import make_pipeline, train_pipeline
 from faulty_writer import faults_in_new_writers
 
 import capture

@@ -12,9 +12,8 @@ from typing import Any
 import deepspeed
 import pytest
 import torch
-from deepspeed_cases_original import state_of
-from deepspeed_eager import assert_same
-from deepspeed_helpers import LENGTH, WIDTH, TinyGPT, allow_fp16, config, make_engine, train, two_groups
+from deepspeed_eager import assert_same, state_of
+from deepspeed_helpers import LENGTH, WIDTH, TinyGPT, allow_fp16, make_engine, train, two_groups, with_client
 from ranks import covers
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -73,15 +72,6 @@ class Own(torch.optim.Optimizer):
                 state["updates"] += 1
                 state["trend"].lerp_(parameter.grad.to(parameter.dtype), 1 - group["memory"])
                 parameter.sub_(state["trend"].sign(), alpha=group["lr"] / state["updates"] ** 0.5)
-
-
-def with_client(optimizer: Callable[[Any], torch.optim.Optimizer], seed: int, **settings: Any) -> Any:
-    """Return an engine around an optimizer that the user created."""
-    torch.manual_seed(seed)
-    model = TinyGPT()
-    made = config(world=WORLD, zero_allow_untested_optimizer=True, zero_force_ds_cpu_optimizer=False, **settings)
-    del made["optimizer"]
-    return deepspeed.initialize(model=model, optimizer=optimizer(two_groups(model)), config=made)[0]
 
 
 @covers("a user's own optimizer: ZeRO 0, 1, 2, 3")

@@ -6,15 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from deepspeed_cases_original import FULL, LAST, RESTORED, history_of, note, state_of
+from deepspeed_cases_original import FULL, LAST, RESTORED, history_of, note
 from deepspeed_cases_resharded import check_equal
-from deepspeed_eager import Eager, assert_same
+from deepspeed_eager import Eager, assert_same, state_of
 from deepspeed_helpers import make_engine, train
-from ranks import covers
+from ranks import covers, guards
 
 import capture
 
 
+@guards("Resume is exact")
 @covers("restored by new processes: ZeRO 0, 1, 2, 3")
 def case_resume_bit_for_bit(folder: Path) -> None:
     world = int(os.environ["WORLD_SIZE"])
@@ -34,6 +35,7 @@ def case_resume_bit_for_bit(folder: Path) -> None:
         engine.destroy()
 
 
+@guards("Resume is exact")
 @covers("replayed bit for bit by new processes: ZeRO 3")
 def case_replay_is_bit_identical(folder: Path) -> None:
     import dshistory
@@ -68,6 +70,7 @@ def case_replay_is_bit_identical(folder: Path) -> None:
     engine.destroy()
 
 
+@guards("Resume is exact")
 def case_resume_auto_goes_on(folder: Path) -> None:
     """A child run continues from the newest checkpoint, and the live engine goes back to an earlier one."""
     from catalog.history import History
@@ -93,6 +96,7 @@ def case_resume_auto_goes_on(folder: Path) -> None:
     engine.destroy()
 
 
+@guards("Resume is exact")
 def case_another_world_size_and_stage(folder: Path) -> None:
     """Restore a checkpoint of the other world size into an engine of another stage."""
     here = int(os.environ["WORLD_SIZE"])

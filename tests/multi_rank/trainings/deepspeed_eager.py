@@ -12,7 +12,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from capture.loops.deepspeed.loop import DeepSpeedLoop
 from capture.state.interface import Available, StateProvider
+from capture.state.providers import RandomState
 
 NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int64: "I64"}
 
@@ -31,6 +33,11 @@ class Eager:
     def without_buffers(self) -> "Eager":
         """Return the state that must not change between two updates."""
         return Eager({key: tensor for key, tensor in self.tensors.items() if key[0] != "buffer"}, self.objects)
+
+
+def providers(engine: Any) -> list[StateProvider]:
+    """Return the State Providers of an engine, and that of this process's random numbers."""
+    return [*DeepSpeedLoop(engine).providers(), RandomState()]
 
 
 def take(providers: Sequence[StateProvider]) -> Eager:
@@ -66,6 +73,11 @@ def take(providers: Sequence[StateProvider]) -> Eager:
     shapes = {(kind, name): shape for kind, name, shape, *_ in (part for parts in everyone for part in parts)}
     objects = {name: copy.deepcopy(value) for p in providers for name, (value, _) in p.objects().items()}
     return Eager({key: tensor.reshape(shapes[key]) for key, tensor in tensors.items()}, objects)
+
+
+def state_of(engine: Any) -> Eager:
+    """Copy all state of an engine, and of the random numbers of this process."""
+    return take(providers(engine))
 
 
 def put_back(providers: Sequence[StateProvider], eager: Eager) -> None:

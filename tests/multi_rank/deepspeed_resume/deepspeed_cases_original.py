@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from deepspeed_eager import Eager, take
+from deepspeed_eager import Eager, state_of
 from deepspeed_helpers import WideGPT, make_engine, train
 from faulty_writer import faults_in_new_writers
 
 import capture
-from capture.loops.deepspeed.loop import DeepSpeedLoop
-from capture.state.providers import RandomState
 
 FULL: dict[str, dict[str, Any]] = {
     "stage-0": {"stage": 0},
@@ -26,10 +24,6 @@ FULL: dict[str, dict[str, Any]] = {
     "stage-3-fp32": {"stage": 3, "dtype": "fp32"},
 }
 RESTORED, LAST = 30, 60
-
-
-def state_of(engine: Any) -> Eager:
-    return take([*DeepSpeedLoop(engine).providers(), RandomState()])
 
 
 def note(folder: Path, name: str) -> Path:

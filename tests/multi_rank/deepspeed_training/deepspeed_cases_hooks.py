@@ -2,10 +2,8 @@
 hooks.
 """
 
-import contextlib
 import copy
 import os
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,58 +16,16 @@ from deepspeed.utils import (
     safe_set_local_fp32_param,
     safe_set_local_optimizer_state,
 )
-from deepspeed_eager import Eager, assert_same, take
+from deepspeed_eager import assert_same, take
 from deepspeed_helpers import WIDTH, TinyGPT, WideGPT, batches, make_engine, train
+from deepspeed_recorder import Recorder
 from faulty_writer import faults_in_new_writers
 from ranks import guards
 
 import capture
 import native
-from capture.loops.batch_digest import BatchDigest
 from capture.loops.deepspeed.loop import DeepSpeedLoop
 from catalog.errors import SetupError
-
-
-class Recorder:
-    """LoopEvents that records every event, and the state at that time."""
-
-    names_batches = True
-
-    def __init__(self, loop: DeepSpeedLoop, *, copies: bool = False) -> None:
-        self.said: list[str] = []
-        self.steps: list[tuple[bool, Mapping[str, Any]]] = []
-        self._providers = loop.providers() if copies else None
-        self.copies: list[Eager] = []
-
-    def before_update(self) -> None:
-        self._see("update")
-
-    def after_step(self, *, applied: bool, metrics: Mapping[str, Any], batch: BatchDigest | None) -> None:
-        self._see("step")
-        self.steps.append((applied, metrics))
-
-    def next_forward(self) -> None:
-        """Forwards are none of the events that these cases count."""
-
-    def before_access(self, what: str) -> None:
-        self.said.append(what)
-
-    @contextlib.contextmanager
-    def editing(self, what: str) -> Iterator[None]:
-        self.said.append(what)
-        yield
-        self.said.append("edited")
-
-    def layout_changed(self) -> None:
-        self.said.append("layout")
-
-    def closing(self) -> None:
-        self.said.append("closing")
-
-    def _see(self, what: str) -> None:
-        self.said.append(what)
-        if self._providers is not None:
-            self.copies.append(take(self._providers).without_buffers())
 
 
 def case_once_and_before_the_first_changed_byte(folder: Path) -> None:

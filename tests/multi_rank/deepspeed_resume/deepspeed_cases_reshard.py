@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from deepspeed_eager import Eager, put_back, take
 from deepspeed_helpers import TinyGPT, make_engine, train
-from ranks import covers
+from ranks import covers, guards
 
 import capture
 from capture.loops.deepspeed.loop import DeepSpeedLoop
@@ -34,6 +34,7 @@ def case_write(folder: Path) -> None:
         engine.destroy()
 
 
+@guards("Resume is exact")
 @covers("fp32 master weights into bf16 engines: ZeRO 0, 1, 2, 3")
 def case_another_precision_takes_the_master_weights(folder: Path) -> None:
     """When fp32 weights are restored into a bf16 engine, the low-precision weights are derived as after an update."""
@@ -59,6 +60,7 @@ def without_frozen() -> torch.nn.Module:
     return model
 
 
+@guards("Resume is exact")
 @covers("statistics and sketches are the same from world sizes 1, 2, 4 and ZeRO 0, 1, 2, 3, bf16")
 def case_one_state_captured_by_every_world_and_stage(folder: Path) -> None:
     """Capture the same state in every engine; `test_deepspeed_reshard` compares the histories."""

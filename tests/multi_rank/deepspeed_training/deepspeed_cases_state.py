@@ -7,18 +7,13 @@ from typing import Any
 import pytest
 import torch
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
-from deepspeed_eager import Eager, assert_same, put_back, take
+from deepspeed_eager import Eager, assert_same, providers, put_back, take
 from deepspeed_helpers import TinyGPT, batches, make_engine, train
 from ranks import covers
 
 from capture.loops.deepspeed.loop import DeepSpeedLoop
 from capture.loops.deepspeed.optimizer_provider import ZeroState
-from capture.state.providers import RandomState
 from catalog.errors import MismatchError
-
-
-def providers(engine: Any) -> list[Any]:
-    return [*DeepSpeedLoop(engine).providers(), RandomState()]
 
 
 def zero_state(engine: Any) -> ZeroState:

@@ -11,21 +11,17 @@ from typing import Any
 import pytest
 import torch
 from deepspeed.ops.adam import DeepSpeedCPUAdam
-from deepspeed_cases_hooks import Recorder
-from deepspeed_cases_state import check_resume, providers
-from deepspeed_cases_usual import check_capture, with_client
-from deepspeed_eager import assert_same, put_back, take
-from deepspeed_helpers import allow_fp16, batches, make_engine, train
+from deepspeed_cases_state import check_resume
+from deepspeed_cases_usual import check_capture
+from deepspeed_eager import assert_same, providers, put_back, take
+from deepspeed_helpers import CPU_ADAM, FP16, OFFLOAD, allow_fp16, batches, make_engine, train, with_client
+from deepspeed_recorder import Recorder
 from ranks import covers
 
 import capture
 import dshistory
 from capture.loops.deepspeed.loop import DeepSpeedLoop
 from catalog.errors import UnsupportedError
-
-FP16 = {"enabled": True, "initial_scale_power": 16, "loss_scale_window": 3, "hysteresis": 1}
-CPU_ADAM = {"type": "AdamW", "params": {"lr": 5e-3, "weight_decay": 0.1}}
-OFFLOAD: dict[str, Any] = {"offload_optimizer": {"device": "cpu"}}
 
 
 @covers("fp16 with a dynamic loss scale: ZeRO 0, 1, 2, 3 (DeepSpeed's check of the CPU overridden)")

@@ -9,11 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from deepspeed_cases_original import state_of
-from deepspeed_cases_usual import with_client
-from deepspeed_cases_variants import FP16
-from deepspeed_eager import Eager, assert_same
-from deepspeed_helpers import allow_fp16, make_engine, train
+from deepspeed_eager import Eager, assert_same, state_of
+from deepspeed_helpers import FP16, allow_fp16, make_engine, train, with_client
 from ranks import covers, guards
 from redo_helpers import with_another_bit, with_other_writes
 

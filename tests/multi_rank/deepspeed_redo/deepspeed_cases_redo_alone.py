@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import torch
-from deepspeed_cases_original import state_of
+from deepspeed_eager import state_of
 from deepspeed_helpers import make_engine, train
 from ranks import covers, guards
 

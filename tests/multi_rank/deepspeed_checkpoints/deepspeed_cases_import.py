@@ -7,8 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from deepspeed_cases_export import MORE, SETTINGS, STEP, same_training
-from deepspeed_cases_original import state_of
-from deepspeed_eager import Eager, assert_same
+from deepspeed_eager import Eager, assert_same, state_of
 from deepspeed_helpers import make_engine, train
 
 import capture

@@ -4,8 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from deepspeed_cases_redo import check
-from deepspeed_cases_variants import CPU_ADAM, FP16, OFFLOAD
-from deepspeed_helpers import allow_fp16
+from deepspeed_helpers import CPU_ADAM, FP16, OFFLOAD, allow_fp16
 from ranks import covers, guards
 
 ADAM = {"lr": 5e-3, "weight_decay": 0.1, "torch_adam": True}

@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from deepspeed_cases_original import state_of
-from deepspeed_cases_variants import CPU_ADAM, FP16, OFFLOAD
-from deepspeed_eager import Eager
-from deepspeed_helpers import allow_fp16, make_engine, train
+from deepspeed_eager import Eager, state_of
+from deepspeed_helpers import CPU_ADAM, FP16, OFFLOAD, allow_fp16, make_engine, train
 from ranks import covers, guards
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 

@@ -14,11 +14,9 @@ import pytest
 import torch
 from deepspeed.checkpoint import UNIVERSAL_CHECKPOINT_INFO, ds_to_universal
 from deepspeed.utils import zero_to_fp32
-from deepspeed_cases_original import state_of
-from deepspeed_cases_split import make_experts, make_pipeline, train_pipeline
-from deepspeed_cases_variants import FP16
-from deepspeed_eager import assert_same
-from deepspeed_helpers import allow_fp16, make_engine, train
+from deepspeed_eager import assert_same, state_of
+from deepspeed_helpers import FP16, allow_fp16, make_engine, train
+from deepspeed_splits import make_experts, make_pipeline, train_pipeline
 
 import capture
 import dshistory

@@ -8,8 +8,7 @@ import torch
 import torch.distributed as dist
 from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
 from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
-from deepspeed_cases_original import state_of
-from deepspeed_eager import Eager, assert_same
+from deepspeed_eager import Eager, assert_same, state_of
 from deepspeed_helpers import make_engine, train
 
 import capture

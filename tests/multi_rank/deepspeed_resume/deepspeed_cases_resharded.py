@@ -7,11 +7,12 @@ import torch
 from deepspeed_cases_reshard import FP32, STAGES
 from deepspeed_eager import Eager, assert_same, put_back, take
 from deepspeed_helpers import make_engine, train
-from ranks import covers
+from ranks import covers, guards
 
 from capture.loops.deepspeed.loop import DeepSpeedLoop
 
 
+@guards("Resume is exact")
 @covers("resharding: world sizes 1, 2, 4 and ZeRO 0, 1, 2, 3, every pair, bf16 and fp32")
 def case_read_every_world_and_stage(folder: Path) -> None:
     """Restore every history into one engine of each stage, one after the other; the first into a fresh engine."""

@@ -10,6 +10,9 @@ from deepspeed.accelerator import get_accelerator
 from torch import nn
 
 VOCABULARY, WIDTH, LENGTH = 29, 20, 9
+FP16 = {"enabled": True, "initial_scale_power": 16, "loss_scale_window": 3, "hysteresis": 1}
+CPU_ADAM = {"type": "AdamW", "params": {"lr": 5e-3, "weight_decay": 0.1}}
+OFFLOAD: dict[str, Any] = {"offload_optimizer": {"device": "cpu"}}
 
 
 class Block(nn.Module):
@@ -113,6 +116,16 @@ def make_engine(
     settings.setdefault("world", int(os.environ["WORLD_SIZE"]))
     parameters = two_groups(module) if groups else [p for p in module.parameters() if p.requires_grad]
     return deepspeed.initialize(model=module, model_parameters=parameters, config=config(**settings))[0]
+
+
+def with_client(optimizer: Callable[[Any], torch.optim.Optimizer], seed: int, **settings: Any) -> Any:
+    """Return an engine around an optimizer that the user created."""
+    torch.manual_seed(seed)
+    model = TinyGPT()
+    world = int(os.environ["WORLD_SIZE"])
+    made = config(world=world, zero_allow_untested_optimizer=True, zero_force_ds_cpu_optimizer=False, **settings)
+    del made["optimizer"]
+    return deepspeed.initialize(model=model, optimizer=optimizer(two_groups(model)), config=made)[0]
 
 
 def train(engine: Any, steps: int, *, start: int | None = None) -> list[float]:

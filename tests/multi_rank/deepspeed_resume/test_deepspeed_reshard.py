@@ -5,40 +5,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ranks import case_names, run_ranks
+from ranks import groups_as_tests
 
 from catalog.history import History
 from dshistory.explorer import Explorer
 
-WRITE, READ = "deepspeed_cases_reshard", "deepspeed_cases_resharded"
-WORLDS = (4, 2, 1)
 # The set-up of the first test runs several groups, each with its own time limit.
 pytestmark = pytest.mark.timeout(1800)
 
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("ranks")
-
-
-@pytest.fixture(scope="module")
-def said(folder: Path) -> dict[tuple[int, str], str]:
-    return {
-        (world, case): outcome
-        for module in (WRITE, READ)
-        for world in WORLDS
-        for case, outcome in run_ranks(module, world=world, folder=folder).items()
-    }
+folder, said, test_reshard = groups_as_tests(
+    *((module, world) for module in ("deepspeed_cases_reshard", "deepspeed_cases_resharded") for world in (4, 2, 1))
+)
 
 
-@pytest.mark.guards("Resume is exact")
-@pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("case", [*case_names(WRITE), *case_names(READ)])
-def test_reshard(said: dict[tuple[int, str], str], case: str, world: int) -> None:
-    assert said[world, case] == "passed", said[world, case]
-
-
-def test_statistics_do_not_depend_on_world_size_and_stage(said: dict[tuple[int, str], str], folder: Path) -> None:
+def test_statistics_do_not_depend_on_world_size_and_stage(said: dict[tuple[str, int, str], str], folder: Path) -> None:
     assert set(said.values()) == {"passed"}
     first, *others = (statistics_of(path) for path in sorted(folder.glob("same-*")))
     assert len(others) == 11
