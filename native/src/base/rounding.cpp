@@ -5,8 +5,8 @@
 #include <cstring>
 #include <vector>
 
-#include "base/huge_pages.hpp"
-#include "base/io_error.hpp"
+#include "base/files/io_error.hpp"
+#include "base/memory/huge_pages.hpp"
 
 namespace dsh {
 namespace {

@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <optional>
 
-#include "base/checksum.hpp"
-#include "base/mapped_memory.hpp"
+#include "base/checksums/checksum.hpp"
+#include "base/memory/mapped_memory.hpp"
 
 namespace dsh {
 

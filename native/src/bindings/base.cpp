@@ -14,12 +14,12 @@
 #include <nanobind/stl/vector.h>
 
 #include "base/byte_planes.hpp"
-#include "base/checksum.hpp"
-#include "base/file_system_probe.hpp"
-#include "base/io_error.hpp"
-#include "base/mapped_memory.hpp"
+#include "base/checksums/checksum.hpp"
+#include "base/files/file_system_probe.hpp"
+#include "base/files/io_error.hpp"
+#include "base/memory/mapped_memory.hpp"
+#include "base/memory/sampled_digest.hpp"
 #include "base/rounding.hpp"
-#include "base/sampled_digest.hpp"
 #include "bindings/bind.hpp"
 #include "bindings/conversions.hpp"
 #include "bindings/without_gil.hpp"

@@ -8,7 +8,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
-#include "base/checksum.hpp"
+#include "base/checksums/checksum.hpp"
 
 namespace dsh::bindings {
 

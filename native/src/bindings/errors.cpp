@@ -6,7 +6,7 @@
 #include <string>
 #include <system_error>
 
-#include "base/io_error.hpp"
+#include "base/files/io_error.hpp"
 #include "bindings/bind.hpp"
 
 namespace dsh::bindings {

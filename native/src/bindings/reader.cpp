@@ -8,7 +8,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include "base/limits.hpp"
+#include "base/files/limits.hpp"
 #include "bindings/bind.hpp"
 #include "bindings/conversions.hpp"
 #include "bindings/without_gil.hpp"

@@ -15,12 +15,12 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
-#include "base/limits.hpp"
+#include "base/files/limits.hpp"
 #include "bindings/bind.hpp"
 #include "bindings/conversions.hpp"
 #include "bindings/job_handles.hpp"
 #include "bindings/without_gil.hpp"
-#include "writer/backend.hpp"
+#include "writer/backends/backend.hpp"
 #include "writer/writer.hpp"
 
 namespace dsh::bindings {

@@ -5,7 +5,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "base/aligned_memory.hpp"
+#include "base/memory/aligned_memory.hpp"
 
 namespace dsh {
 namespace {

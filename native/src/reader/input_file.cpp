@@ -9,9 +9,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/direct_align.hpp"
-#include "base/io_error.hpp"
-#include "base/limits.hpp"
+#include "base/files/direct_align.hpp"
+#include "base/files/io_error.hpp"
+#include "base/files/limits.hpp"
 
 namespace dsh {
 namespace {

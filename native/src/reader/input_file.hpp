@@ -18,8 +18,8 @@
 #include <string>
 #include <vector>
 
-#include "base/aligned_memory.hpp"
-#include "base/checksum.hpp"
+#include "base/checksums/checksum.hpp"
+#include "base/memory/aligned_memory.hpp"
 #include "blocks/cutting.hpp"
 
 namespace dsh {

@@ -10,7 +10,7 @@
 #include <thread>
 #include <utility>
 
-#include "base/limits.hpp"
+#include "base/files/limits.hpp"
 #include "base/start_thread.hpp"
 #include "reader/input_file.hpp"
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "base/checksum.hpp"
+#include "base/checksums/checksum.hpp"
 #include "blocks/cutting.hpp"
 
 namespace dsh {

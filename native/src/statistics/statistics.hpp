@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "base/checksum.hpp"
+#include "base/checksums/checksum.hpp"
 #include "statistics/kernel.hpp"
 
 namespace dsh {

@@ -5,9 +5,9 @@
 #include <span>
 #include <stdexcept>
 
-#include "base/io_error.hpp"
-#include "base/mapped_memory.hpp"
-#include "writer/job.hpp"
+#include "base/files/io_error.hpp"
+#include "base/memory/mapped_memory.hpp"
+#include "writer/queue/job.hpp"
 
 namespace dsh {
 namespace {

@@ -10,8 +10,8 @@
 #include <memory>
 #include <vector>
 
-#include "base/aligned_memory.hpp"
-#include "base/checksum.hpp"
+#include "base/checksums/checksum.hpp"
+#include "base/memory/aligned_memory.hpp"
 
 namespace dsh {
 

@@ -4,7 +4,7 @@
 #include <stdexcept>
 #include <unistd.h>
 
-#include "base/limits.hpp"
+#include "base/files/limits.hpp"
 
 namespace dsh {
 

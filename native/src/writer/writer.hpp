@@ -13,10 +13,10 @@
 #include <sys/types.h>
 
 #include "writer/appendix.hpp"
-#include "writer/backend.hpp"
-#include "writer/faults.hpp"
-#include "writer/hashing_threads.hpp"
-#include "writer/queue.hpp"
+#include "writer/backends/backend.hpp"
+#include "writer/file/faults.hpp"
+#include "writer/queue/hashing_threads.hpp"
+#include "writer/queue/queue.hpp"
 
 namespace dsh {
 

@@ -4,8 +4,8 @@
 #include <array>
 #include <vector>
 
-#include "base/checksum.hpp"
-#include "base/checksum_kernel.hpp"
+#include "base/checksums/checksum.hpp"
+#include "base/checksums/checksum_kernel.hpp"
 #include "harness.hpp"
 
 namespace dsh::test {

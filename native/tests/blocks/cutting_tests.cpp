@@ -4,7 +4,7 @@
 #include <limits>
 #include <set>
 
-#include "base/aligned_memory.hpp"
+#include "base/memory/aligned_memory.hpp"
 #include "blocks/cutting.hpp"
 #include "harness.hpp"
 

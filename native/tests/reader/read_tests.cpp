@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "base/io_error.hpp"
+#include "base/files/io_error.hpp"
 #include "failing_calls.hpp"
 #include "harness.hpp"
 #include "reader/read.hpp"

@@ -10,10 +10,10 @@
 #include <thread>
 #include <vector>
 
-#include "base/aligned_memory.hpp"
+#include "base/memory/aligned_memory.hpp"
 #include "harness.hpp"
 #include "writer/memory_device.hpp"
-#include "writer/queue.hpp"
+#include "writer/queue/queue.hpp"
 
 namespace dsh::test {
 namespace {

@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "writer/queue.hpp"
+#include "writer/queue/queue.hpp"
 
 namespace dsh::test {
 

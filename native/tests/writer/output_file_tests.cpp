@@ -4,11 +4,11 @@
 #include <filesystem>
 #include <string>
 
-#include "base/aligned_memory.hpp"
-#include "base/io_error.hpp"
+#include "base/files/io_error.hpp"
+#include "base/memory/aligned_memory.hpp"
 #include "failing_calls.hpp"
 #include "harness.hpp"
-#include "writer/output_file.hpp"
+#include "writer/file/output_file.hpp"
 
 namespace dsh::test {
 namespace {

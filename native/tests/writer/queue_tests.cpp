@@ -11,7 +11,7 @@
 #include <mutex>
 #include <thread>
 
-#include "base/aligned_memory.hpp"
+#include "base/memory/aligned_memory.hpp"
 #include "harness.hpp"
 #include "writer/memory_device.hpp"
 #include "writer/writer.hpp"

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "harness.hpp"
-#include "writer/staging_pool.hpp"
+#include "writer/queue/staging_pool.hpp"
 
 namespace dsh::test {
 
