@@ -26,7 +26,7 @@ struct Register {
     Register(std::string name, std::function<void()> run) { cases().push_back({std::move(name), std::move(run)}); }
 };
 
-// An empty folder for files, given by main.
+// The folder for the files of a case, which main empties before each.
 inline std::filesystem::path &scratch() {
     static std::filesystem::path folder;
     return folder;

@@ -1,7 +1,8 @@
-// Runs every case; the one argument is an empty folder for files.
+// Runs every case; the one argument is the folder in which each gets an empty one for its files.
 
 #include <cstdio>
 #include <exception>
+#include <filesystem>
 
 #include "harness.hpp"
 
@@ -10,10 +11,12 @@ int main(int count, char **arguments) {
         std::fprintf(stderr, "usage: %s FOLDER\n", arguments[0]);
         return 2;
     }
-    dsh::test::scratch() = arguments[1];
+    dsh::test::scratch() = std::filesystem::path(arguments[1]) / "files";
     int failed = 0;
     for (const dsh::test::Case &each : dsh::test::cases()) {
         try {
+            std::filesystem::remove_all(dsh::test::scratch());
+            std::filesystem::create_directories(dsh::test::scratch());
             each.run();
             std::printf("ok      %s\n", each.name.c_str());
         } catch (const std::exception &error) {
