@@ -1,7 +1,8 @@
 """The control plane between ranks: over torch.distributed, on the main thread only, at `enable` and `restore`.
 
-Nothing here runs while training goes on, so a dead rank can never hang a snapshot. The one exception is `any`, with
-which ranks under `on_full="skip"` decide together, at a step that is due, whether it is skipped.
+Nothing here runs while training goes on, so a dead rank can never hang a snapshot. There are two exceptions. At a step
+that is due, ranks decide together with `any` whether it is left out, under `on_full="skip"` or a budget of bytes. And
+with `capture.checkpoint_engine(engine, wait=True)` they agree at the end of a save that its files are on the disk.
 """
 
 import json

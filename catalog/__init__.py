@@ -1,7 +1,7 @@
 """The history on disk: its files, its index, and queries over both. Nothing here imports torch.
 
-    writing (run_writer, gc), reading (history, references, verify)
-      -> index -> statistics -> read -> format -> disk -> errors, records, paths
+    retention, compaction -> writing (run_writer, gc), reading (history, references, verify)
+      -> index -> statistics -> read -> format -> disk, encoding -> errors, records, paths
 
 Imports go only to the right. `import catalog`, `catalog.errors`, `catalog.records` and `catalog.paths` load neither
 pyarrow nor DuckDB.

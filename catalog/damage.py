@@ -1,7 +1,8 @@
-"""Finds the checkpoints whose bytes are gone, by the names and sizes of their files; no file is opened.
+"""Finds the checkpoints whose bytes are gone, by the names and sizes of their files; no tensor is read.
 
 A checkpoint needs its manifests, its data files, and those of earlier checkpoints to which it refers. The catalog knows
-them all, so this takes one query and a look at each file. `catalog.verify` reads the bytes themselves.
+them all, so this takes one query and a look at each file; only of a packed image the table is read, which names the
+files that it was packed against. `catalog.verify` reads the bytes themselves.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Run the command line, for `python -m dshistory`."""
+"""Runs the command line, for `python -m dshistory`."""
 
 import sys
 

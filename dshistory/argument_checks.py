@@ -1,4 +1,4 @@
-"""Check a verb's arguments against its signature, so that an error names the argument, its value and what it may be.
+"""Checks a verb's arguments against its signature, so that an error names the argument, its value and what it may be.
 
 Annotations that are not listed here take what only Python can give, such as an engine, or a reference to a checkpoint:
 whoever uses these says what is wrong with them.

@@ -1,4 +1,4 @@
-"""Match names against patterns; suggest the nearest names when a pattern matches none."""
+"""Matches names against patterns; suggests the nearest names when a pattern matches none."""
 
 import re
 from collections.abc import Collection, Iterable, Sequence

@@ -1,4 +1,4 @@
-"""Refuse to run with another project's module named `capture`, `catalog` or `native`: the names are ordinary words."""
+"""Refuses to run with another project's module named `capture`, `catalog` or `native`: the names are ordinary words."""
 
 import importlib.util
 import sys

@@ -1,4 +1,4 @@
-"""Exclusive locks on files, held by a process as long as it lives: a process that dies frees its locks.
+"""Locks on files, held alone or shared, by a process as long as it lives: a process that dies frees its locks.
 
 The locks are flock(2), which belongs to the open file and not to the process (as fcntl locks do): two threads of one
 process exclude each other, and closing some other descriptor of the same file frees nothing. The price is that a forked

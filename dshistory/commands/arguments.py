@@ -1,4 +1,4 @@
-"""Parse text into the arguments of a verb: one parser for the command line and the magics."""
+"""Parses text into the arguments of a verb: one parser for the command line and the magics."""
 
 import re
 import shlex

@@ -1,4 +1,4 @@
-"""Find the files into which the ranks of a DeepSpeed training have written their parts, and those that are missing."""
+"""Finds the files into which the ranks of a DeepSpeed training have written their parts, and those that are missing."""
 
 import re
 from collections.abc import Iterable, Mapping

@@ -1,4 +1,4 @@
-"""Tell which update explains the change of a loss from one checkpoint to another.
+"""Tells which update explains the change of a loss from one checkpoint to another.
 
     both checkpoints in memory, and the gradient at the first  ->  one part exchanged at a time, in both directions
 

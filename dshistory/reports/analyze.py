@@ -1,4 +1,4 @@
-"""Compute the statistics that trainings did not compute, and say of which checkpoints."""
+"""Computes the statistics that trainings did not compute, and says of which checkpoints."""
 
 from collections.abc import Sequence
 from typing import Final

@@ -1,5 +1,6 @@
-"""One checkpoint as exporters and predicates read it: logical tensors in bounded memory, and the decoded objects. So is
-a step of a redo log, whose tensors are in memory.
+"""One checkpoint as exporters and predicates read it: logical tensors in bounded memory, and the decoded objects.
+
+A step that was made again from a redo log is read in the same way; its tensors are in memory already.
 """
 
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Import checkpoints of other programs into a history: one reader for each format, chosen by the names in a folder."""
+"""Imports checkpoints of other programs into a history: one reader for each format, chosen by the names in a folder."""
 
 import datetime
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Read folders of torch.distributed.checkpoint: tensors are joined from their chunks, the metadata is read as data."""
+"""Reads folders of torch.distributed.checkpoint: tensors are joined from their chunks, the metadata is read as data."""
 
 import collections
 import io

@@ -1,4 +1,4 @@
-"""Read DeepSpeed checkpoints of any ZeRO stage and world size: weights, master weights and optimizer state by name.
+"""Reads DeepSpeed checkpoints of any ZeRO stage and world size: weights, master weights and optimizer state by name.
 
 DeepSpeed itself is not needed. The objects that it pickles beside tensors are read as data (`deepspeed_classes`), and
 so are the files of `capture.checkpoint_engine`."""

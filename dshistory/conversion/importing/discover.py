@@ -1,4 +1,4 @@
-"""Find the checkpoints at a path, with the format and step of each, by names alone: nothing is read yet."""
+"""Finds the checkpoints at a path, with the format and step of each, by names alone: nothing is read yet."""
 
 import re
 from collections.abc import Mapping

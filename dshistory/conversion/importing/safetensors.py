@@ -1,4 +1,4 @@
-"""Read weights from safetensors: one file, or a folder of shards as Hugging Face writes them."""
+"""Reads weights from safetensors: one file, or a folder of shards as Hugging Face writes them."""
 
 import json
 from collections.abc import Iterator

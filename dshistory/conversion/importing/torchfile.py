@@ -1,4 +1,4 @@
-"""Read state dicts from files of torch.save, with or without an optimizer's, as training scripts write them."""
+"""Reads state dicts from files of torch.save, with or without an optimizer's, as training scripts write them."""
 
 from collections.abc import Mapping
 from pathlib import Path

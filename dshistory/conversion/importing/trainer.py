@@ -1,4 +1,4 @@
-"""Read checkpoint folders of Hugging Face's Trainer: weights, optimizer, scheduler, scaler, random numbers and log.
+"""Reads checkpoint folders of Hugging Face's Trainer: weights, optimizer, scheduler, scaler, random numbers and log.
 
 The weights, and with DeepSpeed the optimizer, are read by the reader of their own format. The objects are those that a
 capture of the Trainer has, so the step can be restored, and a Trainer goes on from it (`dshistory.resume_folder`)."""

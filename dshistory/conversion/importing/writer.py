@@ -1,4 +1,4 @@
-"""Write a foreign checkpoint into a run as one rank's part, with one tensor in memory at a time.
+"""Writes a foreign checkpoint into a run as one rank's part, with one tensor in memory at a time.
 
 An unchanged tensor becomes a reference. The header's length is fixed first, for as many entries as there can be. The
 data follows as it is read, and the header is written last."""
