@@ -166,35 +166,22 @@ def restore_live(
         ranks.agree(f"opening checkpoint {opened}", lambda: pins.enter_context(pinned(history.paths, opened)))
         if whole:
             ranks.agree(f"looking at what checkpoint {opened} holds", lambda: require_whole_state(history, opened))
-        _restore_live(history, ref, ranks=ranks, providers=providers, whole=whole, verify=verify, rebuilt=rebuilt)
-
-
-def _restore_live(
-    history: History,
-    ref: CheckpointRef,
-    *,
-    ranks: Ranks,
-    providers: Sequence[StateProvider],
-    whole: bool,
-    verify: bool,
-    rebuilt: RebuiltStep | None,
-) -> None:
-    available, objects, assignments = ranks.agree(
-        f"checking checkpoint {ref}", lambda: _prepare(history, ref, ranks.rank, providers, rebuilt)
-    )
-    kept: dict[Extent, Buffer] = {} if rebuilt is None else rebuilt.kept()
-    if verify:
-        # A restore overwrites its targets in place. So damage must be found while the live state is still whole, on
-        # every rank, or a training that asked for another step is left with a mixture of two.
-        ranks.agree(f"verifying checkpoint {ref}", lambda: _verify(history, assignments, ranks, kept))
-    # The ranks agree a second time, after overwriting: `finish` of a sharded engine is a collective. If one rank failed
-    # to read and the others entered it, they would wait there forever.
-    ranks.agree(f"reading checkpoint {ref}", lambda: _overwrite(history, ref, assignments, kept))
-    kept.clear()
-    for provider in providers:
-        provider.finish(available)
-    if whole and ranks.rank == 0:
-        warn_of_unclaimed(ref, objects)
+        available, objects, assignments = ranks.agree(
+            f"checking checkpoint {ref}", lambda: _prepare(history, ref, ranks.rank, providers, rebuilt)
+        )
+        kept: dict[Extent, Buffer] = {} if rebuilt is None else rebuilt.kept()
+        if verify:
+            # A restore overwrites its targets in place. So damage must be found while the live state is still whole, on
+            # every rank, or a training that asked for another step is left with a mixture of two.
+            ranks.agree(f"verifying checkpoint {ref}", lambda: _verify(history, assignments, ranks, kept))
+        # The ranks agree a second time, after overwriting: `finish` of a sharded engine is a collective. If one rank
+        # failed to read and the others entered it, they would wait there forever.
+        ranks.agree(f"reading checkpoint {ref}", lambda: _overwrite(history, ref, assignments, kept))
+        kept.clear()
+        for provider in providers:
+            provider.finish(available)
+        if whole and ranks.rank == 0:
+            warn_of_unclaimed(ref, objects)
 
 
 def _verify(history: History, assignments: Sequence[Assignment], ranks: Ranks, kept: dict[Extent, Buffer]) -> None:

@@ -343,17 +343,4 @@ def _unchanged(last: Published, now: Published) -> set[str]:
 
 
 def _reference(part: Part, stored: StoredAt) -> Extent:
-    return Extent(
-        name=part.item.name,
-        kind=part.item.kind,
-        dtype=part.dtype,
-        shape=part.item.shape,
-        start=part.start,
-        numel=part.numel,
-        file=stored.file,
-        offset=stored.offset,
-        nbytes=part.nbytes,
-        checksum=stored.checksum,
-        placement=part.item.placement,
-        aliases=part.item.aliases,
-    )
+    return part.row(file=stored.file, offset=stored.offset, checksum=stored.checksum)

@@ -5,6 +5,7 @@ weights is computed on the way. A weight that differs anywhere (an edit, stochas
 behind the planned bytes, from where it is.
 """
 
+import dataclasses
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
@@ -109,19 +110,5 @@ def _row(one: Derivable, checksum: bytes, compared: bytes, place: Place) -> Exte
             f"{one.master.item.kind} {one.master.item.name}: written to after the step while it was being read; wrap "
             "such edits in `with session.modify():`"
         )
-    return Extent(
-        name=part.item.name,
-        kind=part.item.kind,
-        dtype=part.dtype,
-        shape=part.item.shape,
-        start=part.start,
-        numel=part.numel,
-        file=file,
-        offset=offset + one.skip * one.master.itemsize,
-        nbytes=part.nbytes,
-        checksum=checksum,
-        placement=part.item.placement,
-        aliases=part.item.aliases,
-        codec="rounded",
-        base=ROUNDED_FROM,
-    )
+    row = part.row(file=file, offset=offset + one.skip * one.master.itemsize, checksum=checksum)
+    return dataclasses.replace(row, codec="rounded", base=ROUNDED_FROM)

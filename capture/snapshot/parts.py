@@ -8,6 +8,7 @@ from capture.devices.feed import DevicePart, FedPart
 from capture.devices.rounding import RoundedPart
 from capture.state.interface import TensorItem
 from catalog.format.header import Entry
+from catalog.records import Extent
 
 __all__ = ["HUGE", "Part", "can_be_referenced", "entry_key", "entry_shape", "widest_entry"]
 
@@ -54,6 +55,23 @@ class Part:
     @property
     def key(self) -> str:
         return entry_key(self.item.kind, self.item.name, self.item.shape, self.start, self.numel)
+
+    def row(self, *, file: str, offset: int, checksum: bytes) -> Extent:
+        """Return its manifest row where its bytes are stored at `offset` of `file`, as they are."""
+        return Extent(
+            name=self.item.name,
+            kind=self.item.kind,
+            dtype=self.dtype,
+            shape=self.item.shape,
+            start=self.start,
+            numel=self.numel,
+            file=file,
+            offset=offset,
+            nbytes=self.nbytes,
+            checksum=checksum,
+            placement=self.item.placement,
+            aliases=self.item.aliases,
+        )
 
 
 def entry_key(kind: str, name: str, shape: Sequence[int], start: int, numel: int) -> str:

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from catalog.format.audit_file import SCHEMA as AUDIT
 from catalog.format.extents import SCHEMA as MANIFEST
+from catalog.read.tensors import SCHEMA as LOGICAL
 
 __all__ = ["MIGRATIONS", "TABLES", "VERSION", "VIEWS", "changed_statement", "create_statement", "view_statements"]
 
@@ -44,15 +45,7 @@ TABLES: Mapping[str, pa.Schema] = MappingProxyType(
         "tensors": pa.schema(
             [
                 *_KEY,
-                ("name", pa.string()),
-                ("kind", pa.string()),
-                ("dtype", pa.string()),
-                ("shape", pa.list_(pa.int64())),
-                ("numel", pa.int64()),
-                ("nbytes", pa.int64()),
-                ("placement", pa.string()),
-                ("fragments", pa.int64()),
-                ("hash", pa.binary()),
+                *((name, LOGICAL.field(name).type) for name in LOGICAL.names if name != "covered"),
             ]
         ),
         "fragments": pa.schema(

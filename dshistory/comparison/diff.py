@@ -169,44 +169,29 @@ def diff(
     """Compare two checkpoints, or steps that are `rebuilt`; see `Explorer.diff`."""
     require_grouping(by)
     with pinned(history.paths, *(rebuilt[ref].base if ref in rebuilt else ref for ref in (before, after))):
-        return _diff(history, before, after, kinds=kinds, names=names, by=by, exact=exact, quiet=quiet, rebuilt=rebuilt)
-
-
-def _diff(
-    history: History,
-    before: CheckpointRef,
-    after: CheckpointRef,
-    *,
-    kinds: Patterns,
-    names: Patterns,
-    by: str,
-    exact: bool,
-    quiet: bool,
-    rebuilt: Rebuilt,
-) -> DiffTable:
-    sides = select(history, before, after, kinds=kinds, names=names, rebuilt=rebuilt)
-    held = {extent: elements for step in rebuilt.values() for extent, elements in step.held.items()}
-    pairs = {key: (sides[0].get(key), sides[1].get(key)) for key in sides[0] | sides[1]}
-    unread = {key: _bytes_to_read(*pair) for key, pair in pairs.items()}
-    known = {} if exact or sum(unread.values()) <= AT_ONCE_BYTES else estimated(history, before, after)
-    known = {key: figures for key, figures in known.items() if unread.get(key)}
-    small = set(sorted((key for key in known if unread[key] <= SMALL_BYTES), key=unread.__getitem__)[:_MOST_SMALL])
-    known = {key: figures for key, figures in known.items() if key not in small}
-    rows = []
-    total = sum(nbytes for key, nbytes in unread.items() if key not in known)
-    with ByteProgress(total, description=f"diff {before} {after}", quiet=quiet) as bar:
-        for key, pair in pairs.items():
-            rows.append(_row(history.root, *pair, known.get(key), advance=bar.advance, held=held))
-    note = _note(rows, sides, before, after)
-    if by != "tensor" and any(row["status"] == "same" for row in rows):
-        unchanged_norms = norms(history, after)
-        rows = [
-            {**row, **unchanged_norms.get((row["kind"], row["name"]), {})} if row["status"] == "same" else row
-            for row in rows
-        ]
-    counters = {key for side in sides for key, stored in side.items() if stored.dtype in _WHOLE_NUMBERS}
-    table = sorted_rows(grouped(rows, by), whole_numbers=counters)
-    return DiffTable(pa.Table.from_pylist(table, schema=_SCHEMA), formats=_FORMATS, note=note)
+        sides = select(history, before, after, kinds=kinds, names=names, rebuilt=rebuilt)
+        held = {extent: elements for step in rebuilt.values() for extent, elements in step.held.items()}
+        pairs = {key: (sides[0].get(key), sides[1].get(key)) for key in sides[0] | sides[1]}
+        unread = {key: _bytes_to_read(*pair) for key, pair in pairs.items()}
+        known = {} if exact or sum(unread.values()) <= AT_ONCE_BYTES else estimated(history, before, after)
+        known = {key: figures for key, figures in known.items() if unread.get(key)}
+        small = set(sorted((key for key in known if unread[key] <= SMALL_BYTES), key=unread.__getitem__)[:_MOST_SMALL])
+        known = {key: figures for key, figures in known.items() if key not in small}
+        rows = []
+        total = sum(nbytes for key, nbytes in unread.items() if key not in known)
+        with ByteProgress(total, description=f"diff {before} {after}", quiet=quiet) as bar:
+            for key, pair in pairs.items():
+                rows.append(_row(history.root, *pair, known.get(key), advance=bar.advance, held=held))
+        note = _note(rows, sides, before, after)
+        if by != "tensor" and any(row["status"] == "same" for row in rows):
+            unchanged_norms = norms(history, after)
+            rows = [
+                {**row, **unchanged_norms.get((row["kind"], row["name"]), {})} if row["status"] == "same" else row
+                for row in rows
+            ]
+        counters = {key for side in sides for key, stored in side.items() if stored.dtype in _WHOLE_NUMBERS}
+        table = sorted_rows(grouped(rows, by), whole_numbers=counters)
+        return DiffTable(pa.Table.from_pylist(table, schema=_SCHEMA), formats=_FORMATS, note=note)
 
 
 def tensor(

@@ -106,7 +106,7 @@ class Exploration:
 
     @kind.setter
     def kind(self, kind: str) -> None:
-        self._wish(_OF_TENSORS, "layers", kinds=patterns_in(kind), page=0)
+        self._show_first(_OF_TENSORS, "layers", kinds=patterns_in(kind), page=0)
 
     @property
     def colour(self) -> str:
@@ -154,11 +154,11 @@ class Exploration:
     def select(self, layer: str, step: int) -> None:
         """Show the trajectory and the magnitudes of one tensor, as a click on a cell does: of the tensor that stands
         out in the layer at the step, or of the tensor of that name."""
-        self._wish(("detail",), "detail", picked=(layer, step))
+        self._show_first(("detail",), "detail", picked=(layer, step))
 
     def pick(self, a: "Ref", b: "Ref") -> None:
         """Compare two checkpoints, as the button does with the two steps beside it."""
-        self._wish(("diff",), "diff", compared=(a, b), page=0)
+        self._show_first(("diff",), "diff", compared=(a, b), page=0)
 
     def sort(self, column: str, descending: bool | None = None) -> None:
         """Sort the rows of the diff, as a click on the head of a column does; a second click turns the order round.
@@ -170,7 +170,7 @@ class Exploration:
         order = self._view.state.order
         if descending is None and order is not None and order[0] == column:
             descending = not self._view.descends(order)
-        self._wish(("rows",), "diff", order=(column, descending), page=0)
+        self._show_first(("rows",), "diff", order=(column, descending), page=0)
 
     def compare(self, *runs: str) -> None:
         """Compare runs with the first of them, as clicks on their rows do one after the other; with fewer than two
@@ -248,7 +248,7 @@ class Exploration:
         for name, open_at in clicked.items():
             next(trace for trace in c.figure.data if trace.name == name).on_click(_weakly(open_at))
 
-    def _wish(self, parts: Sequence[Part], gesture: Part, **changed: Any) -> None:
+    def _show_first(self, parts: Sequence[Part], gesture: Part, **changed: Any) -> None:
         """Change the state by a gesture, and show the parts that depend on it before all others."""
         if not self._worker.is_me:
             self._view.state = replace(self._view.state, **changed, gesture=gesture)
@@ -270,7 +270,7 @@ class Exploration:
         return {part: shows[part] for part in parts}
 
     def _choose_runs(self, runs: tuple[str, ...]) -> None:
-        self._wish(("runs", "comparison"), "comparison" if len(runs) > 1 else "runs", runs=runs)
+        self._show_first(("runs", "comparison"), "comparison" if len(runs) > 1 else "runs", runs=runs)
 
     def _on_run(self, row: int) -> None:
         listed = [] if self._view.runs.table is None else self._view.runs.table["run"].to_pylist()
@@ -279,29 +279,29 @@ class Exploration:
             self._choose_runs(tuple(one for one in chosen if one != run) if run in chosen else (*chosen, run))
 
     def _on_picture(self, change: Any) -> None:
-        self._wish(("picture",), "comparison", picture=change["new"])
+        self._show_first(("picture",), "comparison", picture=change["new"])
 
     def _on_metric(self, change: Any) -> None:
-        self._wish(("layers", "detail"), "layers", metric=change["new"])
+        self._show_first(("layers", "detail"), "layers", metric=change["new"])
 
     def _on_kind(self, change: Any) -> None:
-        self._wish(_OF_TENSORS, "layers", kinds=patterns_in(change["new"]), page=0)
+        self._show_first(_OF_TENSORS, "layers", kinds=patterns_in(change["new"]), page=0)
 
     def _on_filter(self, change: Any) -> None:
-        self._wish(_OF_TENSORS, "layers", names=patterns_in(change["new"]), page=0)
+        self._show_first(_OF_TENSORS, "layers", names=patterns_in(change["new"]), page=0)
 
     def _on_colour(self, change: Any) -> None:
-        self._wish(("layers",), "layers", colour=change["new"])
+        self._show_first(("layers",), "layers", colour=change["new"])
 
     def _on_range(self, change: Any) -> None:
         steps = self._view.steps
         first, last = change["new"]
         if steps:
             ends = {"first": None if first == steps[0] else first, "last": None if last == steps[-1] else last}
-            self._wish(("layers",), "layers", **ends)
+            self._show_first(("layers",), "layers", **ends)
 
     def _on_timeline(self, change: Any) -> None:
-        self._wish(("timeline",), "timeline", timeline=change["new"])
+        self._show_first(("timeline",), "timeline", timeline=change["new"])
 
     def _on_code(self, change: Any) -> None:
         if not self._worker.is_me:
@@ -336,7 +336,7 @@ class Exploration:
     def _turn_page(self, pages: int) -> None:
         state = self._view.state
         page = min(max(0, state.page + pages), self._view.last_page)
-        self._wish(("rows",), state.gesture, page=page)
+        self._show_first(("rows",), state.gesture, page=page)
 
 
 def _weakly(method: Callable[..., None]) -> Callable[..., None]:

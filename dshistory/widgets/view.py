@@ -1,7 +1,7 @@
 """The view of the explorer: each `show_` method queries the history and draws one part of the view.
 
 All of them run in the worker's thread and draw what `state` says when they begin, so a part never shows an outdated
-wish. `code` and `table` belong to the last gesture, also when it is shown again because the history has grown.
+choice. `code` and `table` belong to the last gesture, also when it is shown again because the history has grown.
 """
 
 from collections.abc import Sequence

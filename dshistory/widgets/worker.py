@@ -1,8 +1,8 @@
 """A worker thread for long tasks beside the kernel; it exists only while there is something to do.
 
 Tasks have topics. Only the newest task of a topic runs: it replaces a waiting one. `first` runs tasks before all
-others, and interrupts the running task at its next report of progress: what the user wished for last is shown first. An
-interrupted task of another topic runs again later, so that in the end every topic shows its newest wish.
+others, and interrupts the running task at its next report of progress: what the user chose last is shown first. An
+interrupted task of another topic runs again later, so that in the end every topic shows its newest task.
 """
 
 import atexit

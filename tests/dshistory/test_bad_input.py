@@ -14,7 +14,6 @@ import capture
 import dshistory
 from catalog.errors import HistoryError, NotFoundError, SetupError
 from catalog.run_writer import create_history
-from dshistory import current
 from dshistory.commands.verbs import all_verbs
 from dshistory.explorer import Explorer
 
@@ -374,12 +373,8 @@ def test_a_mistake_is_reported_with_the_nearest(situations: dict[str, Explorer],
 
 
 @pytest.mark.parametrize("verb", [verb for verb in VERB_CASES if verb != "open"])
-def test_without_a_history_every_function_says_where_it_looked(
-    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(current, "_opened", [])
-    monkeypatch.delenv("DSHISTORY", raising=False)
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("nothing_opened")
+def test_without_a_history_every_function_says_where_it_looked(verb: str) -> None:
     values = {"diff": (10,), "tensor": ("w",), "export": (10, "x"), "sql": ("SELECT 1",)}
     with pytest.raises(NotFoundError, match=r"no history was opened.*\(\./history\); open one with dshistory\.open"):
         getattr(dshistory, verb)(*values.get(verb, ()))

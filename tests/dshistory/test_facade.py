@@ -13,7 +13,6 @@ from explorer_helpers import Run, tiny_history
 import capture
 import dshistory
 from catalog.errors import NotFoundError
-from dshistory import current
 from dshistory.commands.arguments import help_text, parse
 from dshistory.commands.parameters import UsageError, parameters
 from dshistory.commands.verbs import all_verbs
@@ -21,18 +20,13 @@ from dshistory.conversion.exporting import FORMATS
 from dshistory.explorer import Explorer
 from dshistory.options import EXPORT_FORMATS
 
+pytestmark = pytest.mark.usefixtures("nothing_opened")
+
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     for run in tiny_history(tmp_path_factory.mktemp("facade") / "history"):
         yield run.root
-
-
-@pytest.fixture(autouse=True)
-def nothing_opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(current, "_opened", [])
-    monkeypatch.delenv("DSHISTORY", raising=False)
-    monkeypatch.chdir(tmp_path)
 
 
 def test_everything_in_all_exists_and_open_is_not_in_it() -> None:

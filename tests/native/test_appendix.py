@@ -14,16 +14,7 @@ import native
 def started(folder: Path, **faults: int) -> tuple[native.Writer, native.WriteJob, Extents]:
     data = lazy_run(3 * MIB)
     writer = new_writer("posix", **faults)
-    plan = native.WritePlan(
-        offsets=data.offsets,
-        addresses=data.addresses,
-        nbytes=data.nbytes,
-        eager=data.eager,
-        data_start=ALIGN,
-        data_end=data.data_end,
-        align=ALIGN,
-    )
-    return writer, writer.start(plan, str(folder / "file")), data
+    return writer, writer.start(data.plan(), str(folder / "file")), data
 
 
 def sizes(*nbytes: int) -> np.ndarray:

@@ -3,27 +3,19 @@
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
-from math import prod
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
+import catalog_helpers
 import torch
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-import native
 from capture.state.dtypes import dtype_name
-from catalog.format.extents import extent_table
-from catalog.format.header import Entry, encode_header, entries_json
-from catalog.index import index
-from catalog.records import Extent, Placement, RunFacts
-from catalog.run_writer import RunWriter, create_history, create_run
+from catalog.records import Placement
 from dshistory.explorer import Explorer
-
-ALIGN = 4096
 
 
 @dataclass(frozen=True)
@@ -56,36 +48,15 @@ def shares(tensors: Mapping[str, torch.Tensor], world_size: int, *, kind: str = 
     return ranks
 
 
-@dataclass
-class Run:
+class Run(catalog_helpers.Run):
     """One run of a history; `checkpoint` commits a step with the pieces of every rank."""
 
-    root: Path
-    run: str = "run-a"
-    world_size: int = 1
-    parent: tuple[str, int] | None = None
-    created: str = "2026-11-21T10:15:02+00:00"
-    facts: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        create_history(self.root)
-        run, step = self.parent or (None, None)
-        create_run(self.root, RunFacts(self.run, self.created, self.world_size, run, step, "layout", dict(self.facts)))
-        self.writers = [
-            RunWriter(self.root, run=self.run, rank=rank, world_size=self.world_size, layout_hash="layout")
-            for rank in range(self.world_size)
-        ]
-
     def checkpoint(self, step: int, *ranks: Sequence[Piece], **metrics: float) -> None:
-        for writer, pieces in zip(self.writers, ranks, strict=True):
-            data_tmp = writer.begin(step)
-            file = writer.paths.relative(writer.paths.data(self.run, step, writer.rank))
-            content, extents = _data_file(pieces, file)
-            data_tmp.write_bytes(content)
-            writer.publish_part(step, data_tmp=data_tmp, extents=extent_table(extents))
+        for rank, pieces in zip(range(self.world_size), ranks, strict=True):
+            self.part(step, rank, _stored(pieces))
         self.metrics(step, **metrics)
         assert self.writers[0].try_commit(step)
-        index.register(self.writers[0].paths)
+        self.register()
 
     def metrics(self, step: int, **metrics: float) -> None:
         for name, value in metrics.items():
@@ -95,10 +66,6 @@ class Run:
     def tag(self, name: str, step: int) -> None:
         self.writers[0].journal.tag(name, step)
         self.writers[0].journal.flush()
-
-    def close(self) -> None:
-        for writer in self.writers:
-            writer.close()
 
 
 def tiny_history(root: Path) -> Iterator[Run]:
@@ -136,49 +103,25 @@ def extended_shell(folder: Path) -> Iterator[InteractiveShell]:
             InteractiveShell.clear_instance()
 
 
-def flip_bit(path: Path, *, offset: int) -> None:
-    """Damage one bit of a file."""
-    content = bytearray(path.read_bytes())
-    content[offset] ^= 1
-    path.write_bytes(content)
-
-
 def _json(text: bytes) -> torch.Tensor:
     return torch.tensor(list(text), dtype=torch.uint8)
 
 
-def _data_file(pieces: Sequence[Piece], file: str) -> tuple[bytes, list[Extent]]:
-    pieces = sorted(pieces, key=lambda piece: -piece.tensor.dtype.itemsize)
-    entries, extents, data = [], [], bytearray()
-    for piece in pieces:
-        stored = piece.tensor.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes()
-        shape = tuple(piece.tensor.shape) if piece.shape is None else piece.shape
-        numel, dtype = piece.tensor.numel(), dtype_name(piece.tensor.dtype, what=piece.name)
-        is_whole = numel == prod(shape)
-        key = f"{piece.kind}/{piece.name}" + ("" if is_whole else f"[{piece.start}:{piece.start + numel}]")
-        entries.append(Entry(key, dtype, shape if is_whole else (numel,), len(data), len(data) + len(stored)))
-        extents.append(
-            Extent(
-                name=piece.name, kind=piece.kind, dtype=dtype, shape=shape, start=piece.start, numel=numel, file=file,
-                offset=ALIGN + len(data), nbytes=len(stored), checksum=native.checksum(stored),
-                placement=piece.placement, aliases=piece.aliases,
-            )
-        )  # fmt: skip
-        data += stored
-    pad = bytes(-len(data) % ALIGN)
-    entries.append(Entry("__pad__.0", "U8", (len(pad),), len(data), len(data) + len(pad)))
-    extents.append(_bytes_extent("__pad__.0", "pad", pad, file, ALIGN + len(data)))
-    data += pad
-    header = encode_header([entries_json(entries)], metadata={"format": "dshistory-1"}, data_start=ALIGN)
-    extents.append(_bytes_extent("header", "header", header, file, 0))
-    return header + bytes(data), extents
-
-
-def _bytes_extent(name: str, kind: str, content: bytes, file: str, offset: int) -> Extent:
-    return Extent(
-        name=name, kind=kind, dtype="U8", shape=(len(content),), start=0, numel=len(content), file=file,
-        offset=offset, nbytes=len(content), checksum=native.checksum(content), placement="rank_local",
-    )  # fmt: skip
+def _stored(pieces: Sequence[Piece]) -> list[catalog_helpers.Piece]:
+    """Return the pieces as bytes, those with the widest elements first: so each is aligned to its elements."""
+    return [
+        catalog_helpers.Piece(
+            piece.name,
+            piece.tensor.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes(),
+            piece.kind,
+            dtype_name(piece.tensor.dtype, what=piece.name),
+            tuple(piece.tensor.shape) if piece.shape is None else piece.shape,
+            piece.start,
+            piece.placement,
+            piece.aliases,
+        )
+        for piece in sorted(pieces, key=lambda piece: -piece.tensor.dtype.itemsize)
+    ]
 
 
 def history_of(root: Path, *checkpoints: list[list[Piece]], world_sizes: tuple[int, ...] = (1, 1)) -> Explorer:

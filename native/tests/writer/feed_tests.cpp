@@ -3,9 +3,7 @@
 #include <cerrno>
 #include <cstring>
 #include <deque>
-#include <exception>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <thread>
 #include <vector>
@@ -14,6 +12,7 @@
 #include "harness.hpp"
 #include "writer/memory_device.hpp"
 #include "writer/queue/queue.hpp"
+#include "writer/several_trainings.hpp"
 
 namespace dsh::test {
 namespace {
@@ -107,37 +106,11 @@ void train(WriteQueue &queue, MemoryDevice &device, std::uint64_t seed, bool fai
     }
 }
 
-void several_trainings(bool fails) {
-    WriteQueue queue(StagingPool::least_bytes(block), block);
-    const std::uint64_t all = queue.free_bytes();
-    std::mutex mutex;
-    std::exception_ptr error;
-    {
-        MemoryDevice device(queue, 3, fails);
-        std::vector<std::jthread> threads;
-        for (std::uint64_t seed : {1, 2, 3}) {
-            threads.emplace_back([&, seed] {
-                try {
-                    train(queue, device, seed, fails);
-                } catch (...) {
-                    std::lock_guard lock(mutex);
-                    error = std::current_exception();
-                }
-            });
-        }
-        threads.clear();
-    }
-    if (error) {
-        std::rethrow_exception(error);
-    }
-    CHECK(queue.free_bytes() == all);
-}
-
 } // namespace
 
-TEST(fed_blocks_are_written_beside_live_ones) { several_trainings(false); }
+TEST(fed_blocks_are_written_beside_live_ones) { several_trainings({1, 2, 3}, block, false, train); }
 
-TEST(fed_blocks_of_failed_jobs_come_back) { several_trainings(true); }
+TEST(fed_blocks_of_failed_jobs_come_back) { several_trainings({1, 2, 3}, block, true, train); }
 
 TEST(a_lent_slot_is_lent_to_nobody_else) {
     WriteQueue queue(StagingPool::least_bytes(block), block);

@@ -1,6 +1,5 @@
 // The write queue step by step and under threads. The sanitizers see every read of live bytes after the barrier.
 
-#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
@@ -8,12 +7,12 @@
 #include <cstring>
 #include <fstream>
 #include <memory>
-#include <mutex>
 #include <thread>
 
 #include "base/memory/aligned_memory.hpp"
 #include "harness.hpp"
 #include "writer/memory_device.hpp"
+#include "writer/several_trainings.hpp"
 #include "writer/writer.hpp"
 
 namespace dsh::test {
@@ -100,32 +99,6 @@ void train(WriteQueue &queue, MemoryDevice &device, std::uint64_t seed, bool fai
     }
 }
 
-void several_trainings(bool fails) {
-    WriteQueue queue(StagingPool::least_bytes(block), block);
-    const std::uint64_t all = queue.free_bytes();
-    std::mutex mutex;
-    std::exception_ptr error;
-    {
-        MemoryDevice device(queue, 3, fails);
-        std::vector<std::jthread> threads;
-        for (std::uint64_t seed : {100, 200, 300}) {
-            threads.emplace_back([&, seed] {
-                try {
-                    train(queue, device, seed, fails);
-                } catch (...) {
-                    std::lock_guard lock(mutex);
-                    error = std::current_exception();
-                }
-            });
-        }
-        threads.clear();
-    }
-    if (error) {
-        std::rethrow_exception(error);
-    }
-    CHECK(queue.free_bytes() == all);
-}
-
 void write_with(const std::string &backend) {
     Writer writer(backend, StagingPool::least_bytes(block) + 4 * block, block, 4, nullptr);
     for (std::uint64_t turn = 0; turn < 6; ++turn) {
@@ -209,9 +182,9 @@ TEST(a_slot_is_back_only_when_its_write_is_answered) {
     CHECK(!queue.wait(*job, 0));
 }
 
-TEST(trainings_side_by_side_get_their_own_bytes) { several_trainings(false); }
+TEST(trainings_side_by_side_get_their_own_bytes) { several_trainings({100, 200, 300}, block, false, train); }
 
-TEST(failures_of_some_writes_reach_their_jobs_only) { several_trainings(true); }
+TEST(failures_of_some_writes_reach_their_jobs_only) { several_trainings({100, 200, 300}, block, true, train); }
 
 TEST(stop_ends_everything_that_waits) {
     for (std::uint64_t turn = 0; turn < 20; ++turn) {

@@ -16,16 +16,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from explorer_helpers import Run, flip_bit, tiny_history, whole
+from catalog_helpers import flip_bit
+from explorer_helpers import Run, tiny_history, whole
 
 from catalog.errors import HistoryError
-from dshistory import current
 from dshistory.commands.cli import main
 from dshistory.commands.verbs import all_verbs, verb_named
 from dshistory.commands.wording import in_options
 from dshistory.explorer import Explorer
 
 COMMAND = [sys.executable, "-m", "dshistory"]
+
+pytestmark = pytest.mark.usefixtures("nothing_opened")
 
 
 @dataclass
@@ -39,13 +41,6 @@ class Output:
 def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     for run in tiny_history(tmp_path_factory.mktemp("cli") / "history"):
         yield run.root
-
-
-@pytest.fixture(autouse=True)
-def nothing_opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(current, "_opened", [])
-    monkeypatch.delenv("DSHISTORY", raising=False)
-    monkeypatch.chdir(tmp_path)
 
 
 def dshistory(*words: str) -> Output:

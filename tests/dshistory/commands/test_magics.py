@@ -11,7 +11,6 @@ from IPython.core.error import UsageError as ShellUsageError
 from IPython.core.interactiveshell import InteractiveShell
 
 import dshistory
-from dshistory import current
 from dshistory.display.table import Table
 from dshistory.explorer import Explorer
 
@@ -23,10 +22,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture
-def shell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[InteractiveShell]:
-    monkeypatch.delenv("DSHISTORY", raising=False)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(current, "_opened", [])
+def shell(nothing_opened: None, tmp_path: Path) -> Iterator[InteractiveShell]:
     with extended_shell(tmp_path / "ipython") as shell:
         yield shell
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from explorer_helpers import Piece, flip_bit, history_of, shares, whole
+from catalog_helpers import flip_bit
+from explorer_helpers import Piece, history_of, shares, whole
 
 from catalog.errors import CorruptError, NotFoundError, SetupError
 from dshistory.tensors import stream

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from explorer_helpers import flip_bit
+from catalog_helpers import flip_bit
 
 import dshistory
 import native

@@ -9,7 +9,8 @@ import safetensors.torch
 import torch
 import torch.distributed.checkpoint as dcp
 from capture_helpers import bits
-from explorer_helpers import Piece, Run, flip_bit, shares, tiny_history, whole
+from catalog_helpers import flip_bit
+from explorer_helpers import Piece, Run, shares, tiny_history, whole
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -11,7 +11,7 @@ import safetensors.torch
 import torch
 import torch.distributed.checkpoint as dcp
 from capture_helpers import Net, bits, make, one_step
-from explorer_helpers import flip_bit
+from catalog_helpers import flip_bit
 
 import capture
 import dshistory

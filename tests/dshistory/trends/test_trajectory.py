@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from explorer_helpers import Run, flip_bit, tiny_history, whole
+from catalog_helpers import flip_bit
+from explorer_helpers import Run, tiny_history, whole
 
 from catalog.errors import NotFoundError
 from dshistory import Explorer

@@ -4,7 +4,6 @@ import gc
 import math
 import threading
 import weakref
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,14 +25,6 @@ from dshistory.widgets import Exploration
 @pytest.fixture(scope="module")
 def h(tmp_path_factory: pytest.TempPathFactory) -> Explorer:
     return layered_history(tmp_path_factory.mktemp("widgets") / "history")
-
-
-@pytest.fixture
-def e(h: Explorer) -> Iterator[Exploration]:
-    exploration = h.explore()
-    assert exploration.wait(60)
-    yield exploration
-    exploration.close()
 
 
 def our_threads() -> list[str]:

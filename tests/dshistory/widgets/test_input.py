@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from explorer_helpers import Run, flip_bit, whole
+from catalog_helpers import flip_bit
+from explorer_helpers import Run, whole
 from widget_helpers import JUMP, STEPS, cells, click, layered_history, piece, trace
 
 from catalog.errors import SetupError

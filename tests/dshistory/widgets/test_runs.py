@@ -1,7 +1,6 @@
 """Runs are chosen and compared in the widget, and the line of Python of each gesture gives the same."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,14 +16,6 @@ def h(tmp_path_factory: pytest.TempPathFactory) -> Explorer:
     explorer = layered_history(tmp_path_factory.mktemp("runs") / "history")
     second_run(explorer)
     return explorer
-
-
-@pytest.fixture
-def e(h: Explorer) -> Iterator[Exploration]:
-    exploration = h.explore()
-    assert exploration.wait(60)
-    yield exploration
-    exploration.close()
 
 
 def click_run(e: Exploration, row: int) -> None:

@@ -96,7 +96,7 @@ def test_a_newer_task_ends_the_running_one_and_replaces_the_waiting_one(told: To
     assert told.errors == []
 
 
-def test_the_newest_wish_runs_first_and_an_interrupted_task_again_after_it(told: Told) -> None:
+def test_the_newest_gesture_runs_first_and_an_interrupted_task_again_after_it(told: Told) -> None:
     running, ran = Long(), []
     told.submit("diff", running)
     assert running.begun.wait(PATIENCE_S)
@@ -125,7 +125,7 @@ def test_a_task_that_ends_before_it_is_interrupted_does_not_run_again(told: Told
     assert ran == ["diff", "heat"]
 
 
-def test_what_is_shown_later_neither_interrupts_nor_goes_before_a_wish(told: Told) -> None:
+def test_what_is_shown_later_neither_interrupts_nor_goes_before_a_gesture(told: Told) -> None:
     running, ran = Long(), []
     told.submit("heat", running)
     assert running.begun.wait(PATIENCE_S)

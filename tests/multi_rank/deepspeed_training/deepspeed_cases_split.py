@@ -94,17 +94,22 @@ def case_pipeline_resumes_bit_for_bit(folder: Path) -> None:
         again.destroy()
 
 
+def assert_holds(engine: Any, stored: dict[str, dict[str, torch.Tensor]]) -> None:
+    """Assert that the engine has the weights and moments that are stored, and no others."""
+    mine = state_of(engine)
+    for kind in ("model", "master", "exp_avg", "exp_avg_sq"):
+        assert {name for k, name in mine.tensors if k == kind} == stored[kind].keys()
+        for name, tensor in stored[kind].items():
+            assert torch.equal(mine.tensors[(kind, name)], tensor), (kind, name)
+
+
 @covers("a pipeline of 2 stages into one of 1 stage")
 def case_pipeline_of_two_stages_becomes_one(folder: Path) -> None:
     stored = capture.restore(4, history=folder / "pipeline-1")
     assert isinstance(stored, dict)
     engine = make_pipeline(stages=1, seed=9, stage=1)
     capture.restore(4, history=folder / "pipeline-1", engine=engine)
-    mine = state_of(engine)
-    for kind in ("model", "master", "exp_avg", "exp_avg_sq"):
-        assert {name for k, name in mine.tensors if k == kind} == stored[kind].keys()
-        for name, tensor in stored[kind].items():
-            assert torch.equal(mine.tensors[(kind, name)], tensor), (kind, name)
+    assert_holds(engine, stored)
     train_pipeline(engine, 1)
     engine.destroy()
 
@@ -121,11 +126,7 @@ def case_pipeline_of_one_stage_becomes_two(folder: Path) -> None:
     assert isinstance(stored, dict)
     engine = make_pipeline(stages=2, seed=9, stage=1)
     capture.restore(2, history=history, engine=engine)
-    mine = state_of(engine)
-    for kind in ("model", "master", "exp_avg", "exp_avg_sq"):
-        assert {name for k, name in mine.tensors if k == kind} == stored[kind].keys()
-        for name, tensor in stored[kind].items():
-            assert torch.equal(mine.tensors[(kind, name)], tensor), (kind, name)
+    assert_holds(engine, stored)
     assert all(map(math.isfinite, train_pipeline(engine, 1)))
     engine.destroy()
 
