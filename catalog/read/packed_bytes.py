@@ -143,22 +143,27 @@ class _Image:
         except FormatError as error:
             raise FormatError(f"{self._place(block)}: {error}") from error
 
-    def base_bytes(self, offset: int, nbytes: int) -> bytes:
+    def base_bytes(self, offset: int, nbytes: int) -> bytearray:
         """Return a range that is the base of a block of another image. FormatError when it needs a base itself."""
         found = bytearray(nbytes)
+        memory = memoryview(found)
         for block in self.about.covering(offset, nbytes):
             if block.base is not None:
                 raise FormatError(
                     f"{self._place(block)}: needs {block.base.file}, where a base of others must need none: the file "
                     "was not made by this program"
                 )
+            begin, end = max(block.begin, offset), min(block.begin + block.nbytes, offset + nbytes)
+            place = memory[begin - offset : end - offset]
+            if len(place) == block.nbytes:
+                self.unpack(block, into=place)
+                continue
             whole = memoryview(bytearray(block.nbytes))
             self.unpack(block, into=whole)
-            begin, end = max(block.begin, offset), min(block.begin + block.nbytes, offset + nbytes)
-            found[begin - offset : end - offset] = whole[begin - block.begin : end - block.begin]
-        return bytes(found)
+            place[:] = whole[begin - block.begin : end - block.begin]
+        return found
 
-    def _base_bytes(self, base: Base, block: Block) -> bytes:
+    def _base_bytes(self, base: Base, block: Block) -> bytes | bytearray:
         try:
             found = self._sources.base(base, needed_by=self).base_bytes(base.offset, block.nbytes)
         except OSError as error:
