@@ -1,8 +1,8 @@
 """`make test-sanitize`: the native code under the sanitizers, in its C++ tests and behind the Python extension.
 
 The C++ tests run with AddressSanitizer and UndefinedBehaviorSanitizer, and with ThreadSanitizer. The extension is built
-with the first two into a copy of the package `native`, and the tests of the reader, the writer and the statistics run
-with it. ThreadSanitizer needs an interpreter that is built with it, so there it stays with the C++ tests.
+with the first two into a copy of the package `native`, and every test of the extension's functions runs with it.
+ThreadSanitizer needs an interpreter that is built with it, so there it stays with the C++ tests.
 """
 
 import os
@@ -18,7 +18,12 @@ __all__ = ["sanitized_extension", "sanitized_tests"]
 
 FLAGS = "-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
 COMPILER = os.environ.get("CXX", "c++")
-TESTS = ("reader", "statistics", "sketch", "feed", "writer", "files", "arguments", "errors", "probe")
+NOT_SANITIZED = {
+    "cpp": "builds the C++ tests with sanitizers itself",
+    "rooms": "reads sources only",
+    "stub": "reads the stub of the tree",
+}
+"""The tests of `native` that do not run with the sanitized extension, and why."""
 
 
 def sanitized_extension(folder: Path) -> Path:
@@ -58,6 +63,13 @@ def sanitized_tests(place: Path, tests: list[str]) -> int:
     return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
 
 
+def native_tests() -> list[str]:
+    """Return the tests that run with the sanitized extension: a new one is among them until it is left out by name."""
+    left_out = {f"test_{name}.py" for name in NOT_SANITIZED}
+    found = sorted((ROOT / "tests" / "native").glob("test_*.py"))
+    return [str(path.relative_to(ROOT)) for path in found if path.name not in left_out]
+
+
 def _said(command: list[str]) -> str:
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
 
@@ -67,8 +79,7 @@ def main() -> int:
     failed = subprocess.run(pytest, cwd=ROOT, check=False).returncode
     with tempfile.TemporaryDirectory() as folder:
         place = sanitized_extension(Path(folder))
-        tests = ["tests/proofs/sanitize/test_sanitize.py", *(f"tests/native/test_{name}.py" for name in TESTS)]
-        return sanitized_tests(place, tests) or failed
+        return sanitized_tests(place, ["tests/proofs/sanitize/test_sanitize.py", *native_tests()]) or failed
 
 
 if __name__ == "__main__":
