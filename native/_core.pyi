@@ -290,8 +290,26 @@ def split_planes(data: Any, *, into: Any, itemsize: int, transform: int, base: o
     """
 
 def join_planes(planes: Sequence[Any], *, into: Any, transform: int, base: object | None = None) -> None:
-    """Put together what `split_planes` cut: into `into`, from the planes (1, 2, 4 or 8 buffers), bit for bit.
-    ValueError names what does not fit.
+    """Put together what `split_planes` cut: into `into`, from the planes (1, 2, 4 or 8 buffers), bit for bit. A plane
+    of a single byte stands for one all of whose bytes are this one. ValueError names what does not fit.
+    """
+
+def coded_bytes(data: Any, *, itemsize: int, transform: int, base: object | None = None) -> list[float]:
+    """Return how many bytes a Huffman code takes for each plane into which `split_planes` cuts the elements, about, and
+    without its table: runs of a byte count as nothing. The arguments and errors are those of `split_planes`.
+    """
+
+def is_constant(plane: Any) -> bool:
+    """Return whether all bytes of a buffer are the same."""
+
+def gather_quads(plane: Any) -> tuple[bytes, bytes]:
+    """Return the quads of a buffer, one byte for four, two bits each, the first in the lowest: its value, or 3 where it
+    is 3 or more; and the others, which are those, in order.
+    """
+
+def spread_quads(quads: Any, *, others: Any, into: Any) -> int:
+    """Write to `into` the bytes whose quads and others these are. Return how many others the quads ask for: where there
+    are not as many, `into` holds anything. ValueError when the quads are not a fourth of it, rounded up.
     """
 
 def probe_file_system(directory: str) -> dict[str, Any]:

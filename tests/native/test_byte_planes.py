@@ -1,4 +1,4 @@
-"""Byte planes are where docs and codec say they are, and arguments that do not fit are refused by value."""
+"""Byte planes and quads are what the format says, and arguments that do not fit are refused by value."""
 
 import numpy as np
 import pytest
@@ -41,6 +41,75 @@ def test_joined_planes_are_the_elements_again_at_any_address(dtype, transform, c
     assert np.array_equal(found, data)
 
 
+def by_definition(data: np.ndarray, transform: int, base: np.ndarray) -> np.ndarray:
+    """Return the planes as rows, as docs/format.md defines them."""
+    words, other = data.astype(object), base.astype(object)
+    bits = 8 * data.itemsize
+    if transform in (XOR, ROTATED_XOR):
+        words = words ^ other
+    if transform in (ROTATED, ROTATED_XOR):
+        words = (words << 1 | words >> bits - 1) % (1 << bits)
+    if transform == DIFFERENCE:
+        signed = (words - other + (1 << bits - 1)) % (1 << bits) - (1 << bits - 1)
+        words = np.where(signed >= 0, 2 * signed, -2 * signed - 1)
+    return np.array([(words >> 8 * plane) % 256 for plane in range(data.itemsize)], np.uint8)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32, np.uint64])
+@pytest.mark.parametrize("transform", range(5))
+def test_planes_are_those_of_the_definition(dtype, transform):
+    rng = np.random.default_rng(11)
+    for count in (1, 15, 33, 1100):
+        data, base = (rng.integers(0, 256, count * np.dtype(dtype).itemsize, np.uint8).view(dtype) for _ in range(2))
+        assert np.array_equal(split(data, transform, base), by_definition(data, transform, base))
+
+
+def test_a_plane_of_one_byte_stands_for_all_of_them():
+    high = bytes([7]) * 1500
+    low = np.random.default_rng(1).integers(0, 256, 1500, np.uint8)
+    whole, short = np.empty(3000, np.uint8), np.empty(3000, np.uint8)
+    native.join_planes([low, high], into=whole, transform=ROTATED)
+    native.join_planes([low, high[:1]], into=short, transform=ROTATED)
+    assert np.array_equal(short, whole)
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 4, 8, 63, 64, 65, 1001])
+@pytest.mark.parametrize("most", [2, 3, 255])
+def test_quads_are_two_bits_a_byte_and_the_others_follow(count, most):
+    plane = np.random.default_rng(count).integers(0, most + 1, count, dtype=np.uint8)
+    quads, others = native.gather_quads(plane)
+    padded = np.minimum(np.append(plane, np.zeros(-count % 4, np.uint8)), 3).reshape(-1, 4)
+    assert quads == (padded << np.array([0, 2, 4, 6], np.uint8)).sum(axis=1).astype(np.uint8).tobytes()
+    assert others == plane[plane > 2].tobytes()
+    again = np.empty(count, np.uint8)
+    assert native.spread_quads(quads, others=others, into=again) == len(others)
+    assert np.array_equal(again, plane)
+    if others:
+        assert native.spread_quads(quads, others=others[1:], into=again) == len(others)
+
+
+def test_what_planes_take_is_known_without_coding_them():
+    rng = np.random.default_rng(2)
+    words = rng.integers(0, 16, 20_000, dtype=np.uint16) + np.uint16(0x4000)
+    low, high = native.coded_bytes(words, itemsize=2, transform=PLAIN)
+    assert 9_900 < low < 10_100
+    assert high == 0
+    changed = words ^ (rng.random(20_000) < 0.5).astype(np.uint16)
+    low, high = native.coded_bytes(changed, itemsize=2, transform=XOR, base=words)
+    assert 2_400 < low < 2_600
+    assert high == 0
+
+
+def test_one_other_byte_makes_a_plane_no_constant():
+    plane = bytearray(bytes([5]) * 1000)
+    assert native.is_constant(plane)
+    assert native.is_constant(b"")
+    for at in (0, 1, 500, 999):
+        plane[at] = 6
+        assert not native.is_constant(plane)
+        plane[at] = 5
+
+
 def test_what_does_not_fit_is_refused():
     data, into = bytes(12), bytearray(12)
     with pytest.raises(ValueError, match="itemsize is 3"):
@@ -61,3 +130,9 @@ def test_what_does_not_fit_is_refused():
         native.join_planes([bytes(3)] * 3 + [bytes(2)], into=into, transform=PLAIN)
     with pytest.raises(ValueError, match="itemsize is 3"):
         native.join_planes([bytes(4)] * 3, into=into, transform=PLAIN)
+    with pytest.raises(ValueError, match="no whole number of elements"):
+        native.coded_bytes(data, itemsize=8, transform=PLAIN)
+    with pytest.raises(ValueError, match="quads has 2 entries where into, a fourth of it, has 3"):
+        native.spread_quads(bytes(2), others=b"", into=into)
+    with pytest.raises(BufferError):
+        native.spread_quads(bytes(3), others=b"", into=data)

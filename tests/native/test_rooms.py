@@ -12,13 +12,14 @@ SOURCES = NATIVE / "src"
 
 BASE = {"base", "base/checksums", "base/files", "base/memory"}
 BELOW = {
-    "bindings": {"writer", "writer/backends", "reader", "statistics", "blocks", *BASE},
+    "bindings": {"writer", "writer/backends", "reader", "statistics", "planes", "blocks", *BASE},
     "writer": {"writer/backends", "writer/queue", "writer/file", "blocks", *BASE},
     "writer/backends": {"writer/queue", "blocks", *BASE},
     "writer/queue": {"writer/file", "blocks", *BASE},
     "writer/file": {"blocks", *BASE},
     "reader": {"blocks", *BASE},
     "statistics": {"blocks", *BASE},
+    "planes": BASE,
     "blocks": BASE,
     "base": {"base/checksums", "base/files", "base/memory"},
     "base/memory": {"base/checksums", "base/files"},

@@ -1,4 +1,4 @@
-// Binds base/: checksums, rounding, byte planes and the file-system probe.
+// Binds base/: checksums, rounding and the file-system probe.
 
 #include <algorithm>
 #include <cstddef>
@@ -13,7 +13,6 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include "base/byte_planes.hpp"
 #include "base/checksums/checksum.hpp"
 #include "base/files/file_system_probe.hpp"
 #include "base/files/io_error.hpp"
@@ -126,60 +125,6 @@ nb::bytes sample_regions(Column<std::uint64_t> addresses, Column<std::uint64_t> 
     return nb::bytes(reinterpret_cast<const char *>(digests.data()), digests.size() * sizeof(std::uint64_t));
 }
 
-Transform transform_of(unsigned number) {
-    if (number >= transforms) {
-        const std::string text =
-            "transform " + std::to_string(number) + ": the known ones are below " + std::to_string(transforms);
-        throw nb::value_error(text.c_str());
-    }
-    return static_cast<Transform>(number);
-}
-
-// The base of elements that take `nbytes`, or null for a transform that needs none.
-class Base {
-  public:
-    Base(Transform transform, nb::handle base, std::size_t nbytes) {
-        if (needs_base(transform)) {
-            buffer_ = std::make_unique<Buffer>(base);
-            require_same_length(buffer_->nbytes(), "base", nbytes, "the data");
-        }
-    }
-    const std::byte *data() const { return buffer_ ? static_cast<const std::byte *>(buffer_->data()) : nullptr; }
-
-  private:
-    std::unique_ptr<Buffer> buffer_;
-};
-
-void split_buffer(nb::handle data, nb::handle into, std::size_t itemsize, unsigned transform, nb::handle base) {
-    const Buffer from(data);
-    const WritableBuffer planes(into);
-    const Transform kind = transform_of(transform);
-    require_same_length(planes.nbytes(), "into", from.nbytes(), "the data");
-    if (itemsize == 0 || from.nbytes() % itemsize != 0) {
-        throw nb::value_error("the data is no whole number of elements");
-    }
-    const Base other(kind, base, from.nbytes());
-    const WithoutGil unlocked;
-    split_planes(static_cast<const std::byte *>(from.data()), other.data(), from.nbytes() / itemsize, itemsize, kind,
-                 static_cast<std::byte *>(planes.data()));
-}
-
-void join_buffers(std::vector<nb::object> planes, nb::handle into, unsigned transform, nb::handle base) {
-    const WritableBuffer data(into);
-    const Transform kind = transform_of(transform);
-    const Base other(kind, base, data.nbytes());
-    std::vector<std::unique_ptr<Buffer>> buffers;
-    std::vector<const std::byte *> addresses;
-    for (const nb::object &plane : planes) {
-        const auto &buffer = buffers.emplace_back(std::make_unique<Buffer>(plane));
-        require_same_length(buffer->nbytes() * planes.size(), "a plane, for all of them,", data.nbytes(), "the data");
-        addresses.push_back(static_cast<const std::byte *>(buffer->data()));
-    }
-    const WithoutGil unlocked;
-    join_planes(addresses, other.data(), data.nbytes() / (planes.empty() ? 1 : planes.size()), kind,
-                static_cast<std::byte *>(data.data()));
-}
-
 nb::dict file_system_dict(const std::string &directory) {
     FileSystemFacts facts;
     {
@@ -220,9 +165,6 @@ void bind_base(nb::module_ &module) {
         .def("end", &end_rounded);
     module.def("samples_are_rounded", &sample_rounded, nb::kw_only(), "masters"_a, "weights"_a, "numel"_a, "dtype"_a);
     module.def("sampled_digests", &sample_regions, nb::kw_only(), "addresses"_a, "nbytes"_a, "seed"_a = 0);
-    module.def("split_planes", &split_buffer, "data"_a, nb::kw_only(), "into"_a, "itemsize"_a, "transform"_a,
-               "base"_a = nb::none());
-    module.def("join_planes", &join_buffers, "planes"_a, nb::kw_only(), "into"_a, "transform"_a, "base"_a = nb::none());
     module.attr("SAMPLED_WHOLE_BYTES") = sampled_whole_bytes;
     module.def("probe_file_system", &file_system_dict, "directory"_a);
 }

@@ -10,6 +10,7 @@ namespace dsh::bindings {
 void bind_errors();
 void bind_base(nanobind::module_ &module);
 void bind_writer(nanobind::module_ &module);
+void bind_planes(nanobind::module_ &module);
 void bind_reader(nanobind::module_ &module);
 void bind_statistics(nanobind::module_ &module);
 

@@ -7,6 +7,7 @@ NB_MODULE(_core, module) {
     nanobind::set_leak_warnings(false);
     dsh::bindings::bind_errors();
     dsh::bindings::bind_base(module);
+    dsh::bindings::bind_planes(module);
     dsh::bindings::bind_writer(module);
     dsh::bindings::bind_reader(module);
     dsh::bindings::bind_statistics(module);

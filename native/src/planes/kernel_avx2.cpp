@@ -1,0 +1,20 @@
+// The loops over byte planes for processors with AVX2 and BMI2.
+#include "planes/kernel_body.hpp"
+
+namespace dsh {
+namespace {
+
+bool works() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2"); }
+
+} // namespace
+
+const PlanesKernel avx2_planes = {
+    "avx2",
+    &works,
+    {&split<uint8_t>, &split<uint16_t>, &split<uint32_t>, &split<uint64_t>},
+    {&join<uint8_t>, &join<uint16_t>, &join<uint32_t>, &join<uint64_t>},
+    &gather,
+    &spread,
+};
+
+} // namespace dsh

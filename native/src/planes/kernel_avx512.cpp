@@ -1,0 +1,24 @@
+// The loops over byte planes for processors with AVX-512 that compress and expand bytes.
+#include "planes/kernel_body.hpp"
+
+namespace dsh {
+namespace {
+
+bool works() {
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512vbmi2") && __builtin_cpu_supports("bmi2");
+}
+
+} // namespace
+
+const PlanesKernel avx512_planes = {
+    "avx512",
+    &works,
+    {&split<uint8_t>, &split<uint16_t>, &split<uint32_t>, &split<uint64_t>},
+    {&join<uint8_t>, &join<uint16_t>, &join<uint32_t>, &join<uint64_t>},
+    &gather,
+    &spread,
+};
+
+} // namespace dsh
