@@ -25,16 +25,13 @@ no checksum of its own: whoever stores one keeps the checksum of its bytes besid
 
 import struct
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Final, NamedTuple, TypeAlias
 
-import numpy as np
-import pyarrow as pa
-import zstandard
-
 import native
-from catalog.encoding.quads import gathered, quad_bytes, spread
+from catalog.encoding.quads import Buffer, gathered, quad_bytes, spread
+from catalog.encoding.zstd import FEW_MATCHES, MATCHES, compressed, decompressed
 from catalog.errors import FormatError
 
 __all__ = ["MAX_HEAD_BYTES", "Transform", "needs_base", "packed", "raw_bytes", "unpacked"]
@@ -69,6 +66,7 @@ _CODINGS = {int(coding): coding for coding in _Coding}
 _HEAD = struct.Struct("<BBBQ")
 _PLANE = struct.Struct("<BQ")
 _COUNT = struct.Struct("<Q")
+_QUADS_HEAD_BYTES = 2 * _PLANE.size + _COUNT.size
 _ITEMSIZES = (1, 2, 4, 8)
 MAX_HEAD_BYTES: Final = _HEAD.size + max(_ITEMSIZES) * _PLANE.size
 """A block takes at most so many bytes beside those that it stands for."""
@@ -81,17 +79,23 @@ _WORTH_CODING = 0.97
 _USUAL_BYTES = 1 << 20
 
 _Coder: TypeAlias = int
-"""How zstd codes a plane: the logarithm of the number of earlier places that it remembers, to find repetitions."""
+"""What codes a plane: a way of zstd to look for repetitions, or one more."""
 
-_FEW_MATCHES: _Coder = 6
-"""Exponents repeat by chance. To say where costs more than to code them one by one, which is all that is left to do."""
-_MATCHES: _Coder = 14
-"""Runs, as of zeros, are worth finding."""
 _IN_QUADS: _Coder = 0
 """Bytes of which nearly all are 0, 1 or 2 are put together first."""
 
+_WORTH_MATCHES = 0.97
+"""Repetitions take long to find, and a sample has some by chance."""
+
 _MAY_BE_QUADS = 0.5
 _WORTH_QUADS = 0.95
+
+
+class _Content(NamedTuple):
+    """The bytes of a plane as they are stored, or as long as nobody writes to it, the plane itself."""
+
+    coding: _Coding
+    content: bytes | memoryview
 
 
 class _Head(NamedTuple):
@@ -124,9 +128,7 @@ def packed(
             raise ValueError(f"the base has {len(other)} bytes, the block {len(data)}: they must be as many")
         other = other[:whole]
     tried = (_ALONE if base is None else _WITH_BASE) if transform is None else (transform,)
-    best, coders = _best(data[:whole], itemsize, other, tried)
-    planes = _planes(data[:whole], itemsize, best, other)
-    coded = [_coded(plane, coder) for plane, coder in zip(planes, coders, strict=True)]
+    best, coded = _coded_planes(data[:whole], itemsize, other, tried)
     head = _HEAD.pack(VERSION, best, itemsize, len(data))
     table = b"".join(_PLANE.pack(coding, len(content)) for coding, content in coded)
     return b"".join([head, table, *(content for _, content in coded), data[whole:]])
@@ -192,40 +194,53 @@ def _head(content: memoryview) -> _Head:
     return _Head(_TRANSFORMS[transform], itemsize, nbytes, planes, begin)
 
 
-def _planes(data: memoryview, itemsize: int, transform: Transform, base: memoryview | None) -> Iterator[memoryview]:
-    """Yield each plane of the transformed elements, which hold until this thread's next call."""
+def _planes(data: memoryview, itemsize: int, transform: Transform, base: memoryview | None) -> list[memoryview]:
+    """Return the planes of the transformed elements, which hold until this thread's next call."""
     planes = _own.memory(len(data))
     if data:
         native.split_planes(data, into=planes, itemsize=itemsize, transform=int(transform), base=base)
     each = len(data) // itemsize
-    for i in range(itemsize):
-        yield planes[i * each : (i + 1) * each]
+    return [planes[i * each : (i + 1) * each] for i in range(itemsize)]
 
 
-def _best(
+def _coded_planes(
     data: memoryview, itemsize: int, base: memoryview | None, tried: Sequence[Transform]
-) -> tuple[Transform, Sequence[_Coder | None]]:
-    """Return the transform that makes a sample smallest, and what codes each of its planes; None: it is stored."""
+) -> tuple[Transform, list[_Content]]:
+    """Return the transform that makes a sample smallest, about, and the planes, each coded as makes its sample
+    smallest; those that are stored as they are hold until this thread's next call."""
     sample = _sample(data, itemsize)
     other = None if base is None else _sample(base, itemsize)
     sizes = {
-        transform: [
-            min(len(plane), len(_zstd(plane, _FEW_MATCHES))) for plane in _planes(sample, itemsize, transform, other)
-        ]
+        transform: native.coded_bytes(sample, itemsize=itemsize, transform=int(transform), base=other)
         for transform in tried
     }
     best = min(tried, key=lambda transform: sum(sizes[transform]))
-    planes = _planes(sample, itemsize, best, other)
-    return best, [_best_coder(plane, few) for plane, few in zip(planes, sizes[best], strict=True)]
+    trials = [
+        _best_coder(plane, size)
+        for plane, size in zip(_planes(sample, itemsize, best, other), sizes[best], strict=True)
+    ]
+    if sample is data:
+        return best, [content for _, content in trials]
+    planes = _planes(data, itemsize, best, base)
+    return best, [_coded(plane, coder) for plane, (coder, _) in zip(planes, trials, strict=True)]
 
 
-def _best_coder(plane: memoryview, few: int) -> _Coder | None:
-    """Return what makes a plane smallest, which takes `few` bytes with few matches; None when nothing makes it smaller
-    by enough."""
-    size, coder = min((few, _FEW_MATCHES), (len(_zstd(plane, _MATCHES)), _MATCHES))
-    if size < _MAY_BE_QUADS * len(plane) and len(_quads(plane)) < _WORTH_QUADS * size:
-        return _IN_QUADS
-    return coder if size < _WORTH_CODING * len(plane) else None
+def _best_coder(plane: memoryview, size: float) -> tuple[_Coder | None, _Content]:
+    """Return what makes a plane smallest, None when nothing makes it smaller by enough, and what it makes of it.
+
+    size: what Huffman's code makes of it, about
+    """
+    # Repetitions are found also where all values are as frequent.
+    coder, best = MATCHES, _coded(plane, MATCHES)
+    if size < _WORTH_CODING * len(plane):
+        few = _coded(plane, FEW_MATCHES)
+        if _WORTH_MATCHES * len(few.content) < len(best.content):
+            coder, best = FEW_MATCHES, few
+    if len(best.content) < _MAY_BE_QUADS * len(plane):
+        quads = _coded(plane, _IN_QUADS)
+        if len(quads.content) - _QUADS_HEAD_BYTES < _WORTH_QUADS * len(best.content):
+            return _IN_QUADS, quads
+    return (coder, best) if len(best.content) < _WORTH_CODING * len(plane) else (None, _Content(_Coding.STORED, plane))
 
 
 def _sample(data: memoryview, itemsize: int) -> memoryview:
@@ -237,59 +252,52 @@ def _sample(data: memoryview, itemsize: int) -> memoryview:
     return memoryview(b"".join(data[i * gap : i * gap + part] for i in range(_SAMPLE_PARTS)))
 
 
-def _coded(plane: memoryview, coder: _Coder | None) -> tuple[_Coding, bytes | memoryview]:
+def _coded(plane: memoryview | bytes, coder: _Coder | None) -> _Content:
+    stored = _Content(_Coding.STORED, plane)
     if coder is None:
-        return _Coding.STORED, plane
-    if len(plane) > 1 and _is_constant(plane):
-        return _Coding.CONSTANT, plane[:1]
+        return stored
+    if len(plane) > 1 and native.is_constant(plane):
+        return _Content(_Coding.CONSTANT, plane[:1])
     if coder == _IN_QUADS:
-        coding, content = _Coding.QUADS, _quads(plane)
+        coded = _Content(_Coding.QUADS, _quads(plane))
     else:
-        coding, content = _Coding.ZSTD, _zstd(plane, coder)
-    return (coding, content) if len(content) < len(plane) else (_Coding.STORED, plane)
+        coded = _Content(_Coding.ZSTD, compressed(plane, coder))
+    return coded if len(coded.content) < len(plane) else stored
 
 
-def _quads(plane: memoryview) -> bytes:
+def _quads(plane: memoryview | bytes) -> bytes:
     quads, others = gathered(plane)
-    parts = [_coded(part, _FEW_MATCHES) for part in (quads, others)]
+    parts = [_coded(part, FEW_MATCHES) for part in (quads, others)]
     heads = (_PLANE.pack(coding, len(content)) for coding, content in parts)
     return b"".join([*heads, _COUNT.pack(len(others)), *(content for _, content in parts)])
 
 
-def _is_constant(plane: memoryview) -> bool:
-    values = np.frombuffer(plane, np.uint8)
-    return bool(values[0] == values[-1]) and not np.any(values != values[0])
-
-
-def _decoded(coding: _Coding, content: memoryview, nbytes: int) -> memoryview | pa.Buffer:
+def _decoded(coding: _Coding, content: memoryview, nbytes: int) -> Buffer:
+    """Return a plane of so many bytes, or the one that all of them are."""
     if coding is _Coding.QUADS:
         return _decoded_quads(content, nbytes)
-    expected = {_Coding.STORED: nbytes, _Coding.CONSTANT: 1}.get(coding, len(content))
+    if coding is _Coding.ZSTD:
+        return decompressed(content, nbytes=nbytes)
+    expected = nbytes if coding is _Coding.STORED else 1
     if len(content) != expected:
         raise FormatError(f"packed block: a plane takes {len(content)} bytes where {expected} belong")
-    if coding is _Coding.STORED:
-        return content
-    if coding is _Coding.CONSTANT:
-        return memoryview(bytes(content) * nbytes)
-    try:
-        return pa.Codec("zstd").decompress(pa.py_buffer(content), decompressed_size=nbytes)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise FormatError(f"packed block: a plane can't be decompressed: {error}") from error
+    return content
 
 
-def _decoded_quads(content: memoryview, nbytes: int) -> memoryview:
-    begin = 2 * _PLANE.size + _COUNT.size
+def _decoded_quads(content: memoryview, nbytes: int) -> bytearray:
+    begin = _QUADS_HEAD_BYTES
     if len(content) < begin:
         raise FormatError(f"packed block: quads take {len(content)} bytes where their head has {begin}")
     (count,) = _COUNT.unpack_from(content, 2 * _PLANE.size)
     if count > nbytes:
         raise FormatError(f"packed block: {count} large bytes in a plane of {nbytes}")
-    parts = []
+    parts: list[Buffer] = []
     for i, size in enumerate((quad_bytes(nbytes), count)):
         coding, length = _PLANE.unpack_from(content, i * _PLANE.size)
         if coding not in _CODINGS or coding == _Coding.QUADS or length > len(content) - begin:
             raise FormatError(f"packed block: quads have a part of coding {coding} and {length} bytes")
-        parts.append(memoryview(_decoded(_CODINGS[coding], content[begin : begin + length], size)))
+        part = _decoded(_CODINGS[coding], content[begin : begin + length], size)
+        parts.append(bytes(part) * size if coding == _Coding.CONSTANT else part)
         begin += length
     if begin != len(content):
         raise FormatError(f"packed block: quads take {len(content)} bytes, their parts end at {begin}")
@@ -297,23 +305,13 @@ def _decoded_quads(content: memoryview, nbytes: int) -> memoryview:
 
 
 class _Own(threading.local):
-    """What each thread has for itself: its compressors, and memory for the planes of a block of usual size."""
+    """Memory that each thread has for itself, for the planes of a block of usual size."""
 
     def __init__(self) -> None:
-        self.by_coder = {coder: _compressor(coder) for coder in (_FEW_MATCHES, _MATCHES)}
         self._planes = memoryview(bytearray(_USUAL_BYTES))
 
     def memory(self, nbytes: int) -> memoryview:
         return self._planes[:nbytes] if nbytes <= _USUAL_BYTES else memoryview(bytearray(nbytes))
 
 
-def _compressor(coder: _Coder) -> zstandard.ZstdCompressor:
-    parameters = zstandard.ZstdCompressionParameters.from_level(1, min_match=7, hash_log=coder, window_log=20)
-    return zstandard.ZstdCompressor(compression_params=parameters)
-
-
 _own = _Own()
-
-
-def _zstd(plane: memoryview, coder: _Coder) -> bytes:
-    return _own.by_coder[coder].compress(plane)

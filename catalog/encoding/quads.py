@@ -5,14 +5,14 @@ and here a symbol is four bytes.
     others    the bytes that are 3 or more, in order
 """
 
-import numpy as np
+from typing import TypeAlias
 
+import native
 from catalog.errors import FormatError
 
-__all__ = ["gathered", "quad_bytes", "spread"]
+__all__ = ["Buffer", "gathered", "quad_bytes", "spread"]
 
-_OTHER = 3
-_SPREAD = np.array([[byte >> shift & 3 for shift in (0, 2, 4, 6)] for byte in range(256)], np.uint8).view("<u4")[:, 0]
+Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
 def quad_bytes(count: int) -> int:
@@ -20,22 +20,15 @@ def quad_bytes(count: int) -> int:
     return -(-count // 4)
 
 
-def gathered(plane: memoryview) -> tuple[memoryview, memoryview]:
+def gathered(plane: Buffer) -> tuple[bytes, bytes]:
     """Return the quads of a plane, and the others."""
-    values = np.frombuffer(plane, np.uint8)
-    small = np.zeros(4 * quad_bytes(values.size), np.uint8)
-    np.minimum(values, _OTHER, out=small[: values.size])
-    words = small.view("<u4")
-    quads = (words | words >> 6 | words >> 12 | words >> 18).astype(np.uint8)
-    return quads.data, values[values >= _OTHER].data
+    return native.gather_quads(plane)
 
 
-def spread(quads: memoryview, others: memoryview, *, count: int) -> memoryview:
+def spread(quads: Buffer, others: Buffer, *, count: int) -> bytearray:
     """Return the plane of `count` bytes. FormatError when there are more others, or fewer, than its quads say."""
-    plane = _SPREAD[np.frombuffer(quads, np.uint8)].view(np.uint8)[:count]
-    where = plane == _OTHER
-    expected = int(np.count_nonzero(where))
+    plane = bytearray(count)
+    expected = native.spread_quads(quads, others=others, into=plane)
     if expected != len(others):
         raise FormatError(f"packed block: {len(others)} large bytes where the quads have {expected}")
-    plane[where] = np.frombuffer(others, np.uint8)
-    return plane.data
+    return plane

@@ -184,3 +184,24 @@ def test_hostile_quads_are_refused(at, value, said):
     block[29 + at : 29 + at + size] = value.to_bytes(size, "little")
     with pytest.raises(FormatError, match=said):
         returned(bytes(block), len(raw), base)
+
+
+def test_repetitions_are_found_where_all_values_are_as_frequent():
+    places = np.arange(100_000, dtype=np.int64)
+    assert len(packed(memoryview(places.tobytes()), itemsize=8)) < places.nbytes / 100
+
+
+def test_the_form_is_chosen_that_takes_least():
+    rng = np.random.default_rng(5)
+    base = rng.integers(0, 1 << 32, 60_000, dtype=np.uint32)
+    near = base + rng.integers(0, 4, base.size, dtype=np.uint32)
+    flipped = base ^ rng.integers(0, 2, base.size, dtype=np.uint32) << np.uint32(31)
+    exponents = np.abs(rng.standard_normal(base.size)).astype(np.float32)
+    chosen = []
+    for data in (near, flipped, exponents):
+        raw, other = memoryview(data.tobytes()), memoryview(base.tobytes())
+        block = packed(raw, itemsize=4, base=other)
+        sizes = [len(packed(raw, itemsize=4, base=other, transform=transform)) for transform in Transform]
+        assert len(block) <= 1.01 * min(sizes)
+        chosen.append(block[1])
+    assert len(set(chosen)) == 3
