@@ -18,6 +18,14 @@ __all__ = ["sanitized_extension", "sanitized_tests"]
 
 FLAGS = "-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
 COMPILER = os.environ.get("CXX", "c++")
+PYTEST = """
+import sys
+sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__name__ != "ScikitBuildRedirectingFinder"]
+import pytest
+sys.exit(pytest.main(sys.argv[1:]))
+"""
+"""An editable install finds the tree's own packages wherever else they are looked for first; here it must not."""
+
 NOT_SANITIZED = {
     "cpp": "builds the C++ tests with sanitizers itself",
     "rooms": "reads sources only",
@@ -59,7 +67,7 @@ def sanitized_tests(place: Path, tests: list[str]) -> int:
         "DSHISTORY_SANITIZED": str(place),
     }
     # -P: the tree's own `native`, in the working folder, must not come first.
-    command = [sys.executable, "-P", "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *tests]
+    command = [sys.executable, "-P", "-c", PYTEST, "-q", "-n", "0", "-p", "no:cacheprovider", *tests]
     return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
 
 
