@@ -16,8 +16,10 @@ A block describes itself:
     the planes      in order, from the least significant byte on
     the rest        raw bytes behind the last whole element
 
-Quads (`catalog.encoding.quads`) are two planes in one, in this order: 9 bytes for the coding of the quads, 0 to 2, and
-the bytes that they take; the same for the others; 8 bytes for the number of the others; the quads; the others.
+Quads are for planes of which nearly all bytes are 0, 1 or 2: an entropy coder spends a bit on each symbol at least, and
+there a symbol is four bytes. Each has two bits, the first the lowest: its value, or 3 where it is 3 or more; the
+others, which are those, follow in order. There are 9 bytes for the coding of the quads, 0 to 2, and the bytes that they
+take; the same for the others; 8 bytes for the number of the others; the quads; the others.
 
 All bits survive: no float is ever computed, so NaN payloads, -0.0 and denormals are bits like all others. A block has
 no checksum of its own: whoever stores one keeps the checksum of its bytes beside it.
@@ -30,7 +32,6 @@ from enum import IntEnum
 from typing import Final, NamedTuple, TypeAlias
 
 import native
-from catalog.encoding.quads import Buffer, gathered, quad_bytes, spread
 from catalog.encoding.zstd import FEW_MATCHES, MATCHES, compressed, decompressed
 from catalog.errors import FormatError
 
@@ -77,6 +78,8 @@ _WORTH_CODING = 0.97
 """A plane that zstd makes hardly smaller is stored: that costs little room, and decoding it nothing."""
 
 _USUAL_BYTES = 1 << 20
+
+_Buffer: TypeAlias = bytes | bytearray | memoryview
 
 _Coder: TypeAlias = int
 """What codes a plane: a way of zstd to look for repetitions, or one more."""
@@ -266,13 +269,13 @@ def _coded(plane: memoryview | bytes, coder: _Coder | None) -> _Content:
 
 
 def _quads(plane: memoryview | bytes) -> bytes:
-    quads, others = gathered(plane)
+    quads, others = native.gather_quads(plane)
     parts = [_coded(part, FEW_MATCHES) for part in (quads, others)]
     heads = (_PLANE.pack(coding, len(content)) for coding, content in parts)
     return b"".join([*heads, _COUNT.pack(len(others)), *(content for _, content in parts)])
 
 
-def _decoded(coding: _Coding, content: memoryview, nbytes: int) -> Buffer:
+def _decoded(coding: _Coding, content: memoryview, nbytes: int) -> _Buffer:
     """Return a plane of so many bytes, or the one that all of them are."""
     if coding is _Coding.QUADS:
         return _decoded_quads(content, nbytes)
@@ -291,8 +294,8 @@ def _decoded_quads(content: memoryview, nbytes: int) -> bytearray:
     (count,) = _COUNT.unpack_from(content, 2 * _PLANE.size)
     if count > nbytes:
         raise FormatError(f"packed block: {count} large bytes in a plane of {nbytes}")
-    parts: list[Buffer] = []
-    for i, size in enumerate((quad_bytes(nbytes), count)):
+    parts: list[_Buffer] = []
+    for i, size in enumerate((-(-nbytes // 4), count)):
         coding, length = _PLANE.unpack_from(content, i * _PLANE.size)
         if coding not in _CODINGS or coding == _Coding.QUADS or length > len(content) - begin:
             raise FormatError(f"packed block: quads have a part of coding {coding} and {length} bytes")
@@ -301,7 +304,12 @@ def _decoded_quads(content: memoryview, nbytes: int) -> bytearray:
         begin += length
     if begin != len(content):
         raise FormatError(f"packed block: quads take {len(content)} bytes, their parts end at {begin}")
-    return spread(*parts, count=nbytes)
+    quads, others = parts
+    plane = bytearray(nbytes)
+    expected = native.spread_quads(quads, others=others, into=plane)
+    if expected != count:
+        raise FormatError(f"packed block: {count} large bytes where the quads have {expected}")
+    return plane
 
 
 class _Own(threading.local):
