@@ -1,6 +1,7 @@
 """A packed block gives back every bit, whatever the numbers are, and a damaged one is refused by name."""
 
 import contextlib
+import struct
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from catalog.encoding.planes import Transform, needs_base, packed, raw_bytes, unpacked
+from catalog.encoding.zstd import FEW_MATCHES, MATCHES, compressed
 from catalog.errors import FormatError
 
 QUADS = 3
@@ -187,8 +189,8 @@ def test_hostile_quads_are_refused(at, value, said):
 
 
 def test_repetitions_are_found_where_all_values_are_as_frequent():
-    places = np.arange(100_000, dtype=np.int64)
-    assert len(packed(memoryview(places.tobytes()), itemsize=8)) < places.nbytes / 100
+    counting = bytes(range(256)) * 400
+    assert len(packed(memoryview(counting), itemsize=1)) < len(counting) / 50
 
 
 def test_the_form_is_chosen_that_takes_least():
@@ -205,3 +207,31 @@ def test_the_form_is_chosen_that_takes_least():
         assert len(block) <= 1.01 * min(sizes)
         chosen.append(block[1])
     assert len(set(chosen)) == 3
+
+
+def test_the_head_of_quads_counts_in_a_sample_for_no_more_than_in_the_block():
+    raw, base = few_changes(400_000, largest=20, share=0.05)
+    block = packed(memoryview(raw), itemsize=2, base=memoryview(base))
+    assert block[11] == QUADS
+    assert returned(block, len(raw), base) == raw
+    # Huffman's code takes a bit for each at least: 50,000 bytes and those for the changes.
+    assert len(block) < 35_000
+
+
+def test_repetitions_by_chance_are_not_looked_for():
+    rng = np.random.default_rng(8)
+    exponents = np.abs(rng.standard_normal(200_000)).astype(np.float32).view(np.uint32) & np.uint32(0x7F800000)
+    plane = memoryview((exponents >> np.uint32(23)).astype(np.uint8).tobytes())
+    block = packed(plane, itemsize=1, transform=Transform.PLAIN)
+    few, many = (len(compressed(plane, matching)) for matching in (FEW_MATCHES, MATCHES))
+    assert few < 0.98 * many
+    assert len(block) < few + 30
+
+
+@pytest.mark.parametrize("others", [b"", b"\x09", b"\x09\x08\x07"])
+def test_quads_with_more_others_or_fewer_than_they_say_are_refused(others):
+    quads = bytes([0b00001101, 0b00000011])
+    content = b"".join([struct.pack("<BQBQQ", 0, len(quads), 0, len(others), len(others)), quads, others])
+    block = struct.pack("<BBBQBQ", 1, Transform.PLAIN, 1, 8, QUADS, len(content)) + content
+    with pytest.raises(FormatError, match=f"{len(others)} large bytes where the quads have 2"):
+        returned(block, 8)
