@@ -218,20 +218,22 @@ def _coded_planes(
         for transform in tried
     }
     best = min(tried, key=lambda transform: sum(sizes[transform]))
+    is_whole = sample is data
     trials = [
-        _best_coder(plane, size)
+        _best_coder(plane, size, is_whole=is_whole)
         for plane, size in zip(_planes(sample, itemsize, best, other), sizes[best], strict=True)
     ]
-    if sample is data:
+    if is_whole:
         return best, [content for _, content in trials]
     planes = _planes(data, itemsize, best, base)
     return best, [_coded(plane, coder) for plane, (coder, _) in zip(planes, trials, strict=True)]
 
 
-def _best_coder(plane: memoryview, size: float) -> tuple[_Coder | None, _Content]:
+def _best_coder(plane: memoryview, size: float, *, is_whole: bool) -> tuple[_Coder | None, _Content]:
     """Return what makes a plane smallest, None when nothing makes it smaller by enough, and what it makes of it.
 
     size: what Huffman's code makes of it, about
+    is_whole: it is no sample of a larger one
     """
     # Repetitions are found also where all values are as frequent.
     coder, best = MATCHES, _coded(plane, MATCHES)
@@ -239,9 +241,11 @@ def _best_coder(plane: memoryview, size: float) -> tuple[_Coder | None, _Content
         few = _coded(plane, FEW_MATCHES)
         if _WORTH_MATCHES * len(few.content) < len(best.content):
             coder, best = FEW_MATCHES, few
-    if len(best.content) < _MAY_BE_QUADS * len(plane):
+    if best.coding is not _Coding.CONSTANT and len(best.content) < _MAY_BE_QUADS * len(plane):
         quads = _coded(plane, _IN_QUADS)
-        if len(quads.content) - _QUADS_HEAD_BYTES < _WORTH_QUADS * len(best.content):
+        # Of the block that a sample stands for their head is nothing.
+        head = 0 if is_whole else _QUADS_HEAD_BYTES
+        if len(quads.content) - head < _WORTH_QUADS * len(best.content):
             return _IN_QUADS, quads
     return (coder, best) if len(best.content) < _WORTH_CODING * len(plane) else (None, _Content(_Coding.STORED, plane))
 

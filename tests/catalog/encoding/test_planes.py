@@ -12,7 +12,7 @@ from catalog.encoding.planes import Transform, needs_base, packed, raw_bytes, un
 from catalog.encoding.zstd import FEW_MATCHES, MATCHES, compressed
 from catalog.errors import FormatError
 
-QUADS = 3
+ZSTD, QUADS = 1, 3
 
 SPECIAL = {
     2: [0x0000, 0x8000, 0x7F80, 0xFF80, 0x7FC1, 0xFFFF, 0x0001, 0x8001, 0x3F80],
@@ -235,3 +235,17 @@ def test_quads_with_more_others_or_fewer_than_they_say_are_refused(others):
     block = struct.pack("<BBBQBQ", 1, Transform.PLAIN, 1, 8, QUADS, len(content)) + content
     with pytest.raises(FormatError, match=f"{len(others)} large bytes where the quads have 2"):
         returned(block, 8)
+
+
+def test_a_sample_of_one_value_makes_no_quads_of_other_bytes():
+    plane = bytearray(bytes([127]) * 400_000)
+    plane[100_000:100_040] = range(40)
+    block = packed(memoryview(plane), itemsize=1, transform=Transform.PLAIN)
+    assert block[11] == ZSTD
+    assert returned(block, len(plane)) == plane
+
+
+def test_the_head_of_quads_counts_where_the_sample_is_the_block():
+    raw, base = few_changes(400, largest=3)
+    block = packed(memoryview(raw), itemsize=2, base=memoryview(base))
+    assert block[11] == ZSTD
