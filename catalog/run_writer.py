@@ -115,14 +115,18 @@ class RunWriter:
             raise
         self.journal = Journal(self.paths.journal_dir(run), run=run, writer=f"rank-{rank:05d}", rank=rank)
 
+    def require_uncaptured(self, step: int) -> None:
+        """Raise SnapshotError when this rank's part of the step is already published."""
+        if self.paths.manifest(self.run, step, self.rank).exists():
+            raise SnapshotError(f"step {step} of run {self.run} is captured already by rank {self.rank}")
+
     def begin(self, step: int) -> Path:
         """Create the step's folder and return a temporary name for the data file in it.
 
         This waits for no disk: `publish_part` makes the folder durable. SnapshotError when this rank's part of the step
         is already published.
         """
-        if self.paths.manifest(self.run, step, self.rank).exists():
-            raise SnapshotError(f"step {step} of run {self.run} is captured already by rank {self.rank}")
+        self.require_uncaptured(step)
         self.paths.step_dir(self.run, step).mkdir(exist_ok=True)
         return temporary_path(self.paths.data(self.run, step, self.rank))
 

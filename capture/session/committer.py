@@ -168,6 +168,11 @@ class Committer:
         with self._changed:
             return self._last_published
 
+    def is_pending(self, step: int) -> bool:
+        """Return whether a snapshot of `step` that was not dropped is not finished yet."""
+        with self._changed:
+            return any(one.step == step and not one.is_dropped for one in self._snapshots)
+
     def pending(self) -> int:
         """Return the number of snapshots that are not finished yet."""
         with self._changed:

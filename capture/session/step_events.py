@@ -252,6 +252,7 @@ class StepEvents:
             self.skipped += 1
             self._run.journal.event("skipped", step, reason=f"{MAX_PENDING} snapshots were still being written")
             return
+        self._require_uncaptured(step)
         self._require_room(step, due=due)
         if self._run.world_size > 1 and self._committer.has_failed(step):
             raise SnapshotError(f"step {step} has failed on this rank already, and the other ranks remove their parts")
@@ -273,6 +274,13 @@ class StepEvents:
         if self._redo is not None:
             self._redo.captured()
         self._committer.submit(snapshot)
+
+    def _require_uncaptured(self, step: int) -> None:
+        """Raise SnapshotError when the step is captured: a load may have counted the steps back. One that is being
+        captured is waited for, since both would write the same files."""
+        if self._committer.is_pending(step):
+            self._committer.wait_below(1)
+        self._run.require_uncaptured(step)
 
     def _require_room(self, step: int, *, due: bool) -> None:
         """Raise SnapshotError when the budget of the session's policy has no room for a snapshot, also after the

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 import warnings
 
 import pytest
@@ -15,8 +16,13 @@ from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 import capture
 import native
+from capture.loops.pytorch.loop import count_from
+from capture.session.committer import Committer
+from capture.snapshot.snapshot import Snapshot
 from catalog.errors import NotFoundError, SetupError, SnapshotError, UnsupportedError
 from catalog.history import History
+from catalog.run_writer import RunWriter
+from catalog.verify import verify
 
 
 def test_the_first_step_every_third_and_the_last(history):
@@ -572,3 +578,45 @@ def test_an_interval_of_one_reads_well(history):
     model, optimizer = make()
     with capture.enable(model, optimizer=optimizer, every=1, history=history) as session:
         assert ", every step, " in repr(session)
+
+
+@pytest.mark.guards("A checkpoint exists whole or not at all")
+def test_a_step_that_is_counted_again_while_it_is_written_stays_what_it_was(history, monkeypatch):
+    """Both snapshots would write the same files, the second one over those that a marker names."""
+    go = threading.Event()
+    publish, wait_below, start = RunWriter.publish_part, Committer.wait_below, Snapshot.start
+    begun = []
+
+    def publish_late(run, step, **part):
+        assert step != 2 or go.wait(60)
+        publish(run, step, **part)
+
+    def wait_for_all(committer, count, **limit):
+        if count == 1:
+            go.set()
+        return wait_below(committer, count, **limit)
+
+    def start_another(*given, **options):
+        snapshot = start(*given, **options)
+        begun.append(snapshot.step)
+        if begun.count(2) > 1:
+            go.set()
+        return snapshot
+
+    monkeypatch.setattr(RunWriter, "publish_part", publish_late)
+    monkeypatch.setattr(Committer, "wait_below", wait_for_all)
+    monkeypatch.setattr(Snapshot, "start", start_another)
+    model, optimizer = make()
+    with capture.enable(model, optimizer=optimizer, history=history, every=2, stats_every=0) as session:
+        one_step(model, optimizer)
+        one_step(model, optimizer)
+        first = model.state_dict()["inner.weight"].clone()
+        model.load_state_dict(make(seed=5)[0].state_dict())
+        count_from(optimizer, 1)
+        with pytest.warns(UserWarning, match="step 2 of run .* is captured already"):
+            one_step(model, optimizer)
+            one_step(model, optimizer)
+    opened = History.open(history)
+    assert verify(opened) == []
+    assert opened.steps(session.run) == [0, 2, 3]
+    assert torch.equal(capture.restore(2, history=history)["model"]["inner.weight"], first)
