@@ -1,6 +1,7 @@
-"""Audit files: what the audit of one checkpoint found, parameter by parameter, so that it need not be computed again.
+"""Audit files: what the audit of a step against a step before it found, parameter by parameter, so that it need not be
+computed again.
 
-Each step has one checksummed Parquet file in the run's folder of audits. The files are derived from the data files: a
+Each audit has one checksummed Parquet file in the run's folder of audits. The files are derived from the data files: a
 checkpoint is complete without them, and they can be deleted and computed anew.
 """
 
@@ -8,6 +9,7 @@ import re
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from catalog.disk.checked_parquet import decode_checked, encode_checked, read_bounded
 from catalog.disk.durable import make_dirs, publish_bytes
@@ -41,9 +43,11 @@ SCHEMA = pa.schema(
         ),
     ]
 )
-"""One row for each parameter that an optimizer held; `since` is the step before, captured or of a redo log."""
+"""One row for each parameter that an optimizer held; `since` is the step before, captured or of a redo log, the same in
+all rows."""
 
-_NAME = re.compile(r"([0-9]{12})\.parquet")
+_NAME = re.compile(r"([0-9]{12})(?:-since-([0-9]{12}))?\.parquet")
+"""Files of earlier releases do not name the step before, of which a step had one then."""
 
 
 def audited_step(name: str) -> int | None:
@@ -53,25 +57,30 @@ def audited_step(name: str) -> int | None:
 
 
 def publish_audit(paths: HistoryPaths, run: str, step: int, rows: pa.Table) -> None:
-    """Write the audit of a step durably, unless it is there already; `rows` has the columns of SCHEMA. OSError when it
-    can't be written."""
+    """Write the audit of a step against the one that is `since` in its rows durably, beside those against others,
+    unless it is there already; `rows` has the columns of SCHEMA. OSError when it can't be written."""
     folder = paths.audits_dir(run)
     make_dirs(folder, root=paths.root)
-    path = folder / f"{step:012d}.parquet"
+    (since,) = pc.unique(rows["since"]).to_pylist()
+    path = folder / f"{step:012d}-since-{since:012d}.parquet"
     if not path.exists():
         publish_bytes(encode_checked(rows.select(SCHEMA.names).cast(SCHEMA), metadata=_metadata(run, step)), path)
 
 
 def read_audit(path: Path, *, run: str) -> pa.Table:
     """Read the rows of a file, with the columns of SCHEMA. CorruptError when the file is damaged, FormatError when it
-    has another version or belongs to another run or step."""
-    step = audited_step(path.name)
-    if step is None:
+    has another version or belongs to another run or to other steps."""
+    match = _NAME.fullmatch(path.name)
+    if match is None:
         raise FormatError(f"{path}: no audit file has this name")
+    step, since = int(match[1]), match[2]
     table, metadata = decode_checked(read_bounded(path), schema=SCHEMA, file=str(path))
     for field, expected in _metadata(run, step).items():
         if metadata.get(field) != expected:
             raise FormatError(f"{path}: field {field}: {metadata.get(field)!r} where {expected!r} belongs")
+    found = pc.unique(table["since"]).to_pylist()
+    if since is not None and found != [int(since)]:
+        raise FormatError(f"{path}: field since: {found} where {int(since)} belongs")
     return table
 
 

@@ -26,7 +26,7 @@ def ingested_in(connection: Connection) -> Ingested:
         steps=by_run("checkpoints", "step"),
         analyses=by_run("analyses", "step"),
         segments=by_run("segments", "segment"),
-        audits=by_run("audits", "step"),
+        audits=by_run("audits", "audit"),
         runs=frozenset(run for (run,) in connection.execute("SELECT run FROM idx.runs").fetchall()),
     )
 

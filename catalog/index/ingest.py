@@ -138,7 +138,7 @@ def audit_rows(path: Path, *, run: str, step: int) -> Rows:
     constant = {"run": run, "step": step}
     return {
         "audit": _with_constants("audit", constant, read_audit(path, run=run)),
-        "audits": _table("audits", [constant]),
+        "audits": _table("audits", [{"run": run, "audit": path.name}]),
     }
 
 

@@ -85,7 +85,7 @@ TABLES: Mapping[str, pa.Schema] = MappingProxyType(
         ),
         "analyses": pa.schema(_KEY),
         "audit": pa.schema([*_KEY, *((name, AUDIT.field(name).type) for name in AUDIT.names)]),
-        "audits": pa.schema(_KEY),
+        "audits": pa.schema([("run", pa.string()), ("audit", pa.string())]),
     }
 )
 """Each table with the columns that unindexed rows have."""
@@ -130,6 +130,9 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (*(f"DROP TABLE idx.{table}" for table in _STATISTICS_TABLES),)
     + tuple(create_statement(table) for table in _STATISTICS_TABLES),
     tuple(create_statement(table) for table in _AUDIT_TABLES),
+    # Knows audits by the names of their files, of which a step may have several.
+    (*(f"DROP TABLE idx.{table}" for table in _AUDIT_TABLES),)
+    + tuple(create_statement(table) for table in _AUDIT_TABLES),
 )
 """Entry n holds the statements that migrate an index from version n to n + 1.
 
@@ -161,7 +164,11 @@ VIEWS: Mapping[str, tuple[tuple[str, ...], str]] = MappingProxyType(
             """,
         ),
         "sketches": (("sketches",), "SELECT * FROM all_sketches"),
-        "audit": (("audit",), "SELECT * FROM all_audit"),
+        "audit": (
+            ("audit",),
+            # Of a step that was audited against several, what is known against the nearest one says most.
+            "SELECT * FROM all_audit QUALIFY since = max(since) OVER (PARTITION BY run, step)",
+        ),
         "metrics": (
             ("journal",),
             """

@@ -51,13 +51,13 @@ _MAX_LISTINGS = 20
 
 @dataclass(frozen=True, slots=True)
 class Ingested:
-    """The contents of the index: the steps, the steps with statistics, the journal segments and the audited steps of
+    """The contents of the index: the steps, the steps with statistics, the journal segments and the files of audits of
     each run."""
 
     steps: Mapping[str, frozenset[int]] = field(default_factory=dict)
     analyses: Mapping[str, frozenset[int]] = field(default_factory=dict)
     segments: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    audits: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    audits: Mapping[str, frozenset[str]] = field(default_factory=dict)
     runs: frozenset[str] = frozenset()
 
 
@@ -291,9 +291,10 @@ class _RunSearch:
     def audits(self) -> bool:
         """Add the audits. They go on saying what an update did when its checkpoints are gone."""
         folder = self.paths.audits_dir(self.run)
-        named = {step: name for name in _names(folder) if (step := audited_step(name)) is not None}
-        for step in sorted(named.keys() - self.ingested_audits):
-            path = folder / named[step]
+        for name in sorted(set(_names(folder)) - self.ingested_audits):
+            step, path = audited_step(name), folder / name
+            if step is None:
+                continue
             if self._parse(path, None, partial(audit_rows, path, run=self.run, step=step)) is None:
                 return False
         return True

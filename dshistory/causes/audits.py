@@ -51,7 +51,9 @@ def audit_all(history: History, *, run: str | None, redo: bool, quiet: bool) -> 
     if len(refs) < 2:
         raise NotFoundError(f"audit_all: {counted(len(refs), 'checkpoint')}, so there are none to compare")
     known = _stored(history, refs)
-    missing = [(before, after) for before, after in pairwise(refs) if after not in known]
+    missing = [
+        (before, after) for before, after in pairwise(refs) if after not in known or known[after]["since"] < before.step
+    ]
     failed: dict[CheckpointRef, HistoryError] = {}
     with (
         RebuiltSteps(history) as behind,
@@ -94,7 +96,7 @@ def _store(history: History, before: CheckpointRef, after: CheckpointRef, *, mad
 
 
 def _stored(history: History, refs: Sequence[CheckpointRef]) -> dict[CheckpointRef, Mapping[str, Any]]:
-    """Return the audits that are there, each in one row, by checkpoint."""
+    """Return the audits that are there, each in one row, by the step that was audited, against the nearest one."""
     rows = history.query(_SQL, {"runs": sorted({ref.run for ref in refs})}).to_pylist()
     return {CheckpointRef(row["run"], row["step"]): row for row in rows}
 

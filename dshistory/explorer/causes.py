@@ -56,8 +56,9 @@ class Causes(OpenedHistory):
 
         Args:
             run: this run and its parents; default: the current run
-            redo: also every step between that a redo log has, against the step before it; each is made again twice. A
-               checkpoint that was audited against the checkpoint before keeps that audit
+            redo: also every step between that a redo log has, and each checkpoint, against the step before it; each is
+               made again twice. What was audited against a step further back is audited again, and the table has what
+               is known against the nearest
             quiet: no progress bar
         """
         from dshistory.causes import audits

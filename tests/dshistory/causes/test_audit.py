@@ -324,16 +324,16 @@ def test_audits_of_a_whole_run_are_kept_as_a_table_and_go_on_where_they_stopped(
     assert all(alone[row["name"]].items() <= row.items() for row in stored)
 
     folder = next(history.glob("runs/*/audits"))
-    (folder / f"{3:012d}.parquet").unlink()
+    (folder / f"{3:012d}-since-{2:012d}.parquet").unlink()
     explorer.reindex()
     assert explorer.sql("SELECT count(DISTINCT step) AS n FROM audit")[0]["n"] == STEPS - 1
     assert explorer.audit_all(quiet=True).note.endswith("1 audited now")
     assert explorer.audit_all(quiet=True).note.endswith("0 audited now")
-    first = folder / f"{1:012d}.parquet"
+    first = folder / f"{1:012d}-since-{0:012d}.parquet"
     damaged = bytearray(first.read_bytes())
     damaged[len(damaged) // 2] ^= 1
     first.write_bytes(damaged)
-    assert [problem["file"].endswith("audits/000000000001.parquet") for problem in explorer.verify()] == [True]
+    assert [problem["file"].endswith(f"audits/{first.name}") for problem in explorer.verify()] == [True]
 
 
 def test_noise_and_signal_are_those_of_the_gradients(history):

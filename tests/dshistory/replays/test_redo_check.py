@@ -65,10 +65,14 @@ def test_the_books_of_every_step_balance_but_where_something_else_wrote(trained)
     assert [row["gradient_norm"] for row in h.audit(b=11, quiet=True)] == [row["gradient_norm"] for row in table]
     # Made again, the steps behind the edit do not have it; the checkpoint after them has.
     assert [row["name"] for row in h.audit(7, 8, quiet=True).unbalanced] == ["2.bias"]
+    assert [(row["since"], row["step"]) for row in h.audit_all(quiet=True)] == [(0, 4), (4, 8), (8, 12)]
     table = h.audit_all(redo=True, quiet=True)
     assert [(row["since"], row["step"]) for row in table] == [(step - 1, step) for step in range(1, 13)]
     assert {row["step"]: row["worst"] for row in table if row["unbalanced"]} == {8: "2.bias"}
     assert h.audit_all(redo=True, quiet=True).note.endswith("0 audited now")
+    assert h.audit_all(quiet=True).note.endswith("0 audited now")
+    stored = h.sql("SELECT step, any_value(since) AS since, count(*) AS n FROM audit GROUP BY step ORDER BY step")
+    assert [(row["since"], row["step"], row["n"]) for row in stored] == [(step - 1, step, 6) for step in range(1, 13)]
     with pytest.raises(SetupError, match="did not come from"):
         h.audit(11, 3)
 
