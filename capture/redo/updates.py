@@ -8,12 +8,12 @@ import torch
 
 from capture.load.assignments import Assignment, assign
 from capture.load.read_into import read_into
-from capture.loops.deepspeed.bias_correction import SINCE, repeat_products, updates_of
+from capture.loops.deepspeed.bias_correction import repeat_products, updates_of
 from capture.state.dtypes import torch_dtype
 from capture.state.objects import Decoder
 from capture.state.update_rule import CPU_ADAM, known_optimizer
 from catalog.errors import FormatError, MismatchError, UnsupportedError
-from catalog.format.redo_segment import RedoFlat, RedoFragment, RedoTensor
+from catalog.format.redo_segment import BIAS_CORRECTION_SINCE, RedoFlat, RedoFragment, RedoTensor
 from catalog.history import History
 from catalog.read.fragments import StoredTensor
 from catalog.read.redo import RedoRecord
@@ -256,7 +256,7 @@ def _groups(record: RedoRecord) -> list[dict[str, Any]]:
 
 def _since(groups: Sequence[dict[str, Any]]) -> int:
     """Take from recorded param groups which update's products of betas theirs come from."""
-    found = [group.pop(SINCE, 0) for group in groups]
+    found = [group.pop(BIAS_CORRECTION_SINCE, 0) for group in groups]
     if not found or any(type(one) is not int or one != found[0] for one in found):
         raise FormatError(f"the products of betas of its param groups come from the updates {found}: they have one")
     since: int = found[0]

@@ -42,6 +42,7 @@ class StepInput:
     writes: what the update writes
     applied: False where the update was skipped
     broken: why the state after the step is not what its update has made; then no tensor is needed
+    counted_twice: whether this takes the place of what was recorded of the step before a load has counted back
     is_left_out: nothing was copied, because both copies were still to be packed
     """
 
@@ -53,7 +54,17 @@ class StepInput:
     broken: str | None = None
     applied: bool = True
     is_left_out: bool = False
+    counted_twice: bool = False
     step: int = -1
+
+
+@dataclass(slots=True, eq=False)
+class _AtOnce:
+    """Steps for which a thread waits."""
+
+    steps: Sequence[StepInput]
+    is_done: bool = False
+    error: Exception | None = None
 
 
 class RedoLog:
@@ -63,7 +74,7 @@ class RedoLog:
         self._run = run
         self._on_full = on_full
         self._changed = threading.Condition()
-        self._waiting: collections.deque[StepInput] = collections.deque()
+        self._waiting: collections.deque[StepInput | _AtOnce] = collections.deque()
         self._free: list[torch.Tensor] = []
         self._copies = 0
         self._closing = False
@@ -102,6 +113,17 @@ class RedoLog:
             self._waiting.append(step)
             self._changed.notify_all()
 
+    def write_now(self, steps: Sequence[StepInput]) -> None:
+        """Write steps that have no tensors into a segment of their own, behind all that were added before, and return
+        once it is durable. What keeps it from the disk is raised."""
+        ordered = _AtOnce(steps)
+        with self._changed:
+            self._waiting.append(ordered)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: ordered.is_done or self._given_up)
+        if ordered.error is not None:
+            raise ordered.error
+
     def left_out(self, steps: Sequence[int], reason: str) -> None:
         """Tell the journal of steps that the log does not have."""
         if steps:
@@ -129,7 +151,9 @@ class RedoLog:
                     self._changed.wait(self._until_published_s())
                 step = self._waiting.popleft() if self._waiting else None
                 ends = self._closing and step is None
-            if step is not None:
+            if isinstance(step, _AtOnce):
+                self._write_alone(step)
+            elif step is not None:
                 self._write(step)
             if self._given_up:
                 self._abort()
@@ -146,12 +170,28 @@ class RedoLog:
                     if self._given_up:
                         return
                     _add(segment, tensor, content)
-            segment.end_step(step.step, groups=step.groups, broken=step.broken, applied=step.applied)
+            _end_step(segment, step)
         except Exception as error:  # noqa: BLE001 - whatever fails here must not end the thread that the training waits for
             self._fail([step.step], error)
         finally:
             step.tensors.clear()
             self.release(step.memory)
+
+    def _write_alone(self, ordered: _AtOnce) -> None:
+        # A segment of the same steps that is published later would take the place of this one.
+        self._publish()
+        try:
+            segment = self._begun_segment(ordered.steps[0])
+            for step in ordered.steps:
+                _end_step(segment, step)
+            segment.publish()
+        except Exception as error:  # noqa: BLE001 - as above; whoever waits raises it
+            self._abort()
+            ordered.error = error
+        self._segment = None
+        with self._changed:
+            ordered.is_done = True
+            self._changed.notify_all()
 
     def _segment_for(self, step: StepInput) -> RedoFileWriter:
         """Return the segment for a step: another one where what updates write, or what they depend on, differs, or
@@ -160,10 +200,12 @@ class RedoLog:
             self._publish()
         if self._segment is not None and not _has_room(self._segment, step):
             self._publish()
-        if self._segment is None:
-            run = self._run
-            self._segment = RedoFileWriter(run.paths, run.run, run.rank, step.rule, step.writes)
-            self._begun = time.monotonic()
+        return self._begun_segment(step) if self._segment is None else self._segment
+
+    def _begun_segment(self, step: StepInput) -> RedoFileWriter:
+        run = self._run
+        self._segment = RedoFileWriter(run.paths, run.run, run.rank, step.rule, step.writes)
+        self._begun = time.monotonic()
         return self._segment
 
     def _is_due(self) -> bool:
@@ -200,6 +242,12 @@ def _has_room(segment: RedoFileWriter, step: StepInput) -> bool:
     given = step.tensors if step.broken is None else []
     blocks = sum(max(1, -(-content.nbytes // _BLOCK_BYTES)) for _, content in given)
     return segment.has_room_for([tensor for tensor, _ in given], blocks=blocks, groups=step.groups, broken=step.broken)
+
+
+def _end_step(segment: RedoFileWriter, step: StepInput) -> None:
+    segment.end_step(
+        step.step, groups=step.groups, broken=step.broken, applied=step.applied, counted_twice=step.counted_twice
+    )
 
 
 def _add(segment: RedoFileWriter, tensor: RedoTensor, content: torch.Tensor) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 
 import native
-from capture.loops.deepspeed.bias_correction import SINCE, TracedProducts
+from capture.loops.deepspeed.bias_correction import TracedProducts
 from capture.loops.interface import Loop
 from capture.loops.module_hooks import install
 from capture.loops.pytorch.wrappers import wrappers_of
@@ -29,7 +29,7 @@ from capture.state.optimizer_state import state_tensors
 from capture.state.providers import Buffers
 from capture.state.update_rule import CPU_ADAM, refuse_unknown_update, update_rule
 from catalog.errors import SetupError, SnapshotError, UnsupportedError
-from catalog.format.redo_segment import RedoTensor
+from catalog.format.redo_segment import BIAS_CORRECTION_SINCE, RedoTensor
 from catalog.read.redo_allowance import MOST_MORE_BYTES
 from catalog.retention.policy import Policy
 from catalog.run_writer import RunWriter
@@ -87,7 +87,7 @@ class RedoRecorder:
         self._object_hashes: dict[str, bytes] = {}
         self._recorded_bytes: dict[tuple[str, str], int] = {}
         self._captured_bytes = self._buffer_bytes()
-        self._last = -1
+        self._reached = -1
         self._has_gone_back = False
         self._called: Sequence[torch.Tensor] = ()
         self._around: dict[str, _Version] = {}
@@ -180,16 +180,17 @@ class RedoRecorder:
         """The update that makes `step` is over, or was skipped: copy the buffers that have changed since the step
         before."""
         ended, self._consumed_now = self._consumed_now, None
-        if step <= self._last:
+        if step <= self._reached:
             if ended is not None:
                 self._log.release(ended.memory)
-            self._leave_out(step, f"step {self._last} came before it: a load has counted the steps back")
+            self._leave_out(step, f"step {self._reached} came before it: a load has counted the steps back")
             self._has_gone_back = True
             return
+        self._reached = step
         if ended is None or ended.is_left_out:
             self._leave_out(step, "the steps before it were still being written")
             return
-        self._last = ended.step = step
+        ended.step = step
         if self._has_gone_back:
             # The checkpoints before it may be of the steps that were made the first time.
             ended.broken = ended.broken or "the steps before it were counted twice, as after a load"
@@ -235,6 +236,20 @@ class RedoRecorder:
         """Anything but the update writes the state now: the step that has ended if it is not final yet, else the next
         one, is broken."""
         self._broken = self._broken or how
+
+    def capture_begins(self, step: int) -> None:
+        """A checkpoint of `step` is about to begin. If the log may have the steps around it as they were before a load
+        has counted back, let it say first, durably, that these do not count: where that can't be written there must be
+        no such checkpoint, and this raises why.
+        """
+        if step < self._reached or self._has_gone_back:
+            reason = "the step was made twice, since a load has counted the steps back"
+            again = (
+                StepInput(self._rule, self._updated.current, [], broken=reason, counted_twice=True, step=number)
+                for number in (step, step + 1)
+            )
+            self._log.write_now(list(again))
+        self._reached = max(self._reached, step)
 
     def captured(self) -> None:
         """A checkpoint of the step that has ended has begun: from it the steps after it are made again."""
@@ -296,7 +311,7 @@ class RedoRecorder:
         if since is None:
             return f"the updates of {CPU_ADAM} so far do not tell by which powers of its betas it corrects its bias"
         if since:
-            ended.groups = [{**group, SINCE: since} for group in ended.groups]
+            ended.groups = [{**group, BIAS_CORRECTION_SINCE: since} for group in ended.groups]
         return None
 
     def _hooked(self, written: Sequence[torch.Tensor]) -> str | None:

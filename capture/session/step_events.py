@@ -260,6 +260,8 @@ class StepEvents:
         kept = self.current.kept(step)
         if kept is not None:
             self.current.require_unchanged(kept)
+        if self._redo is not None:
+            self._redo.capture_begins(step)
         snapshot = self.current.capture(
             lambda: Snapshot.start(
                 self._listing,

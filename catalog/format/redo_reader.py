@@ -29,10 +29,14 @@ from catalog.format.redo_segment import (
 __all__ = ["read_blocks", "read_redo_segment"]
 
 _TAIL_BYTES: Final = 8 + len(MAGIC)
-_VERSIONS: Final = (1, 2)
-"""A segment has the first version that can say what is in it: 2 has several ranks, flat tensors and skipped updates."""
+_VERSIONS: Final = (1, 2, 3)
+"""A segment has the first version that can say what is in it: 2 has several ranks, flat tensors and skipped updates; 3
+has steps that were counted twice, and products of betas that come from a power."""
 _PACKED_SLACK: Final = 2
 """Packed bytes are at most so many times as many as what they stand for, and 4 KiB more."""
+
+_FLAGS: Final = {"applied": True, "counted_twice": False}
+"""The fields of a step that are true or false, and what they are where they are missing."""
 
 _MOST_RANKS: Final = 100_000
 """So many fit into the names of the files."""
@@ -83,7 +87,7 @@ def _parsed(content: Mapping[str, Any], *, path: Path, run: str, end: int) -> Re
     if content["format"] not in _VERSIONS:
         raise FormatError(
             f"{path}: field format: version {content['format']!r}, where this release reads "
-            f"{' and '.join(map(str, _VERSIONS))}: use a release that knows it"
+            f"{', '.join(map(str, _VERSIONS[:-1]))} and {_VERSIONS[-1]}: use a release that knows it"
         )
     name = parse_redo_name(path.name)
     rank = content["rank"]
@@ -98,10 +102,11 @@ def _parsed(content: Mapping[str, Any], *, path: Path, run: str, end: int) -> Re
     for row in content["steps"]:
         blocks, at = _blocks(row["blocks"], tensors, at=at, path=path)
         groups = row["groups"] if row["groups"] is not None else steps[-1].groups
-        applied = row.get("applied", True)
-        if not isinstance(applied, bool):
-            raise FormatError(f"{path}: field applied: {applied!r} is neither true nor false")
-        steps.append(RedoStep(_whole(row["step"]), groups, _text(row["broken"], optional=True), blocks, applied))
+        broken = _text(row["broken"], optional=True)
+        applied, counted_twice = (_flag(row, name, default, path=path) for name, default in _FLAGS.items())
+        if counted_twice and broken is None:
+            raise FormatError(f"{path}: field counted_twice: step {row['step']!r} was, and is not broken")
+        steps.append(RedoStep(_whole(row["step"]), groups, broken, blocks, applied, counted_twice))
     numbers = [one.step for one in steps]
     ascending = all(one < other for one, other in itertools.pairwise(numbers))
     if not ascending or [name.first, name.last] != [numbers[0], numbers[-1]] or at != end:
@@ -171,6 +176,13 @@ def _whole(value: Any) -> int:
     if type(value) is not int or not 0 <= value < 1 << 56:
         raise FormatError(f"{value!r} is no whole number of the format")
     return value
+
+
+def _flag(row: Mapping[str, Any], name: str, default: bool, *, path: Path) -> bool:
+    found = row.get(name, default)
+    if not isinstance(found, bool):
+        raise FormatError(f"{path}: field {name}: {found!r} is neither true nor false")
+    return found
 
 
 def _text(value: Any, *, optional: bool = False) -> Any:

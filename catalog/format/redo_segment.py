@@ -18,6 +18,7 @@ from catalog.paths import HistoryPaths
 from catalog.records import Placement
 
 __all__ = [
+    "BIAS_CORRECTION_SINCE",
     "BLOCK_BYTES",
     "MAGIC",
     "RedoBlock",
@@ -36,6 +37,10 @@ __all__ = [
 
 BLOCK_BYTES: Final = 16 << 20
 """A block stands for at most so many bytes of a tensor, which bounds the memory of whoever packs and unpacks."""
+
+BIAS_CORRECTION_SINCE: Final = "bias_correction_since"
+"""What the param groups of a step have beside their hyperparameters, where the products of betas by which an optimizer
+corrects its bias come from a power: the number of the update that took it. Without it they come from the first one."""
 
 MAGIC: Final = b"DSHREDO1"
 """A segment ends with it."""
@@ -120,6 +125,8 @@ class RedoStep:
 
     broken: why the state after this step is not what the update has made of the state before; None where it is
     applied: False where the update was skipped, as on an overflow: nothing but objects and buffers has changed
+    counted_twice: whether the step was made twice, because a load has counted the steps back, and has a checkpoint of
+       the second time. Such a step is broken, and another segment's record of it, of the first time, does not count
     """
 
     step: int
@@ -127,6 +134,7 @@ class RedoStep:
     broken: str | None
     blocks: tuple[RedoBlock, ...]
     applied: bool
+    counted_twice: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from catalog.disk.direct_file import DirectFile
 from catalog.disk.durable import make_dirs, publish, temporary_path
 from catalog.disk.json_file import MAX_JSON_BYTES, canonical, encode
 from catalog.errors import FormatError
-from catalog.format.redo_segment import MAGIC, RedoSegmentName, RedoTensor, RedoWrites
+from catalog.format.redo_segment import BIAS_CORRECTION_SINCE, MAGIC, RedoSegmentName, RedoTensor, RedoWrites
 from catalog.paths import HistoryPaths
 
 __all__ = ["RedoFileWriter"]
@@ -47,6 +47,7 @@ class RedoFileWriter:
     _steps: list[dict[str, Any]] = field(default_factory=list)
     _groups: Any = None
     _footer_bytes: int = 0
+    _needs_format_3: bool = False
 
     def __post_init__(self) -> None:
         self._footer_bytes = _HEAD_BYTES + len(canonical([dict(self.rule), _rows_of(self.writes)]))
@@ -80,14 +81,19 @@ class RedoFileWriter:
         index = self._tensors.setdefault(tensor, len(self._tensors))
         self._blocks.append([index, nbytes, len(packed), native.checksum(packed).hex()])
 
-    def end_step(self, step: int, *, groups: Any, broken: str | None, applied: bool = True) -> None:
+    def end_step(
+        self, step: int, *, groups: Any, broken: str | None, applied: bool = True, counted_twice: bool = False
+    ) -> None:
         """Note what else belongs to the step whose blocks were added; `groups` is a JSON tree."""
         same = self._has_groups(groups)
         blocks, self._blocks = self._blocks, []
         self._footer_bytes += self._step_bytes(len(blocks), groups, broken)
         self._groups = groups
         row = {"step": step, "groups": None if same else groups, "broken": broken, "blocks": blocks}
-        self._steps.append(row if applied else {**row, "applied": False})
+        self._steps.append(
+            {**row, **({} if applied else {"applied": False}), **({"counted_twice": True} if counted_twice else {})}
+        )
+        self._needs_format_3 |= counted_twice or any(BIAS_CORRECTION_SINCE in group for group in groups)
 
     def publish(self) -> None:
         """Make the segment durable under its name, which follows from its steps. FormatError when its footer is larger
@@ -118,6 +124,8 @@ class RedoFileWriter:
 
     def _described_writes(self) -> dict[str, Any]:
         writes, rows = self.writes, _rows_of(self.writes)
+        if self._needs_format_3:
+            return {"format": 3, **rows, "world_size": writes.world_size}
         applied = all(row.get("applied", True) for row in self._steps)
         if applied and not writes.flats and not writes.calls and writes.world_size == 1:
             return {"format": 1, "params": rows["params"]}

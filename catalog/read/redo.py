@@ -95,7 +95,10 @@ class RedoChain:
             segment = read_redo_segment(self._paths.redo_dir(self._base.run) / name.name, run=self._base.run)
             self._unread.remove(name)
             for one in segment.steps:
-                self._found.setdefault(one.step, {})[segment.rank] = RedoRecord(segment, one)
+                ranks = self._found.setdefault(one.step, {})
+                known = ranks.get(segment.rank)
+                if known is None or not known.content.counted_twice:
+                    ranks[segment.rank] = RedoRecord(segment, one)
         what = f"step {step} of run {self._base.run} can't be made again from {self._base}"
         instead = f"restore {self._base.step}, or rebuild the step by a replay"
         numbers = range(after + 1, step + 1)

@@ -8,3 +8,4 @@ SUPPORT = ROOT / "tests" / "support"
 
 GOLDEN = ROOT / "tests" / "golden" / "format-1"
 GOLDEN_PACKED_REDO = ROOT / "tests" / "golden" / "packed-and-redo"
+GOLDEN_COUNTED_TWICE = ROOT / "tests" / "golden" / "redo-counted-twice"

@@ -9,14 +9,11 @@ what an update makes of them tells which they are.
 
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import torch
 
-__all__ = ["SINCE", "TracedProducts", "repeat_products", "updates_of"]
-
-SINCE: Final = "bias_correction_since"
-"""What the param groups of a redo log have beside their hyperparameters, where it is not 0."""
+__all__ = ["TracedProducts", "repeat_products", "updates_of"]
 
 _Rates = tuple[Any, ...]
 

@@ -615,7 +615,7 @@ def test_a_step_that_is_counted_again_while_it_is_written_stays_what_it_was(hist
         count_from(optimizer, 1)
         with pytest.warns(UserWarning, match="step 2 of run .* is captured already"):
             one_step(model, optimizer)
-            one_step(model, optimizer)
+        one_step(model, optimizer)
     opened = History.open(history)
     assert verify(opened) == []
     assert opened.steps(session.run) == [0, 2, 3]

@@ -2,9 +2,11 @@
 
 import shutil
 
+import golden_counted_twice
 import pytest
+from golden_counted_twice import COUNTED_BACK, GRADIENT, gradient
 from golden_packed_redo import ALONE, FLATS, KEY, PACKED, TOGETHER, recorded, tensors, write
-from places import GOLDEN_PACKED_REDO
+from places import GOLDEN_COUNTED_TWICE, GOLDEN_PACKED_REDO
 
 from capture.redo.rebuild import RebuiltSteps
 from capture.redo.steps import RedoRef
@@ -30,6 +32,17 @@ def history(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         shutil.copytree(GOLDEN_PACKED_REDO, root)
     else:
         write(root)
+    return History.open(root)
+
+
+@pytest.fixture(scope="module", params=FOLDERS)
+def counted_back(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> History:
+    """Return the same of the golden history whose log has steps that were counted twice."""
+    root = tmp_path_factory.mktemp("golden") / "history"
+    if request.param == FOLDERS[0]:
+        shutil.copytree(GOLDEN_COUNTED_TWICE, root)
+    else:
+        golden_counted_twice.write(root)
     return History.open(root)
 
 
@@ -85,3 +98,19 @@ def test_logs_of_format_2_give_what_each_rank_recorded(history: History) -> None
         for rank, record in enumerate(records):
             _same(record, rank)
             assert record.segment.writes == FLATS
+
+
+def test_a_log_of_format_3_says_which_steps_were_counted_twice(counted_back: History) -> None:
+    assert verify(counted_back) == []
+    assert recorded_steps(counted_back.paths, COUNTED_BACK) == [1, 2, 3, 4, 5, 6]
+    for base, made, refused in ((0, [1], 2), (2, [], 3), (4, [5, 6], None)):
+        chain = RedoChain(counted_back.paths, CheckpointRef(COUNTED_BACK, base))
+        for step in made:
+            (records,) = chain.records(step, after=step - 1)
+            ((tensor, content),) = records[0].tensors()
+            assert (tensor, bytes(content)) == (GRADIENT, gradient(step))
+            since = {} if step < 3 else {"bias_correction_since": 3}
+            assert records[0].content.groups == [{"lr": 0.5, **since}]
+        if refused is not None:
+            with pytest.raises(MismatchError, match=rf"after step {refused} .*: a load has counted the steps back"):
+                chain.records(refused, after=refused - 1)

@@ -8,7 +8,15 @@ import pytest
 from catalog.disk.json_file import encode
 from catalog.errors import CorruptError, FormatError
 from catalog.format.redo_reader import read_blocks, read_redo_segment
-from catalog.format.redo_segment import RedoFlat, RedoFragment, RedoTensor, RedoWrites, is_redo_segment, redo_segments
+from catalog.format.redo_segment import (
+    BIAS_CORRECTION_SINCE,
+    RedoFlat,
+    RedoFragment,
+    RedoTensor,
+    RedoWrites,
+    is_redo_segment,
+    redo_segments,
+)
 from catalog.format.redo_writer import RedoFileWriter
 from catalog.paths import HistoryPaths
 
@@ -109,7 +117,7 @@ def test_every_flipped_byte_is_found(paths):
 
 
 CHANGES = {
-    "version": (lambda one: one.update(format=3), r"field format: version 3, where this release reads 1 and 2"),
+    "version": (lambda one: one.update(format=4), r"field format: version 4, where this release reads 1, 2 and 3"),
     "run": (lambda one: one.update(run="run-b"), "is a segment of rank 0 of run 'run-b'"),
     "rank": (lambda one: one.update(rank=1), "is a segment of rank 1"),
     "no steps": (lambda one: one.update(steps=[]), "is not that of a redo segment"),
@@ -161,6 +169,31 @@ def test_flat_tensors_and_skipped_updates_are_read(paths):
     assert [step.applied for step in segment.steps] == [True, False]
 
 
+VERSIONS = {
+    "of one process": (1, WRITES, {}, [{"lr": 0.1}]),
+    "of several": (2, RedoWrites((("a.weight",),), world_size=2), {}, [{"lr": 0.1}]),
+    "with a skipped update": (2, WRITES, {"applied": False}, [{"lr": 0.1}]),
+    "counted twice": (3, WRITES, {"broken": "a load", "counted_twice": True}, []),
+    "whose bias is corrected by a power": (3, WRITES, {}, [{"lr": 0.1}, {BIAS_CORRECTION_SINCE: 7}]),
+}
+
+
+@pytest.mark.parametrize("case", VERSIONS)
+def test_a_segment_has_the_first_version_that_says_what_is_in_it(paths, case):
+    """So a release that does not know what it says refuses it, and reads all others."""
+    version, writes, fields, groups = VERSIONS[case]
+    writer = RedoFileWriter(paths, "run-a", 0, {"class": "SGD"}, writes)
+    writer.end_step(3, **{"groups": groups, "broken": None, **fields})
+    writer.publish()
+    (name,) = redo_segments(paths, "run-a")
+    path = paths.redo_dir("run-a") / name.name
+    data = path.read_bytes()
+    footer = json.loads(data[-16 - int.from_bytes(data[-16:-8], "little") : -16])
+    assert footer["format"] == version
+    (step,) = read_redo_segment(path, run="run-a").steps
+    assert (step.groups, step.counted_twice) == (groups, "counted_twice" in fields)
+
+
 FLAT_CHANGES = {
     "rank": (lambda one: one.update(world_size=1), "is a segment of rank 1 of 1"),
     "other names": (lambda one: one["params"][0].append("flat 7"), "not the tensors of the param groups"),
@@ -172,6 +205,11 @@ FLAT_CHANGES = {
     "a dtype": (lambda one: one["flats"][0].__setitem__(1, "F99"), "describes no tensor"),
     "a fragment": (lambda one: one["flats"][0][5][0].pop(), "is not that of a redo segment"),
     "applied": (lambda one: one["steps"][0].update(applied=1), "field applied: 1 is neither true nor false"),
+    "counted twice": (
+        lambda one: one["steps"][0].update(counted_twice=0),
+        "field counted_twice: 0 is neither true nor",
+    ),
+    "and whole": (lambda one: one["steps"][0].update(counted_twice=True), "field counted_twice: step 3 .* not broken"),
 }
 
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import zstandard
 from document_reader import checked_json, checked_table
+from golden_counted_twice import COUNTED_BACK, GRADIENT, SEGMENTS, gradient
 from golden_packed_redo import ALONE, KEY, PACKED, TOGETHER, recorded, tensors
-from places import GOLDEN_PACKED_REDO
+from places import GOLDEN_COUNTED_TWICE, GOLDEN_PACKED_REDO
 
 from catalog.format.redo_segment import RedoTensor
 from native import checksum
@@ -138,6 +139,21 @@ def test_it_reads_the_golden_redo_logs() -> None:
                 groups = groups if row["groups"] is None else row["groups"]
                 assert (row["step"], groups, row["broken"]) == one[:3]
                 assert row.get("applied", True) == one.applied
+
+
+def test_it_reads_the_golden_log_of_format_3() -> None:
+    folder = GOLDEN_COUNTED_TWICE / "runs" / COUNTED_BACK / "redo"
+    for version, expected in SEGMENTS:
+        path = folder / f"rank-00000-{expected[0].step:012d}-to-{expected[-1].step:012d}.redo"
+        footer, steps = segment(path)
+        assert footer["format"] == version
+        assert steps == [{GRADIENT: gradient(one.step)} if one.broken is None else {} for one in expected]
+        groups: Any = None
+        for row, one in zip(footer["steps"], expected, strict=True):
+            groups = groups if row["groups"] is None else row["groups"]
+            assert (row["step"], groups, row["broken"]) == one[:3]
+            assert row.get("counted_twice", False) == one.counted_twice
+    assert len(list(folder.iterdir())) == len(SEGMENTS)
 
 
 def test_the_golden_files_have_every_transform_and_every_coding() -> None:

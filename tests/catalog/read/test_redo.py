@@ -60,3 +60,17 @@ def test_ranks_of_several_worlds_do_not_belong_together(paths):
     write(paths, 1, (3,), world_size=3)
     with pytest.raises(NotFoundError, match="the redo log of rank 2 has no record of step 3"):
         RedoChain(paths, BASE).records(3, after=2)
+
+
+def test_of_a_step_that_was_counted_twice_no_earlier_record_counts(paths):
+    """In whatever order the segments come."""
+    write(paths, 0, (3, 4, 5), world_size=1)
+    for steps in ((3, 4), (4, 5)):
+        writer = RedoFileWriter(paths, "run-a", 0, {"class": "SGD"}, RedoWrites((("a",),)))
+        for step in steps:
+            writer.end_step(step, groups=[], broken="a load", counted_twice=True)
+        writer.publish()
+    for step in (3, 4, 5):
+        with pytest.raises(MismatchError, match="after step 3 is not what its update made: a load"):
+            RedoChain(paths, BASE).records(step, after=2)
+    assert recorded_steps(paths, "run-a") == [3, 4, 5]

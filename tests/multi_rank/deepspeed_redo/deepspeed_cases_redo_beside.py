@@ -193,6 +193,41 @@ def case_a_load_that_counts_the_steps_back(folder: Path) -> None:
 
 
 @guards("A redo step has the bits of the training")
+def case_a_checkpoint_after_a_load_that_counts_back(folder: Path) -> None:
+    """The log has its step, and the one after it, of the training before the load."""
+    saved = saved_by_deepspeed(folder / "other", steps=1)
+
+    def load_at(last: int) -> Callable[[int, Any], None]:
+        loaded: list[int] = []
+
+        def load(step: int, _: Any) -> None:
+            if step == last and not loaded:
+                loaded.append(step)
+                engine.load_checkpoint(saved)
+
+        return load
+
+    engine = make_engine(seed=8, **OFFLOADED)
+    history = folder / "back, and not beyond"
+    states = recorded(engine, history, steps=10, between=load_at(6))
+    assert list(states) == [1, 2, 3, 4, 5, 6]
+    assert_made_again(history, 1, states[1])
+    assert_made_again(history, 5, states[5])
+    with pytest.raises(MismatchError, match=r"the step was made twice, since a load has counted the steps back"):
+        capture.restore(6, history=history)
+
+    engine = make_engine(seed=8, **OFFLOADED)
+    train(engine, 5)
+    history = folder / "back at once"
+    states = recorded(engine, history, steps=6, between=load_at(5))
+    assert list(states) == [2, 3, 4, 5, 6, 7]
+    assert_made_again(history, 4, states[4])
+    assert_made_again(history, 7, states[7])
+    with pytest.raises(MismatchError, match=r"after step 6 .*the steps before it were counted twice"):
+        capture.restore(6, history=history)
+
+
+@guards("A redo step has the bits of the training")
 def case_cpu_adam_without_a_compiler_is_named(folder: Path) -> None:
     if RANK:
         return
