@@ -1,8 +1,9 @@
 """Removes this rank's parts of steps that can't be committed any more, because another rank has failed them.
 
 A part may be removed only when no rank will ever publish a missing part of its step. Two observations prove that:
-  1. A later step of the run is committed. Every rank finishes its snapshots in order, so a rank that has published its
-     part of the later step has published its part of the earlier one, or never will.
+  1. A step that came later is committed. Every rank finishes its snapshots in the order in which they came, so a rank
+     that has published its part of the later one has published its part of the earlier one, or never will. It need not
+     have the greater number: a load may have counted the steps back.
   2. The journal of a rank says that it has failed the step. A session never begins such a step again.
 A slow rank gives neither, whatever the time, so its step stays. So does a step of which all parts are there: whoever
 was to commit it may be about to.
@@ -40,9 +41,9 @@ class UncommittedParts:
             self._withdraw([step for step in self._waiting if step in failed])
 
     def _withdraw_overtaken(self) -> None:
-        committed = [waiting for waiting in self._waiting if self._is_committed(waiting)]
+        committed = [place for place, step in enumerate(self._waiting) if self._is_committed(step)]
         if committed:
-            self._withdraw([waiting for waiting in self._waiting if waiting <= committed[-1]])
+            self._withdraw(self._waiting[: committed[-1] + 1])
 
     def _withdraw(self, steps: list[int]) -> None:
         for step in steps:
