@@ -26,7 +26,8 @@ from capture.resume import resume_newest
 from capture.session.compaction import refuse_without_python
 from capture.session.new_run import begin_run
 from capture.session.options import OnFull, SessionOptions
-from capture.session.redo_recorder import RedoRecorder, refuse_unrecordable
+from capture.session.redo_recorder import RedoRecorder
+from capture.session.redo_refusals import refuse_unrecordable
 from capture.session.session import Session, close_at_exit
 from capture.snapshot.change_detector import Check
 from capture.snapshot.state_listing import StateListing

@@ -18,7 +18,7 @@ from native import checksum
 __all__ = ["BatchDigest", "BatchDigests"]
 
 _WHOLE_BYTES: Final = 1 << 20
-"""Of a larger tensor only every second, fourth, ... slice of its largest dimensions is read, until so much is left."""
+"""A larger tensor is read in part: every second, fourth, ... slice of its largest dimensions, until so much is left."""
 _DIGEST_BYTES: Final = 8
 _MOST_TENSORS: Final = 4096
 """So many tensors of a step are told apart; further ones, of very many micro-batches, are left out."""
@@ -33,7 +33,7 @@ class BatchDigest:
 
     @property
     def reader(self) -> str:
-        """What has read the batch, "host" or "device": the digests of two kinds are not comparable."""
+        """Tell what has read the batch, "host" or "device": the digests of two kinds are not comparable."""
         return "device" if any(isinstance(content, Reading) for _, content in self._parts) else "host"
 
     def hex(self) -> str:

@@ -1,4 +1,4 @@
-"""Which step a reference means where it was not captured, but can be made again."""
+"""Finds the step that a reference means where it was not captured, but can be made again."""
 
 from dataclasses import dataclass
 

@@ -29,7 +29,7 @@ _FAILURES = (RuntimeError, TypeError, ValueError, KeyError, AttributeError, Inde
 
 
 class RepeatedUpdates:
-    """What the optimizer of one rank has made of the state of `base`, after each record that is applied.
+    """Holds what the optimizer of one rank has made of the state of `base`, after each record that is applied.
 
     stored: the tensors of `base`; of which what the optimizer updates, and its state, are read into memory
     saved: the object `optimizer` of `base`

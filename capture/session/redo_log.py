@@ -1,4 +1,4 @@
-"""The redo log of a session on its way to the disk: a background thread packs what the training thread has copied.
+"""Brings the redo log of a session to the disk: a background thread packs what the training thread has copied.
 
 Gradients lie in a copy that is used again and again. There are two: one is packed while the next step fills the other.
 When both are still to be packed, the training waits, or the step is left out, as `on_full` says. What can't be written
@@ -37,7 +37,7 @@ process that is killed loses the steps of that time."""
 
 @dataclass(slots=True, eq=False)
 class StepInput:
-    """What one update has consumed. `tensors` are in `memory`, which the log takes back, or small copies of their own.
+    """Holds the input of one update. `tensors` are in `memory`, which the log takes back, or small copies of their own.
 
     writes: what the update writes
     applied: False where the update was skipped

@@ -9,73 +9,44 @@ since the step before: a declared edit, a load, another optimizer, or a write th
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
 
-import native
 from capture.loops.deepspeed.bias_correction import TracedProducts
 from capture.loops.interface import Loop
 from capture.loops.module_hooks import install
-from capture.loops.pytorch.wrappers import wrappers_of
+from capture.session.changed_contents import ChangedContents
 from capture.session.options import OnFull
 from capture.session.redo_log import RedoLog, StepInput
+from capture.session.redo_refusals import module_of
 from capture.session.updated_tensors import UpdatedTensors
+from capture.session.written_beside import WrittenBeside
 from capture.snapshot.data_file import PlacedObject
 from capture.state.dtypes import dtype_name
 from capture.state.objects import encode_object, inlined
-from capture.state.optimizer_state import state_tensors
-from capture.state.providers import Buffers
 from capture.state.update_rule import CPU_ADAM, refuse_unknown_update, update_rule
-from catalog.errors import SetupError, SnapshotError, UnsupportedError
+from catalog.errors import SnapshotError, UnsupportedError
 from catalog.format.redo_segment import BIAS_CORRECTION_SINCE, RedoTensor
-from catalog.read.redo_allowance import MOST_MORE_BYTES
-from catalog.retention.policy import Policy
 from catalog.run_writer import RunWriter
 
-__all__ = ["RedoRecorder", "refuse_unrecordable"]
+__all__ = ["RedoRecorder"]
 
 _ALIGN: Final = 16
-_MOST_OBJECT_BYTES: Final = 4 << 20
-_NO_BYTES: Final = torch.empty(0, dtype=torch.uint8)
 Objects = Callable[[], Sequence[PlacedObject]]
-_Version = tuple[int, float]
-_EMBEDDINGS = (torch.nn.Embedding, torch.nn.EmbeddingBag)
-
-
-def refuse_unrecordable(loop: Loop, keep: Policy | None) -> None:
-    """Raise UnsupportedError, by name, for a training whose updates can't be recorded and made again, and SetupError
-    for a byte budget, which a redo log would not keep.
-    """
-    reason = loop.why_unrecordable()
-    if reason is not None:
-        raise UnsupportedError(f"redo=True: {reason} can't be recorded yet; leave redo out")
-    if keep is not None and keep.budget_bytes is not None:
-        raise SetupError(f"redo=True with keep={str(keep)!r}: a redo log does not keep to a budget of bytes yet")
-    refuse_unknown_update(
-        loop.optimizers(), flats=[flat.tensor for flat in loop.flats()], scaler=loop.may_skip_updates()
-    )
-    for wrapper in wrappers_of(loop.optimizers()[0]):
-        raise UnsupportedError(
-            f"redo=True: a {type(wrapper).__qualname__} around the optimizer writes the weights too, which can't be "
-            "recorded; leave redo out"
-        )
-    for name, part in _module_of(loop).named_modules():
-        if isinstance(part, _EMBEDDINGS) and (part.max_norm is not None or part.sparse):
-            what = "max_norm: forward writes its weights" if part.max_norm is not None else "sparse gradients"
-            raise UnsupportedError(f"redo=True: the embedding {name!r} has {what}, which can't be recorded")
 
 
 class RedoRecorder:
     """The recording of one session, from `attach` on; then it is closed, or given up."""
 
     def __init__(self, loop: Loop, *, run: RunWriter, on_full: OnFull) -> None:
-        module, (optimizer,) = _module_of(loop), loop.optimizers()
+        module, (optimizer,) = module_of(loop), loop.optimizers()
         self._optimizer = optimizer
         self._updated = UpdatedTensors(loop, module, rank=run.rank, world_size=run.world_size)
         self._updated.look()
-        self._buffers = Buffers(module)
+        self._contents = ChangedContents(module)
+        self._beside = WrittenBeside(optimizer, self._updated)
         self._rule = update_rule(optimizer)
         self._calls: list[list[str]] = []
         self._consumed_now: StepInput | None = None
@@ -83,15 +54,8 @@ class RedoRecorder:
         self._broken: str | None = None
         self._refused: str | None = None
         self._products = TracedProducts(optimizer) if self._rule["class"] == CPU_ADAM else None
-        self._buffer_hashes = self._hashed_buffers()
-        self._object_hashes: dict[str, bytes] = {}
-        self._recorded_bytes: dict[tuple[str, str], int] = {}
-        self._captured_bytes = self._buffer_bytes()
         self._reached = -1
         self._has_gone_back = False
-        self._called: Sequence[torch.Tensor] = ()
-        self._around: dict[str, _Version] = {}
-        self._versions = self._read_versions()
         self._hook_ids = 0, 0
         self._has_updated = False
         # Last, for it starts a thread.
@@ -130,8 +94,8 @@ class RedoRecorder:
                 self._refused = self._why_unknown()
             now.writes = self._updated.current
             now.groups = [_encoded(group) for group in self._optimizer.param_groups]
-            now.broken = self._refused or self._broken or self._written_since()
-            self._around = self._versions_of(self._updated.all) if self._updated.are_flat else {}
+            now.broken = self._refused or self._broken or self._beside.since_the_update()
+            self._beside.update_begins()
             if self._products is not None:
                 self._products.update_begins()
         except Exception as error:  # noqa: BLE001 - nothing that fails here may reach the training
@@ -146,13 +110,15 @@ class RedoRecorder:
             self._broken = self._broken or "a call of the optimizer that its engine has not made"
             return
         try:
-            self._called = [one for group in optimizer.param_groups for one in group["params"]]
+            called = [one for group in optimizer.param_groups for one in group["params"]]
             if self._products is not None:
                 self._products.call_begins()
-            now.broken = now.broken or self._hooked(self._called) or self._unreadable(self._called, args, kwargs)
+            self._beside.call_begins(called)
+            written = now.broken or self._hooked() or self._beside.between_calls(called)
+            now.broken = written or self._unreadable(called, args, kwargs)
             if now.broken is None:
-                self._note_call(now, self._called)
-                self._copy_gradients(now, self._called)
+                self._note_call(now, called)
+                self._copy_gradients(now, called)
         except Exception as error:  # noqa: BLE001 - as above
             now.broken = f"it could not be recorded: {error}"
 
@@ -160,16 +126,16 @@ class RedoRecorder:
         """Note which flat tensors this call of the optimizer updates, and by which hyperparameters."""
         if not self._updated.are_flat:
             return
-        self._calls.append([self._names_of(one) for one in updates])
+        self._calls.append([self._updated.known_name(one) for one in updates])
         for group in self._optimizer.param_groups:
             for index in {self._updated.group(one) for one in group["params"]}:
                 now.groups[index] = _encoded(group)
 
     def _has_written(self, *_: Any) -> None:
         if not self._updated.are_flat:
-            self._versions = self._read_versions()
+            self._beside.forget()
             return
-        self._around.update(self._versions_of(self._called))
+        self._beside.call_ended()
         if self._products is not None:
             try:
                 self._products.call_ended()
@@ -198,17 +164,17 @@ class RedoRecorder:
         try:
             if self._updated.are_flat:
                 self._note_update(ended, applied=applied)
-            ended.tensors += self._changed_buffers()
+            ended.tensors += self._contents.changed_buffers()
         except Exception as error:  # noqa: BLE001 - as above
             ended.broken = f"its update or its buffers could not be recorded: {error}"
         self._ended = ended
 
     def _leave_out(self, step: int, reason: str) -> None:
         self._log.left_out([step], reason)
-        self._forget_contents()
+        self._contents.forget()
         if self._updated.are_flat:
             # What it has written is no write outside the next update.
-            self._versions = self._read_versions()
+            self._beside.forget()
 
     def is_final(self, objects: Objects | None) -> None:
         """The step that has ended is final: hand it to the log, with the objects that belong to it; None where they
@@ -217,20 +183,20 @@ class RedoRecorder:
         ended, self._ended = self._ended, None
         if ended is None and self._has_updated:
             return  # It was final before, and what was written since belongs to the next step.
-        written = None if self._broken else self._written_since()
+        written = None if self._broken else self._beside.since_the_update()
         if ended is not None:
             ended.broken = ended.broken or self._broken or written
             try:
                 if ended.broken is None:
-                    ended.tensors += self._changed_objects(_given(objects)())
+                    ended.tensors += self._contents.changed_objects(_given(objects)())
             except Exception as error:  # noqa: BLE001 - a user's provider may raise anything
                 ended.broken = f"its objects could not be recorded: {error}"
             if ended.broken is not None:
-                self._forget_contents()
+                self._contents.forget()
             self._log.add(ended)
         # A declared edit is part of the checkpoint of this step, if it has one. Another write came behind it.
         self._broken = written
-        self._versions = self._read_versions()
+        self._beside.forget()
 
     def state_written(self, how: str) -> None:
         """Anything but the update writes the state now: the step that has ended if it is not final yet, else the next
@@ -253,8 +219,7 @@ class RedoRecorder:
 
     def captured(self) -> None:
         """A checkpoint of the step that has ended has begun: from it the steps after it are made again."""
-        self._captured_bytes = self._buffer_bytes()
-        self._recorded_bytes.clear()
+        self._contents.captured()
 
     def close(self) -> None:
         """Write the rest of the log."""
@@ -274,11 +239,6 @@ class RedoRecorder:
             self._rule = rule
         return self._rule
 
-    def _forget_contents(self) -> None:
-        """Record all buffers and objects with the next step: readers do not have those of this one, or another's."""
-        self._buffer_hashes.clear()
-        self._object_hashes.clear()
-
     def _why_unknown(self) -> str | None:
         """Return why no update of what is updated now can be made again, until something else is; None for one that
         can."""
@@ -293,11 +253,16 @@ class RedoRecorder:
         """Note how an update of flat tensors was made, and that what it has written since belongs to it: the parameters
         are rounded behind the optimizer's own hooks."""
         ended.applied = applied
-        ended.broken = ended.broken or self._hooked(self._updated.all) or (None if applied else self._written_since())
-        self._versions = self._read_versions()
+        ended.broken = (
+            ended.broken
+            or self._hooked()
+            or self._beside.between_calls(self._updated.all)
+            or (None if applied else self._beside.since_the_update())
+        )
+        self._beside.forget()
         updated = sorted(name for names in self._calls for name in names)
         if applied and ended.broken is None:
-            if updated == sorted(map(self._names_of, self._updated.all)):
+            if updated == sorted(map(self._updated.known_name, self._updated.all)):
                 ended.writes = self._updated.writes(self._calls)
             else:
                 ended.broken = f"the calls of its optimizer have updated {len(updated)} of the flat tensors"
@@ -314,22 +279,13 @@ class RedoRecorder:
             ended.groups = [{**group, BIAS_CORRECTION_SINCE: since} for group in ended.groups]
         return None
 
-    def _hooked(self, written: Sequence[torch.Tensor]) -> str | None:
-        """Return what hooks of others, or a wrapped step, have written of flat tensors and their state since the update
-        began, or its last call has ended; and whether they will, behind what is copied here."""
+    def _hooked(self) -> str | None:
+        """Return that a hook of others came between what is copied here and the update, if one did."""
         before, after = self._hook_ids
         hooks: Any = self._optimizer._optimizer_step_pre_hooks, self._optimizer._optimizer_step_post_hooks
         if (next(reversed(hooks[0])), next(iter(hooks[1]))) != (before, after):
             return "a hook of its optimizer was added while it was under way"
-        now = self._versions_of(written) if self._updated.are_flat else {}
-        changed = sorted(name for name, version in now.items() if self._around.get(name) != version)
-        return f"{changed[0]} was written within its update, as by a hook of its optimizer" if changed else None
-
-    def _names_of(self, tensor: torch.Tensor) -> str:
-        name = self._updated.name(tensor)
-        if name is None:
-            raise UnsupportedError(f"a tensor of shape {tuple(tensor.shape)} is none of those that were known before")
-        return name
+        return None
 
     def _unreadable(self, updates: Sequence[torch.Tensor], args: Sequence[Any], kwargs: dict[str, Any]) -> str | None:
         """Return why this update can't be made again from what is here; None when it can."""
@@ -351,7 +307,7 @@ class RedoRecorder:
     def _copy_gradients(self, into: StepInput, updates: Sequence[torch.Tensor]) -> None:
         """Copy the gradients of a call, behind those of earlier calls of the same update."""
         found = [
-            (self._names_of(one), one.grad.detach())
+            (self._updated.known_name(one), one.grad.detach())
             for one in updates
             if one.grad is not None and self._updated.is_recorded(one)
         ]
@@ -375,87 +331,6 @@ class RedoRecorder:
             return sum(_aligned(one.nbytes) for one in recorded)
         return sum(_aligned(one.grad.nbytes) for one in recorded if one.grad is not None)
 
-    def _hashed_buffers(self) -> dict[str, bytes]:
-        return {name: _checksum(buffer) for name, buffer in self._buffers.live()}
-
-    def _buffer_bytes(self) -> int:
-        return sum(buffer.nbytes for _, buffer in self._buffers.live())
-
-    def _changed_buffers(self) -> list[tuple[RedoTensor, torch.Tensor]]:
-        changed = []
-        for name, buffer in self._buffers.live():
-            digest = _checksum(buffer)
-            if self._buffer_hashes.get(name) != digest:
-                self._buffer_hashes[name] = digest
-                changed.append((name, buffer))
-        self._require_room({("buffer", name): buffer.nbytes for name, buffer in changed})
-        found = []
-        for name, buffer in changed:
-            dtype = dtype_name(buffer.dtype, what=f"buffer {name!r}")
-            copy = buffer.detach().to("cpu", copy=True).contiguous()
-            found.append((RedoTensor("buffer", name, dtype, tuple(buffer.shape)), copy))
-        return found
-
-    def _require_room(self, more: Mapping[tuple[str, str], int]) -> None:
-        """Raise UnsupportedError when what has changed since the last checkpoint is more than readers take."""
-        found = {**self._recorded_bytes, **more}
-        total, most = sum(found.values()), self._captured_bytes + MOST_MORE_BYTES
-        if total > most:
-            raise UnsupportedError(
-                f"buffers and objects that have changed since the last checkpoint take {total} bytes, where {most} can "
-                "be recorded: capture more often, or make them smaller"
-            )
-        self._recorded_bytes = found
-
-    def _changed_objects(self, objects: Sequence[PlacedObject]) -> list[tuple[RedoTensor, torch.Tensor]]:
-        found = []
-        for encoded in (inlined(placed.encoded) for placed in objects):
-            # Of a large object most is still in its own memory, which goes on changing.
-            text = b"" if encoded.live or len(encoded.json) > _MOST_OBJECT_BYTES else encoded.json
-            digest = native.checksum(text)
-            # One that is too large is named with every step, so that none takes an older one for it.
-            if not text or self._object_hashes.get(encoded.name) != digest:
-                self._object_hashes[encoded.name] = digest
-                content = torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else _NO_BYTES
-                found.append((RedoTensor("object", encoded.name, "U8", (len(text),)), content))
-        self._require_room({("object", tensor.name): content.nbytes for tensor, content in found})
-        return found
-
-    # What was written beside the update.
-
-    def _read_versions(self) -> dict[str, _Version]:
-        """Return the identity and the version of every tensor that an update writes."""
-        found = {name: _version(one) for name, one in self._updated.held}
-        if self._updated.are_flat:
-            return found | self._versions_of(self._updated.all)
-        _, tensors = state_tensors(self._optimizer.state.values())
-        found.update({f"optimizer state {i}": _version(one) for i, one in enumerate(tensors)})
-        return found
-
-    def _versions_of(self, flats: Sequence[torch.Tensor]) -> dict[str, _Version]:
-        """Return the identity and the version of flat tensors, and those of their state, or its value for a number."""
-        found = {}
-        for flat in flats:
-            name = self._names_of(flat)
-            found[name] = _version(flat)
-            for key, value in self._optimizer.state.get(flat, {}).items():
-                if isinstance(value, torch.Tensor):
-                    found[f"{key} of {name}"] = _version(value)
-                elif isinstance(value, (int, float)):
-                    found[f"{key} of {name}"] = 0, value
-        return found
-
-    def _written_since(self) -> str | None:
-        now = self._read_versions()
-        if now == self._versions:
-            return None
-        names = sorted(name for name in now | self._versions if now.get(name) != self._versions.get(name))
-        return (
-            f"{names[0]} and {len(names) - 1} more were written outside the update"
-            if names[1:]
-            else (f"{names[0]} was written outside the update")
-        )
-
     def _drop_unended(self) -> None:
         """Forget an update that an exception has ended: it belongs to no step, and the next one begins elsewhere."""
         if self._consumed_now is not None:
@@ -464,20 +339,10 @@ class RedoRecorder:
             self._broken = self._broken or "an exception has ended an update half-way"
 
 
-def _version(tensor: torch.Tensor) -> _Version:
-    """Return the identity and the version of a tensor; one made in inference mode counts no writes."""
-    return id(tensor), 0 if tensor.is_inference() else tensor._version
-
-
 def _given(objects: Objects | None) -> Objects:
     if objects is None:
         raise SnapshotError("a provider has failed")
     return objects
-
-
-def _module_of(loop: Loop) -> torch.nn.Module:
-    """Return the module itself: an engine is one too, and comes before it."""
-    return [one for one in loop.subjects() if isinstance(one, torch.nn.Module)][-1]
 
 
 def _encoded(group: dict[str, Any]) -> Any:
@@ -488,8 +353,3 @@ def _encoded(group: dict[str, Any]) -> Any:
 
 def _aligned(nbytes: int) -> int:
     return -(-nbytes // _ALIGN) * _ALIGN
-
-
-def _checksum(buffer: torch.Tensor) -> bytes:
-    content = buffer.detach().to("cpu").contiguous()
-    return native.checksum(content.view(-1).view(torch.uint8).numpy() if content.numel() else b"")

@@ -11,13 +11,14 @@ from capture.loops.deepspeed.flat_tensors import Flat
 from capture.loops.interface import Loop
 from capture.state.dtypes import dtype_name
 from capture.state.module_tree import ModuleTree
+from catalog.errors import UnsupportedError
 from catalog.format.redo_segment import RedoFlat, RedoFragment, RedoWrites
 
 __all__ = ["UpdatedTensors"]
 
 
 class UpdatedTensors:
-    """What the updates of `loop` write, as it was when `look` was called last."""
+    """Names the tensors that the updates of `loop` write, as they were when `look` was called last."""
 
     def __init__(self, loop: Loop, module: torch.nn.Module, *, rank: int, world_size: int) -> None:
         self._loop = loop
@@ -52,6 +53,13 @@ class UpdatedTensors:
         """Return the name of a tensor; None where it has none."""
         return self._names.get(id(tensor))
 
+    def known_name(self, tensor: torch.Tensor) -> str:
+        """Return the name of a tensor. UnsupportedError where it has none."""
+        name = self.name(tensor)
+        if name is None:
+            raise UnsupportedError(f"a tensor of shape {tuple(tensor.shape)} is none of those that were known before")
+        return name
+
     def group(self, tensor: torch.Tensor) -> int:
         """Return the index of the param group of a flat tensor."""
         return self._groups[id(tensor)]
@@ -75,7 +83,7 @@ class UpdatedTensors:
 
     @property
     def current(self) -> RedoWrites:
-        """What the last update has written, or will write where none was made yet."""
+        """Describe what the last update has written, or will write where none was made yet."""
         return self._writes
 
     def writes(self, calls: Sequence[Sequence[str]]) -> RedoWrites:

@@ -39,8 +39,8 @@ BLOCK_BYTES: Final = 16 << 20
 """A block stands for at most so many bytes of a tensor, which bounds the memory of whoever packs and unpacks."""
 
 BIAS_CORRECTION_SINCE: Final = "bias_correction_since"
-"""What the param groups of a step have beside their hyperparameters, where the products of betas by which an optimizer
-corrects its bias come from a power: the number of the update that took it. Without it they come from the first one."""
+"""Param groups have this beside their hyperparameters where the products of betas by which their optimizer corrects its
+bias come from a power: the number of the update that took it. Without it they come from the first update."""
 
 MAGIC: Final = b"DSHREDO1"
 """A segment ends with it."""
@@ -80,7 +80,7 @@ class RedoFlat:
 
 @dataclass(frozen=True, slots=True)
 class RedoWrites:
-    """What the updates of a segment write.
+    """Describes what the updates of a segment write.
 
     params: the names of the tensors of each param group, in order: of parameters, or of `flats`
     flats: the flat tensors; none where the optimizer updates the parameters themselves

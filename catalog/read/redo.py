@@ -23,7 +23,7 @@ __all__ = ["RedoChain", "RedoRecord", "recorded_steps", "redo_base"]
 
 @dataclass(frozen=True, slots=True)
 class RedoRecord:
-    """What the log has of one step; the bytes of its tensors are read when they are asked for."""
+    """Gives what the log has of one step; the bytes of its tensors are read when they are asked for."""
 
     segment: RedoSegment
     content: RedoStep
@@ -34,7 +34,7 @@ class RedoRecord:
 
     @property
     def rule(self) -> Mapping[str, Any]:
-        """What the bits of the update depend on beside its input."""
+        """Return what the bits of the update depend on beside its input."""
         return self.segment.rule
 
     def tensors(self) -> Iterator[tuple[RedoTensor, bytearray]]:

@@ -1,4 +1,4 @@
-"""What the records of a redo log may ask for: a few bytes of a hostile segment may stand for any amount of memory.
+"""Bounds what the records of a redo log may ask for: a few bytes of a hostile segment may stand for much memory.
 
 A constant plane of a block is one byte, however many elements it stands for. What a record has is therefore compared
 with the checkpoint from which its step is made before any memory is taken for it.
@@ -29,7 +29,7 @@ Form: TypeAlias = tuple[str, tuple[int, ...]]
 
 
 class RedoAllowance:
-    """What the records after one checkpoint may take, all that is held of them together.
+    """Bounds what the records after one checkpoint may take, all that is held of them together.
 
     gradients: the forms of what the optimizer updates, by name; each gradient has that of its tensor
     buffer_bytes: what the buffers of the checkpoint take

@@ -284,13 +284,27 @@ def test_weights_that_no_update_makes_are_compared_too(tmp_path):
         compare_key_frame(History.open(tmp_path), frame)
 
 
-def test_a_hook_that_writes_after_the_update_is_named(tmp_path):
-    def hook(step, session, model, optimizer):
-        if step == 4:
-            optimizer.register_step_post_hook(lambda *_: model.first.bias.data.clamp_(-0.01, 0.01))
-            optimizer.register_step_post_hook(lambda *_: clamp(model.second.weight))
+@pytest.mark.parametrize("added", ["before the session", "within it"])
+def test_a_hook_that_writes_after_the_update_is_named(tmp_path, added):
+    """What it writes is no part of the update, wherever it stands among the hooks."""
+    ended = [0]
 
-    train(tmp_path, every=10, redo=True, fingerprints=False, between=hook)
+    def write(optimizer, *_):
+        if ended[0] >= 4:
+            clamp(optimizer.param_groups[0]["params"][0])
+
+    def make(groups):
+        optimizer = ADAMW(groups)
+        if added == "before the session":
+            optimizer.register_step_post_hook(write)
+        return optimizer
+
+    def between(step, session, model, optimizer):
+        ended[0] = step
+        if step == 4 and added == "within it":
+            optimizer.register_step_post_hook(write)
+
+    train(tmp_path, make=make, every=10, redo=True, fingerprints=False, between=between)
     assert capture.restore(4, history=tmp_path)
     with pytest.raises(MismatchError, match=r"after step 5 .*: second\.weight was written outside the update"):
         capture.restore(5, history=tmp_path)
@@ -319,7 +333,7 @@ def test_a_hook_that_is_added_within_the_update_is_named(tmp_path):
 
 def test_buffers_that_outgrow_the_log_break_their_step(tmp_path, monkeypatch):
     """Readers would refuse them; the next checkpoint has them, and steps are made from it."""
-    monkeypatch.setattr("capture.session.redo_recorder.MOST_MORE_BYTES", 100_000)
+    monkeypatch.setattr("capture.session.changed_contents.MOST_MORE_BYTES", 100_000)
 
     def grow(step, session, model, optimizer):
         if step == 3:
