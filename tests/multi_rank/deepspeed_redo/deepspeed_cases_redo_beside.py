@@ -151,8 +151,9 @@ def saved_by_deepspeed(folder: Path, *, steps: int) -> str:
 @guards("A redo step has the bits of the training")
 @covers("the redo log: DeepSpeed CPU Adam after DeepSpeed's own load, before and within a session")
 def case_cpu_adam_after_a_load(folder: Path) -> None:
-    """Its next update takes the power of its betas, where all before had a running product."""
-    saved = saved_by_deepspeed(folder, steps=17)
+    """Its next update takes the power of its betas, where all before had a running product: after 20 updates these are
+    other floats."""
+    saved = saved_by_deepspeed(folder, steps=20)
     engine = make_engine(seed=8, **OFFLOADED)
     engine.load_checkpoint(saved)
     states = recorded(engine, folder / "loaded before", steps=5)
@@ -165,11 +166,11 @@ def case_cpu_adam_after_a_load(folder: Path) -> None:
 
     engine = make_engine(seed=8, **OFFLOADED)
     history = folder / "loaded within"
-    states = recorded(engine, history, steps=8, between=load)
-    for step in (1, 2, 21, 23):
+    states = recorded(engine, history, steps=9, between=load)
+    for step in (1, 2, 25, 26):
         assert_made_again(history, step, states[step])
     with pytest.raises(NotFoundError, match="no record of step 3"):
-        capture.restore(18, history=history)
+        capture.restore(21, history=history)
 
 
 @guards("A redo step has the bits of the training")
@@ -209,12 +210,12 @@ def case_a_checkpoint_after_a_load_that_counts_back(folder: Path) -> None:
 
     engine = make_engine(seed=8, **OFFLOADED)
     history = folder / "back, and not beyond"
-    states = recorded(engine, history, steps=10, between=load_at(6))
-    assert list(states) == [1, 2, 3, 4, 5, 6]
+    states = recorded(engine, history, steps=4, between=load_at(3))
+    assert list(states) == [1, 2, 3]
     assert_made_again(history, 1, states[1])
-    assert_made_again(history, 5, states[5])
+    assert_made_again(history, 2, states[2])
     with pytest.raises(MismatchError, match=r"the step was made twice, since a load has counted the steps back"):
-        capture.restore(6, history=history)
+        capture.restore(3, history=history)
 
     engine = make_engine(seed=8, **OFFLOADED)
     train(engine, 5)
