@@ -145,9 +145,7 @@ def test_steps_that_were_left_out_count_too(tmp_path, monkeypatch):
         training.train(4)
     assert recorded_steps(History.open(tmp_path).paths, session.run)[:2] == [1, 2]
     training.assert_made(4, first[4])
-    with pytest.raises(
-        (MismatchError, NotFoundError), match=r"after step 5 .*: the steps before it were counted twice"
-    ):
+    with pytest.raises(MismatchError, match=r"after step 5 .*: the steps before it were counted twice"):
         capture.restore(5, history=tmp_path)
 
 
@@ -170,7 +168,7 @@ def test_a_load_that_does_not_count_back_breaks_the_step_after_it(tmp_path):
 def test_without_room_for_the_note_there_is_no_such_checkpoint(tmp_path, published_at_once):
     training = Training(tmp_path, strict=False)
     with training.session as session:
-        first = training.train(3)
+        training.train(3)
         training.load(1)
         folder = History.open(tmp_path).paths.redo_dir(session.run)
         while len(list(folder.glob("rank-*"))) < 3:
@@ -186,7 +184,6 @@ def test_without_room_for_the_note_there_is_no_such_checkpoint(tmp_path, publish
         assert History.open(tmp_path).steps(session.run) == [0, 1]
     with pytest.raises(MismatchError, match=COUNTED_TWICE):
         capture.restore(2, history=tmp_path)
-    assert list(first) == [1, 2, 3]
 
 
 KILLED = """
@@ -215,6 +212,8 @@ def test_a_kill_behind_a_checkpoint_of_the_second_time_leaves_what_says_so(tmp_p
     run = history.current_run()
     assert history.steps(run) == [0, 1]
     assert set(recorded_steps(history.paths, run)) >= {1, 2}
-    for step in (2, 3):
-        with pytest.raises((MismatchError, NotFoundError)):
-            capture.restore(step, history=tmp_path)
+    with pytest.raises(MismatchError, match=COUNTED_TWICE):
+        capture.restore(2, history=tmp_path)
+    # Its own record may be gone with the process.
+    with pytest.raises((MismatchError, NotFoundError)):
+        capture.restore(3, history=tmp_path)
