@@ -1,8 +1,10 @@
 """The control plane between ranks: over torch.distributed, on the main thread only, at `enable` and `restore`.
 
-Nothing here runs while training goes on, so a dead rank can never hang a snapshot. There are two exceptions. At a step
-that is due, ranks decide together with `any` whether it is left out, under `on_full="skip"` or a budget of bytes. And
-with `capture.checkpoint_engine(engine, wait=True)` they agree at the end of a save that its files are on the disk.
+Nothing here runs while training goes on, so a dead rank can never hang a snapshot. There are three exceptions, where
+all ranks are in the training thread together. At a step that is due, ranks decide with `any` whether it is left out,
+under `on_full="skip"` or a budget of bytes. There, and before the first update, they share the room of a byte budget
+among their redo logs, with `gather` and `broadcast`. And with `capture.checkpoint_engine(engine, wait=True)` they agree
+at the end of a save that its files are on the disk.
 """
 
 import json

@@ -28,6 +28,7 @@ from capture.session.new_run import begin_run
 from capture.session.options import OnFull, SessionOptions
 from capture.session.redo_recorder import RedoRecorder
 from capture.session.redo_refusals import refuse_unrecordable
+from capture.session.redo_room import RedoRoom
 from capture.session.session import Session, close_at_exit
 from capture.snapshot.change_detector import Check
 from capture.snapshot.state_listing import StateListing
@@ -116,12 +117,13 @@ def enable(
        is left for the next one: a snapshot that does not fit into the budget is not written, which is a failure by
        name. The newest checkpoint always stays, and the newest healthy one, tagged ones, what a reader has open or
        another run goes on from, and what these refer to. The budget is for this run and the dead ones that it goes on
-       from, as far as they have the same policy.
+       from, as far as they have the same policy. It counts the redo log too: where there are rules, its oldest steps go
+       before any checkpoint that a rule keeps, and else with the checkpoint from which they are made.
     compact: whether checkpoints that are not among the two newest are packed without loss beside the training, as
        `dshistory compact` does, in a process of its own that takes only what the cores and the disk have left over; the
-       first rank packs the parts of all. Takes some 300 MB of host memory there, and room on the disk for one more
-       checkpoint, so `keep` may have no budget of bytes. At `close` it ends at once, and the rest stays as it is. What
-       a reader has open is left until it is not.
+       first rank packs the parts of all. Takes some 300 MB of host memory there, and room on the disk, and in a budget,
+       for one more checkpoint: without it nothing is packed. At `close` it ends at once, and the rest stays as it is.
+       What a reader has open is left until it is not.
     fingerprints: whether 8 bytes for each weight, buffer and tensor of the optimizer are kept of every step, captured
        or not: a digest of what `check` reads, or of a sample where that is nothing. By them a replay is compared
        between two checkpoints, and ranks with each other. They are written each minute, and at `close`. With
@@ -130,8 +132,9 @@ def enable(
        and objects. Then `restore`, `h.tensor` and `h.diff` take every step, captured or not: it is made again from the
        checkpoint before it, bit for bit, by the same updates. Takes two copies of the gradients in host memory, beside
        `budget_bytes`; with `on_full="skip"` a step whose predecessors are still being written is left out, and those
-       after it up to the next checkpoint can't be made again. For weights in host memory, with one of torch's Adam,
-       AdamW or SGD: plain, in DistributedDataParallel, or in a DeepSpeed engine (ZeRO 0-3, also with its CPU Adam).
+       after it up to the next checkpoint can't be made again; so is one for which the budget of `keep` has no room,
+       with one warning. For weights in host memory, with one of torch's Adam, AdamW or SGD: plain, in
+       DistributedDataParallel, or in a DeepSpeed engine (ZeRO 0-3, also with its CPU Adam).
     what: "state" is all that the training needs to go on; "weights" only the parameters and buffers, for a history to
        look at. Nothing restores a training from that, so `dataloader` and `providers` are refused.
     dtype: with what="weights", "bf16" or "fp16" rounds the copies of parameters with 32 bits or more, to nearest as
@@ -181,7 +184,7 @@ def enable(
     )
     subjects = loop.subjects()
     if redo:
-        ranks.agree("looking at the optimizer", lambda: refuse_unrecordable(loop, options.keep))
+        ranks.agree("looking at the optimizer", lambda: refuse_unrecordable(loop))
     if options.what == "state":
         _warn_of_averages(subjects, every_provider)
     _close_sessions_before(subjects, rank=ranks.rank)
@@ -243,6 +246,7 @@ def _begin(
         if course is not None:
             facts["replay"] = course.request.facts()
         needs_locks = options.keep is not None
+        room = RedoRoom() if options.keep is not None and options.keep.budget_bytes is not None else None
         run = undo.enter_context(
             begin_run(root, ranks, layout_hash=layout_hash, parent=parent, facts=facts, needs_locks=needs_locks)
         )
@@ -256,7 +260,7 @@ def _begin(
                     writer=writer.writer,
                     options=options,
                     observer=course,
-                    redo=RedoRecorder(loop, run=run, on_full=options.on_full) if options.redo else None,
+                    redo=RedoRecorder(loop, run=run, on_full=options.on_full, room=room) if options.redo else None,
                     resumed_from=parent,
                 )
             ),

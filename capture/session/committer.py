@@ -67,12 +67,15 @@ class Committer:
         self._failed_steps: set[int] = set()
         self._unflushed_failure = False
         self._uncommitted = UncommittedParts(run)
-        self.retention = None if keep is None else Retention(keep, run)
+        self.retention = None if keep is None else Retention(keep, run, compacts=compact)
         self._removing = threading.Lock()
         self._compaction = None
         if compact and run.rank == 0:
             self._compaction = Compaction(
-                run, removing=self._removing, wait_idle=lambda seconds: self.wait_below(1, timeout_s=seconds)
+                run,
+                removing=self._removing,
+                wait_idle=lambda seconds: self.wait_below(1, timeout_s=seconds),
+                retention=self.retention,
             )
         self._upkeeps_asked = self._upkeeps_done = 0
         self._pins: list[int] = []

@@ -21,6 +21,7 @@ from typing import IO, Any
 
 import catalog
 from capture.background_thread import BackgroundThread
+from capture.session.retention import Retention
 from catalog.compaction.pack import BeingReadError, drop_data_files, drop_images
 from catalog.disk.durable import final_name, is_full
 from catalog.errors import HistoryError, NotFoundError, SetupError
@@ -28,6 +29,7 @@ from catalog.format.marker import read_marker
 from catalog.paths import is_packed_name
 from catalog.read.pins import is_pinned
 from catalog.records import CheckpointRef
+from catalog.retention.facts import bytes_on_disk, is_image
 from catalog.run_writer import RunWriter
 
 __all__ = ["Compaction", "refuse_without_python"]
@@ -74,14 +76,23 @@ class Compaction:
 
     removing: the lock of whoever removes checkpoints of the run
     wait_idle: called with a number of seconds; returns once no snapshot is being written, or the time is over
+    retention: asked for room in the budget of its policy before a checkpoint is packed
 
     Nothing here raises into the training. What can't be packed stays as it is, which is an event of the journal.
     """
 
-    def __init__(self, run: RunWriter, *, removing: threading.Lock, wait_idle: Callable[[float], object]) -> None:
+    def __init__(
+        self,
+        run: RunWriter,
+        *,
+        removing: threading.Lock,
+        wait_idle: Callable[[float], object],
+        retention: Retention | None = None,
+    ) -> None:
         self._run = run
         self._removing = removing
         self._wait_idle = wait_idle
+        self._retention = retention
         self._changed = threading.Condition()
         self._published: list[int] = []
         self._committed: list[int] = []
@@ -120,8 +131,11 @@ class Compaction:
     def _work(self) -> None:
         try:
             while (step := self._next()) is not None:
-                self._wait_idle(_LOOK_S)
-                self._compact(CheckpointRef(self._run.run, step))
+                try:
+                    self._wait_idle(_LOOK_S)
+                    self._compact(CheckpointRef(self._run.run, step))
+                finally:
+                    self._let_go_of_room()
         except Exception as error:  # noqa: BLE001 - the checkpoints are safe; what ails their compaction ends that alone
             self._failed(error)
         finally:
@@ -176,14 +190,21 @@ class Compaction:
                 return True
 
     def _has_room(self, step: int) -> bool:
-        """Return whether the disk has room for the image of a checkpoint, beside that of the checkpoint that the
-        training captures next."""
+        """Return whether the disk, and the budget, have room for the image of a checkpoint beside the checkpoint that
+        the training captures next; then that of the budget is held."""
         room = os.statvfs(self._run.paths.root)
         needed = self._raw_bytes(step) + max(map(self._raw_bytes, (step, self._committed[-1])))
         free = room.f_bavail * room.f_frsize
         if free < needed:
             self._wait_for_room(step, f"{free} bytes are free, an image and the next checkpoint may take {needed}")
-        return free >= needed
+            return False
+        problem = ""
+        if self._retention is not None:
+            with self._removing:
+                problem = self._retention.hold_image(step)
+        if problem:
+            self._wait_for_room(step, problem)
+        return not problem
 
     def _wait_for_room(self, step: int, reason: str) -> None:
         """Say once that there is no room, until a checkpoint was packed again."""
@@ -209,8 +230,7 @@ class Compaction:
                 self._run.journal.event("compaction_left", step, reason=reason)
             if "left" in answer:
                 raise (_FullError if answer["full"] else HistoryError)(answer["left"])
-            with self._removing:
-                drop_data_files(paths, ref, files)
+            self._drop(ref, files)
         except Exception as error:
             self._tidy(ref, files)
             if isinstance(error, _FullError) or is_full(error):
@@ -226,6 +246,20 @@ class Compaction:
         self._tell({"dropped": ref.step})
         checkpoints, saved_bytes = self.figures
         self.figures = (checkpoints + 1, saved_bytes + answer["raw_bytes"] - answer["packed_bytes"])
+
+    def _drop(self, ref: CheckpointRef, files: list[str]) -> None:
+        """Let the data files of a packed checkpoint go, and tell the budget what it takes less."""
+        folder = self._run.paths.step_dir(ref.run, ref.step)
+        with self._removing:
+            before = bytes_on_disk(folder, but=is_image)
+            drop_data_files(self._run.paths, ref, files)
+            if self._retention is not None:
+                self._retention.image_ended(saved_bytes=before - bytes_on_disk(folder))
+
+    def _let_go_of_room(self) -> None:
+        if self._retention is not None:
+            with self._removing:
+                self._retention.image_ended()
 
     def _left(self, ref: CheckpointRef, reason: str, *, tried: bool) -> None:
         """Try a checkpoint once more: what it was packed against may have been removed meanwhile. Where a reader came,

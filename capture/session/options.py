@@ -72,12 +72,6 @@ class SessionOptions:
         for name in ("strict", "fingerprints", "redo", "compact"):
             if not isinstance(getattr(self, name), bool):
                 raise SetupError(f"{name}={getattr(self, name)!r}: give True or False")
-        if self.compact and self.keep is not None and self.keep.budget_bytes is not None:
-            raise SetupError(
-                f"compact=True with keep={str(self.keep)!r}: an image in the making beside its data file is not "
-                "counted in a budget of bytes yet, which would remove more than it should: leave the budget out, or "
-                "leave compact=True out and run `dshistory compact` when the training has ended"
-            )
         limit_s: Any = self.sigterm_limit_s
         real = isinstance(limit_s, (int, float)) and not isinstance(limit_s, bool)
         if limit_s is not None and not (real and 0 < limit_s < float("inf")):

@@ -17,10 +17,13 @@ import torch
 
 from capture.background_thread import BackgroundThread
 from capture.session.options import OnFull
-from catalog.encoding.planes import packed
+from capture.session.redo_room import RedoRoom
+from capture.user_warning import warn_user
+from catalog.encoding.planes import MAX_HEAD_BYTES, packed
 from catalog.format.dtypes import DTYPES
 from catalog.format.redo_segment import RedoTensor, RedoWrites
 from catalog.format.redo_writer import RedoFileWriter
+from catalog.retention.redo_segments import segment_bytes
 from catalog.run_writer import RunWriter
 
 __all__ = ["RedoLog", "StepInput"]
@@ -33,6 +36,7 @@ _SEGMENT_BLOCKS: Final = 200_000
 _SEGMENT_S: Final = 2.0
 """A segment is published when so much has gathered, so many blocks, or so much time has passed since its first step: a
 process that is killed loses the steps of that time."""
+_NO_ROOM: Final = "the byte budget of keep= has no room for it beside what stays"
 
 
 @dataclass(slots=True, eq=False)
@@ -68,11 +72,18 @@ class _AtOnce:
 
 
 class RedoLog:
-    """Takes the steps of one rank from the training thread, and writes them until `close` or `give_up`."""
+    """Takes the steps of one rank from the training thread, and writes them until `close` or `give_up`.
 
-    def __init__(self, run: RunWriter, *, on_full: OnFull) -> None:
+    room: what may be written, where there is a byte budget. A step that may not fit is left out, and those after it up
+       to the next grant, since they could not be made again either.
+    """
+
+    def __init__(self, run: RunWriter, *, on_full: OnFull, room: RedoRoom | None = None) -> None:
         self._run = run
         self._on_full = on_full
+        self._room = room
+        self._without_room = range(0)
+        self._was_told = False
         self._changed = threading.Condition()
         self._waiting: collections.deque[StepInput | _AtOnce] = collections.deque()
         self._free: list[torch.Tensor] = []
@@ -85,6 +96,9 @@ class RedoLog:
 
     def memory(self, nbytes: int) -> torch.Tensor | None:
         """Return a copy's memory of at least `nbytes` bytes, once one is free; None when the step is to be left out."""
+        if self._room is not None and self._room.is_out:
+            self._room.missed(nbytes)
+            return None
         with self._changed:
             while not self._free and self._copies == _COPIES:
                 if self._on_full == "skip":
@@ -130,12 +144,23 @@ class RedoLog:
             named = f"step {steps[0]}" if len(steps) == 1 else f"{len(steps)} steps, {steps[0]} to {steps[-1]}"
             self._run.journal.event("redo_left_out", steps[0], reason=f"{named}: {reason}", last=steps[-1])
 
+    def has_no_room_for(self, step: int) -> bool:
+        """Return whether a step is left out because the budget has no room; then the user is warned, once, and the
+        journal told."""
+        if self._room is None or not self._room.is_out:
+            return False
+        self._leave_without_room(step)
+        self._warn()
+        return True
+
     def close(self) -> None:
         """Write what was added, and end."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
         self._thread.wait()
+        self._warn()
+        self._tell_without_room()
 
     def give_up(self) -> None:
         """End without writing what waits; the block that is being packed is not waited for."""
@@ -165,12 +190,16 @@ class RedoLog:
     def _write(self, step: StepInput) -> None:
         try:
             segment = self._segment_for(step)
+            if not self._holds_room(segment, step):
+                return
             if step.broken is None:
                 for tensor, content in step.tensors:
                     if self._given_up:
                         return
                     _add(segment, tensor, content)
             _end_step(segment, step)
+            if self._room is not None:
+                self._room.hold(segment_bytes(segment.most_bytes))
         except Exception as error:  # noqa: BLE001 - whatever fails here must not end the thread that the training waits for
             self._fail([step.step], error)
         finally:
@@ -184,7 +213,9 @@ class RedoLog:
             segment = self._begun_segment(ordered.steps[0])
             for step in ordered.steps:
                 _end_step(segment, step)
-            segment.publish()
+            nbytes = segment.publish()
+            if self._room is not None:  # some hundred bytes, which no budget may keep from the disk
+                self._room.published(segment_bytes(nbytes))
         except Exception as error:  # noqa: BLE001 - as above; whoever waits raises it
             self._abort()
             ordered.error = error
@@ -220,7 +251,9 @@ class RedoLog:
         if self._segment is None:
             return
         try:
-            self._segment.publish()
+            nbytes = self._segment.publish()
+            if self._room is not None:
+                self._room.published(segment_bytes(nbytes) if nbytes else 0)
         except Exception as error:  # noqa: BLE001 - as above
             self._fail([], error)
         self._segment = None
@@ -235,13 +268,68 @@ class RedoLog:
     def _abort(self) -> None:
         if self._segment is not None:
             self._segment.abort()
+            if self._room is not None:
+                self._room.published(0)
         self._segment = None
+
+    # The room of a budget.
+
+    def _holds_room(self, segment: RedoFileWriter, step: StepInput) -> bool:
+        """Return whether a step may be written; else it is left out by name, and what came before it stays."""
+        if self._room is None:
+            return True
+        nbytes = _stored_bytes(step)
+        if self._room.hold(segment_bytes(segment.most_bytes_with(*_described(step), stored_bytes=nbytes))):
+            self._tell_without_room()
+            return True
+        self._room.missed(nbytes)
+        self._leave_without_room(step.step)
+        return False
+
+    def _leave_without_room(self, step: int) -> None:
+        with self._changed:
+            is_first = not self._without_room
+            self._without_room = range(step if is_first else self._without_room[0], step + 1)
+        if is_first:
+            # The others are told together.
+            self.left_out([step], f"{_NO_ROOM}; so are those after it, up to one that finds room")
+
+    def _tell_without_room(self) -> None:
+        """Tell the journal of the steps behind the first that was left out, once there is room again."""
+        with self._changed:
+            steps, self._without_room = self._without_room, range(0)
+        self.left_out(steps[1:], _NO_ROOM)
+
+    def _warn(self) -> None:
+        with self._changed:
+            first = None if self._was_told or not self._without_room else self._without_room[0]
+            self._was_told = self._was_told or first is not None
+        if first is not None:
+            warn_user(
+                f"run {self._run.run}: step {first} is not in the redo log: {_NO_ROOM}. The training, and its "
+                "checkpoints, go on as before, and so does the log once there is room; give keep= a larger budget, or "
+                "fewer checkpoints that it must keep. The table `events` names all steps that are left out"
+            )
 
 
 def _has_room(segment: RedoFileWriter, step: StepInput) -> bool:
+    return segment.has_room_for(*_described(step))
+
+
+def _described(step: StepInput) -> tuple[list[RedoTensor], int, Any, str | None]:
+    """Return what a footer says of a step: its tensors, the number of their blocks, the groups, why it is broken."""
     given = step.tensors if step.broken is None else []
-    blocks = sum(max(1, -(-content.nbytes // _BLOCK_BYTES)) for _, content in given)
-    return segment.has_room_for([tensor for tensor, _ in given], blocks=blocks, groups=step.groups, broken=step.broken)
+    return [tensor for tensor, _ in given], sum(_blocks(content) for _, content in given), step.groups, step.broken
+
+
+def _stored_bytes(step: StepInput) -> int:
+    """Return what the blocks of a step take at most."""
+    given = step.tensors if step.broken is None else []
+    return sum(content.nbytes + _blocks(content) * MAX_HEAD_BYTES for _, content in given)
+
+
+def _blocks(content: torch.Tensor) -> int:
+    return max(1, -(-content.nbytes // _BLOCK_BYTES))
 
 
 def _end_step(segment: RedoFileWriter, step: StepInput) -> None:

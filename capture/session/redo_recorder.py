@@ -21,6 +21,7 @@ from capture.session.changed_contents import ChangedContents
 from capture.session.options import OnFull
 from capture.session.redo_log import RedoLog, StepInput
 from capture.session.redo_refusals import module_of
+from capture.session.redo_room import RedoRoom
 from capture.session.updated_tensors import UpdatedTensors
 from capture.session.written_beside import WrittenBeside
 from capture.snapshot.data_file import PlacedObject
@@ -38,9 +39,12 @@ Objects = Callable[[], Sequence[PlacedObject]]
 
 
 class RedoRecorder:
-    """The recording of one session, from `attach` on; then it is closed, or given up."""
+    """The recording of one session, from `attach` on; then it is closed, or given up.
 
-    def __init__(self, loop: Loop, *, run: RunWriter, on_full: OnFull) -> None:
+    room: what the log may write, where the session has a byte budget
+    """
+
+    def __init__(self, loop: Loop, *, run: RunWriter, on_full: OnFull, room: RedoRoom | None = None) -> None:
         module, (optimizer,) = module_of(loop), loop.optimizers()
         self._optimizer = optimizer
         self._updated = UpdatedTensors(loop, module, rank=run.rank, world_size=run.world_size)
@@ -58,8 +62,9 @@ class RedoRecorder:
         self._has_gone_back = False
         self._hook_ids = 0, 0
         self._has_updated = False
+        self.room = room
         # Last, for it starts a thread.
-        self._log = RedoLog(run, on_full=on_full)
+        self._log = RedoLog(run, on_full=on_full, room=room)
 
     def attach(self) -> Callable[[], None]:
         """Begin to see updates; return the function that ends it."""
@@ -170,7 +175,8 @@ class RedoRecorder:
         self._ended = ended
 
     def _leave_out(self, step: int, reason: str) -> None:
-        self._log.left_out([step], reason)
+        if not self._log.has_no_room_for(step):
+            self._log.left_out([step], reason)
         self._contents.forget()
         if self._updated.are_flat:
             # What it has written is no write outside the next update.

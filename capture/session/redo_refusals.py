@@ -5,23 +5,18 @@ import torch
 from capture.loops.interface import Loop
 from capture.loops.pytorch.wrappers import wrappers_of
 from capture.state.update_rule import refuse_unknown_update
-from catalog.errors import SetupError, UnsupportedError
-from catalog.retention.policy import Policy
+from catalog.errors import UnsupportedError
 
 __all__ = ["module_of", "refuse_unrecordable"]
 
 _EMBEDDINGS = (torch.nn.Embedding, torch.nn.EmbeddingBag)
 
 
-def refuse_unrecordable(loop: Loop, keep: Policy | None) -> None:
-    """Raise UnsupportedError, by name, for a training whose updates can't be recorded and made again, and SetupError
-    for a byte budget, which a redo log would not keep.
-    """
+def refuse_unrecordable(loop: Loop) -> None:
+    """Raise UnsupportedError, by name, for a training whose updates can't be recorded and made again."""
     reason = loop.why_unrecordable()
     if reason is not None:
         raise UnsupportedError(f"redo=True: {reason} can't be recorded yet; leave redo out")
-    if keep is not None and keep.budget_bytes is not None:
-        raise SetupError(f"redo=True with keep={str(keep)!r}: a redo log does not keep to a budget of bytes yet")
     refuse_unknown_update(
         loop.optimizers(), flats=[flat.tensor for flat in loop.flats()], scaler=loop.may_skip_updates()
     )

@@ -336,6 +336,8 @@ class Session:
     def _finish_step(self, *, capture_last: bool) -> None:
         """Capture the last step if wanted, pass the barrier, and let the loop go."""
         self._closed = True
+        if self._committer.retention is not None:
+            self._committer.retention.is_ending = True
         try:
             if capture_last:
                 self._events.capture_last()

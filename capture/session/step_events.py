@@ -95,6 +95,7 @@ class StepEvents:
         self._observer = observer
         self._redo = redo
         self._due = False
+        self._has_begun_redo = False
         self._stall_s = 0.0
         self._thread = threading.get_ident()
 
@@ -104,6 +105,7 @@ class StepEvents:
         began = time.perf_counter()
         self.current.update_begins()
         if self._redo is not None:
+            self._begin_redo_log()
             self._redo.update_begins()
         self._stall_s += time.perf_counter() - began
         if self._observer is not None:
@@ -284,6 +286,31 @@ class StepEvents:
             self._committer.wait_below(1)
         self._run.require_uncaptured(step)
 
+    def _begin_redo_log(self) -> None:
+        """Give the redo log of each rank its first share before the first update, to which all ranks come together."""
+        if not self._has_begun_redo:
+            self._has_begun_redo = True
+            with contextlib.suppress(Exception), self._redo_room_shared(together=True):
+                pass
+
+    @contextlib.contextmanager
+    def _redo_room_shared(self, *, together: bool) -> Iterator[None]:
+        """Know in the body what the redo logs take, which write nothing meanwhile; afterwards share what is left. Does
+        nothing without a redo log, without a budget, or when the ranks are not here `together`."""
+        room = None if self._redo is None else self._redo.room
+        retention = self._committer.retention
+        if room is None or retention is None or not together:
+            yield
+            return
+        granted = 0
+        try:
+            retention.redo_told(self._ranks.gather(room.tell()))
+            yield
+        finally:
+            with contextlib.suppress(Exception):
+                granted = self._ranks.broadcast(retention.redo_grants())[self._run.rank]
+            room.grant(granted)
+
     def _require_room(self, step: int, *, due: bool) -> None:
         """Raise SnapshotError when the budget of the session's policy has no room for a snapshot, also after the
         upkeep.
@@ -293,13 +320,16 @@ class StepEvents:
         retention = self._committer.retention
         if retention is None or not retention.has_budget:
             return
-        planned = self._planned_bytes()
-        admitted = retention.admit(step, planned)
-        if not admitted:
-            self._committer.make_room()
+        with self._redo_room_shared(together=due or self._run.world_size == 1):
+            planned = self._planned_bytes()
             admitted = retention.admit(step, planned)
-        if (due and self._ranks.any(not admitted)) or not admitted:
-            raise retention.refusal(step, planned)
+            if not admitted:
+                self._committer.make_room()
+                admitted = retention.admit(step, planned)
+            refusal = retention.refusal(step, planned)
+            refused = (due and self._ranks.any(not admitted)) or not admitted
+        if refused:
+            raise refusal
 
     def _planned_bytes(self) -> int:
         try:

@@ -21,6 +21,7 @@ from catalog.paths import HistoryPaths
 
 __all__ = ["RedoFileWriter"]
 
+_END_BYTES: Final = 8 + len(MAGIC)
 _HEAD_BYTES: Final = 1024
 _STEP_BYTES: Final = 128
 _BLOCK_ROW_BYTES: Final = 128
@@ -57,11 +58,25 @@ class RedoFileWriter:
         """The steps that were written so far."""
         return [step["step"] for step in self._steps]
 
-    def has_room_for(self, tensors: Sequence[RedoTensor], *, blocks: int, groups: Any, broken: str | None) -> bool:
+    def has_room_for(self, tensors: Sequence[RedoTensor], blocks: int, groups: Any, broken: str | None) -> bool:
         """Return whether the footer can describe one more step, with so many blocks of these tensors."""
+        return self._footer_with(tensors, blocks, groups, broken) <= MAX_JSON_BYTES
+
+    @property
+    def most_bytes(self) -> int:
+        """What the file takes at most when it ends with the steps that were written so far."""
+        return self.nbytes + self._footer_bytes + _END_BYTES
+
+    def most_bytes_with(
+        self, tensors: Sequence[RedoTensor], blocks: int, groups: Any, broken: str | None, *, stored_bytes: int
+    ) -> int:
+        """Return what the file takes at most when it ends with one more step, whose blocks take `stored_bytes`."""
+        return self.nbytes + stored_bytes + self._footer_with(tensors, blocks, groups, broken) + _END_BYTES
+
+    def _footer_with(self, tensors: Sequence[RedoTensor], blocks: int, groups: Any, broken: str | None) -> int:
         new = [tensor for tensor in tensors if tensor not in self._tensors]
         more = self._step_bytes(blocks, groups, broken) + sum(len(canonical(_tensor_row(one))) + 1 for one in new)
-        return self._footer_bytes + more <= MAX_JSON_BYTES
+        return self._footer_bytes + more
 
     def _step_bytes(self, blocks: int, groups: Any, broken: str | None) -> int:
         """Return how many bytes of the footer a step takes at most, without the tensors that are new."""
@@ -95,12 +110,12 @@ class RedoFileWriter:
         )
         self._needs_format_3 |= counted_twice or any(BIAS_CORRECTION_SINCE in group for group in groups)
 
-    def publish(self) -> None:
-        """Make the segment durable under its name, which follows from its steps. FormatError when its footer is larger
-        than a reader takes."""
+    def publish(self) -> int:
+        """Make the segment durable under its name, which follows from its steps; return its size, 0 where there is no
+        step. FormatError when its footer is larger than a reader takes."""
         if not self._steps:
             self.abort()
-            return
+            return 0
         footer = encode(
             {
                 "run": self.run,
@@ -121,6 +136,7 @@ class RedoFileWriter:
         file.close()
         name = RedoSegmentName(self.rank, self._steps[0]["step"], self._steps[-1]["step"]).name
         publish(self._tmp, self.paths.redo_dir(self.run) / name)
+        return self.nbytes + len(footer) + _END_BYTES
 
     def _described_writes(self) -> dict[str, Any]:
         writes, rows = self.writes, _rows_of(self.writes)

@@ -6,18 +6,23 @@
 3. What one of these needs, because it refers to its bytes.
 4. Where these take more than the budget, those that only a rule keeps give way: those of the last rule first, and of a
    rule the least valuable one. What must stay never does: then the budget can't be met.
+
+A redo log counts in a budget too. The steps that are made from one checkpoint stay or go together. Where the policy has
+rules, they give way before any checkpoint that a rule keeps, the oldest first; where it keeps all that fits, the oldest
+checkpoint goes with the steps that are made from it.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from catalog.errors import SetupError
 from catalog.records import CheckpointRef
 from catalog.retention.facts import CheckpointFacts
 from catalog.retention.policy import Policy
+from catalog.retention.redo_segments import SegmentFacts, bases_of
 
-__all__ = ["Choice", "choose", "in_the_way"]
+__all__ = ["Choice", "beyond", "choose", "in_the_way"]
 
 _SHOWN = 5
 _IS_READ = "a reader has it open"
@@ -25,18 +30,30 @@ _IS_READ = "a reader has it open"
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Every checkpoint with the reason why it stays, or goes. `unmet` are the rules that keep nothing at all."""
+    """Every checkpoint with the reason why it stays, or goes. `unmet` are the rules that keep nothing at all, `redo`
+    the segments of redo logs that the budget has no room for, or that no step can be made from."""
 
     kept: Mapping[CheckpointRef, str]
     removed: Mapping[CheckpointRef, str]
     unmet: tuple[str, ...] = ()
+    redo: tuple[SegmentFacts, ...] = ()
 
 
-def choose(lines: Sequence[Sequence[CheckpointFacts]], policy: Policy, *, more_bytes: int = 0) -> Choice:
+def choose(
+    lines: Sequence[Sequence[CheckpointFacts]],
+    policy: Policy,
+    *,
+    more_bytes: int = 0,
+    redo: Sequence[SegmentFacts] = (),
+    coming_redo_bytes: int = 0,
+) -> Choice:
     """Decide for the checkpoints of several trainings, each in the order in which they were made: the rules hold for
     each by itself, the budget for all together.
 
     more_bytes: what counts against the budget beside the checkpoints, such as one that is about to be written
+    redo: the segments of the redo logs of these trainings
+    coming_redo_bytes: what the redo log is going to take soon; where there is no room for all of it, it gets less, but
+       steps made from older checkpoints than the newest give way first
     Raises SetupError when what must stay does not fit into the budget.
     """
     must: dict[CheckpointRef, str] = {}
@@ -56,25 +73,34 @@ def choose(lines: Sequence[Sequence[CheckpointFacts]], policy: Policy, *, more_b
                 values[one.ref], reasons[one.ref] = (0, place, -one.created_s), "within the budget"
     facts = {one.ref: one for line in lines for one in line}
     kept = _Kept(facts, {*must, *values})
+    log = _RedoLog(facts, kept.all(), redo)
     over: set[CheckpointRef] = set()
     if policy.budget_bytes is not None:
-        least_first = sorted(values.keys() - must.keys(), key=lambda ref: values[ref], reverse=True)
-        for ref in least_first:
-            if kept.nbytes + more_bytes <= policy.budget_bytes:
+        room = policy.budget_bytes - more_bytes
+        for ref, is_log in _least_first(values, must, log, comes_last=bool(policy.rules)):
+            if kept.nbytes + log.nbytes + coming_redo_bytes <= room:
                 break
-            over.add(ref)
-            kept.give_up(ref)
-        if kept.nbytes + more_bytes > policy.budget_bytes:
-            raise SetupError(_too_little(policy, kept, must, more_bytes))
+            if ref is None:
+                coming_redo_bytes = max(0, room - kept.nbytes - log.nbytes)
+            elif is_log:
+                log.give_up(ref)
+            else:
+                over.add(ref)
+                kept.give_up(ref)
+        if kept.nbytes + log.nbytes > room:
+            raise SetupError(_too_little(policy, kept, must, more_bytes + log.nbytes))
     stays = {ref: must.get(ref) or (reasons[ref] if ref in kept.wanted else kept.needed_by(ref)) for ref in kept.all()}
     goes = {
-        ref: f"beyond the budget of {policy.budget_bytes} bytes"
-        if ref in over
-        else f"no rule of {str(policy)!r} keeps it"
+        ref: beyond(policy) if ref in over else f"no rule of {str(policy)!r} keeps it"
         for ref in facts
         if ref not in stays
     }
-    return Choice(stays, goes, tuple(str(rule) for rule in policy.rules if str(rule) not in met))
+    return Choice(stays, goes, tuple(str(rule) for rule in policy.rules if str(rule) not in met), tuple(log.over))
+
+
+def beyond(policy: Policy) -> str:
+    """Return the reason of what goes because the budget does not reach."""
+    return f"beyond the budget of {policy.budget_bytes} bytes"
 
 
 def in_the_way(
@@ -121,6 +147,81 @@ def _must_stay(line: Sequence[CheckpointFacts]) -> dict[CheckpointRef, str]:
         if newest:
             must.setdefault(newest[-1].ref, reason)
     return must
+
+
+def _least_first(
+    values: Mapping[CheckpointRef, tuple[int, int, float]],
+    must: Mapping[CheckpointRef, str],
+    log: "_RedoLog",
+    *,
+    comes_last: bool,
+) -> Iterator[tuple[CheckpointRef | None, bool]]:
+    """Yield what gives way to a budget, the least valuable first: checkpoints, and, with True, the redo steps that are
+    made from one; None stands for those that are coming.
+
+    comes_last: whether the redo log is worth less than any checkpoint, as where rules say which ones are wanted
+    """
+    oldest_first = sorted(log.bases(), key=log.created_s)
+    # What was recorded last is worth more than what may be recorded next.
+    newest = oldest_first[-1:]
+    checkpoints = sorted(values.keys() - must.keys(), key=lambda ref: values[ref], reverse=True)
+    older = oldest_first[:-1]
+    if comes_last:
+        yield from ((ref, True) for ref in older)
+        yield None, True
+        yield from ((ref, True) for ref in newest)
+        yield from ((ref, False) for ref in checkpoints)
+        return
+    older.reverse()
+    while checkpoints and not (newest and log.created_s(checkpoints[0]) >= log.created_s(newest[0])):
+        ref = checkpoints.pop(0)
+        # What is made from older checkpoints, which must stay, is older too.
+        while older and log.created_s(older[-1]) <= log.created_s(ref):
+            yield older.pop(), True
+        yield ref, False
+    yield from ((ref, True) for ref in reversed(older))
+    yield None, True
+    yield from ((ref, True) for ref in newest)
+    # No checkpoint goes before the steps that are made from it.
+    yield from ((ref, False) for ref in checkpoints)
+
+
+class _RedoLog:
+    """The segments of redo logs that can be made use of, by the newest kept checkpoint that they need."""
+
+    def __init__(
+        self, facts: Mapping[CheckpointRef, CheckpointFacts], kept: set[CheckpointRef], segments: Sequence[SegmentFacts]
+    ) -> None:
+        self.over: list[SegmentFacts] = []
+        self.nbytes = 0
+        self._facts = facts
+        self._by_base: dict[CheckpointRef, list[SegmentFacts]] = {}
+        self._held: set[CheckpointRef] = set()
+        steps: dict[str, list[int]] = {}
+        for ref in sorted(kept):
+            steps.setdefault(ref.run, []).append(ref.step)
+        for one in segments:
+            bases = [CheckpointRef(one.run, step) for step in bases_of(one.name, steps.get(one.run, ()))]
+            if not bases:
+                self.over.append(one)
+                continue
+            self.nbytes += one.nbytes
+            self._by_base.setdefault(bases[-1], []).append(one)
+            if any(facts[base].is_read for base in bases):
+                self._held.add(bases[-1])
+
+    def bases(self) -> Iterable[CheckpointRef]:
+        """Return the checkpoints from which steps are made that nobody reads now."""
+        return self._by_base.keys() - self._held
+
+    def created_s(self, base: CheckpointRef) -> float:
+        return self._facts[base].created_s
+
+    def give_up(self, base: CheckpointRef) -> None:
+        """Let the steps go that are made from a checkpoint."""
+        gone = self._by_base.pop(base)
+        self.nbytes -= sum(one.nbytes for one in gone)
+        self.over += gone
 
 
 class _Kept:

@@ -7,19 +7,21 @@ back. Published files never change, so a `FactsReader` that is kept reads each m
 import math
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from catalog.disk.durable import final_name
 from catalog.errors import HistoryError, NotFoundError
 from catalog.history import History
-from catalog.paths import parse_data_file
+from catalog.paths import is_packed_name, parse_data_file
 from catalog.read.checkpoint import needed_by, read_checkpoint
 from catalog.read.needed_files import NeededFile, bases_of, missing_file
 from catalog.read.pins import is_pinned
 from catalog.records import CheckpointRef
 
-__all__ = ["BLOCK_BYTES", "CheckpointFacts", "FactsReader", "bytes_on_disk"]
+__all__ = ["BLOCK_BYTES", "CheckpointFacts", "FactsReader", "bytes_on_disk", "is_image"]
 
 BLOCK_BYTES = 512
 """The unit of `st_blocks`."""
@@ -31,6 +33,7 @@ class CheckpointFacts:
 
     created_s: the time at which its last part was published, in seconds since 1970
     nbytes: what its own files take on the disk, as the file system counts them, its statistics included
+    statistics_bytes: what its statistics take, 0 while it has none
     needs: the other checkpoints whose files have bytes of it, or bytes that its own were packed against
     healthy: whether all values in it are finite, or None where that is not known
     damage: what is wrong with its files, "" when nothing is
@@ -41,6 +44,7 @@ class CheckpointFacts:
     ref: CheckpointRef
     created_s: float = 0.0
     nbytes: int = 0
+    statistics_bytes: int = 0
     needs: frozenset[CheckpointRef] = frozenset()
     tags: tuple[str, ...] = ()
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -67,9 +71,14 @@ class FactsReader:
         self._history = history
         self._published: dict[CheckpointRef, _Published] = {}
 
-    def line(self, run: str, *, within: frozenset[str] = frozenset()) -> list[CheckpointFacts]:
+    def line(
+        self, run: str, *, within: frozenset[str] = frozenset(), packing: int | None = None
+    ) -> list[CheckpointFacts]:
         """Return the facts of a run's committed checkpoints, ascending by step; of those that are removed meanwhile,
-        nothing. A child run that is `within` the same training does not hold what it goes on from."""
+        nothing. A child run that is `within` the same training does not hold what it goes on from.
+
+        packing: the step whose images are being made beside its data files, and are no part of what it takes
+        """
         history = self._history
         refs = [CheckpointRef(run, step) for step in history.steps(run)]
         known = _Known(history, run, within)
@@ -83,7 +92,8 @@ class FactsReader:
                     CheckpointFacts(
                         ref,
                         created_s=published.created_s,
-                        nbytes=bytes_on_disk(history.paths.step_dir(run, ref.step)) + statistics[ref.step],
+                        nbytes=self._own_bytes(ref, packing) + statistics[ref.step],
+                        statistics_bytes=statistics[ref.step],
                         needs=published.needs | self._packed_against(published, ref, refs),
                         tags=tuple(known.tags[ref.step]),
                         metrics=known.metrics[ref.step],
@@ -96,6 +106,10 @@ class FactsReader:
             except (NotFoundError, FileNotFoundError):
                 continue
         return found
+
+    def _own_bytes(self, ref: CheckpointRef, packing: int | None) -> int:
+        folder = self._history.paths.step_dir(ref.run, ref.step)
+        return bytes_on_disk(folder, but=is_image if ref.step == packing else None)
 
     def _packed_against(
         self, published: _Published, ref: CheckpointRef, refs: Sequence[CheckpointRef]
@@ -177,21 +191,29 @@ def _rows(table: Any) -> Iterator[dict[str, Any]]:
     yield from table.to_pylist()
 
 
-def bytes_on_disk(folder: os.PathLike[str]) -> int:
+def bytes_on_disk(folder: os.PathLike[str], *, but: Callable[[str], bool] | None = None) -> int:
     """Return the bytes that all files below a folder take, as the file system counts them; 0 when it is gone. Links are
-    not followed."""
+    not followed.
+
+    but: whether a file, or a folder, of this name directly in `folder` does not count; by default all do
+    """
     total = 0
-    try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
+    with suppress(FileNotFoundError), os.scandir(folder) as entries:
+        for entry in entries:
+            if but is not None and but(entry.name):
+                continue
+            # A file that is removed between the listing and the look at it takes nothing any more.
+            with suppress(FileNotFoundError):
                 if entry.is_dir(follow_symlinks=False):
                     total += bytes_on_disk(entry)
                 else:
                     total += entry.stat(follow_symlinks=False).st_blocks * BLOCK_BYTES
-    except FileNotFoundError:
-        # A file that is removed between the listing and the look at it takes nothing any more.
-        return total
     return total
+
+
+def is_image(name: str) -> bool:
+    """Return whether a file in the folder of a step is the image of a data file, or becomes one."""
+    return is_packed_name(final_name(name) or name)
 
 
 def _statistics_bytes(history: History, run: str) -> Mapping[int, int]:
@@ -200,6 +222,7 @@ def _statistics_bytes(history: History, run: str) -> Mapping[int, int]:
     if folder.is_dir():
         with os.scandir(folder) as entries:
             for entry in entries:
-                if entry.name[:12].isdigit() and entry.is_file(follow_symlinks=False):
-                    found[int(entry.name[:12])] += entry.stat(follow_symlinks=False).st_blocks * BLOCK_BYTES
+                with suppress(FileNotFoundError):
+                    if entry.name[:12].isdigit() and entry.is_file(follow_symlinks=False):
+                        found[int(entry.name[:12])] += entry.stat(follow_symlinks=False).st_blocks * BLOCK_BYTES
     return found

@@ -12,10 +12,11 @@ from catalog.errors import HistoryError, NotFoundError, SetupError
 from catalog.history import History
 from catalog.read.locked_run import locked_run
 from catalog.records import CheckpointRef
-from catalog.retention.choice import choose, in_the_way
+from catalog.retention.choice import beyond, choose, in_the_way
 from catalog.retention.facts import CheckpointFacts, FactsReader, bytes_on_disk
 from catalog.retention.policy import Policy
-from catalog.retention.removal import remove_checkpoints
+from catalog.retention.redo_segments import SegmentFacts, remove_segments, segment_facts
+from catalog.retention.removal import remove_checkpoints, retention_journal
 
 __all__ = ["Pruned", "prune", "remove"]
 
@@ -28,12 +29,14 @@ class Pruned:
 
     removed: what was removed; in a dry run, what would be
     left: runs that are being written, or can't be looked at, and checkpoints that could not be removed, with the reason
+    redo: the segments of redo logs that the budget has no room for
     """
 
     removed: dict[CheckpointRef, str] = field(default_factory=dict)
     kept: dict[CheckpointRef, str] = field(default_factory=dict)
     facts: dict[CheckpointRef, CheckpointFacts] = field(default_factory=dict)
     left: dict[str, str] = field(default_factory=dict)
+    redo: tuple[SegmentFacts, ...] = ()
 
 
 def prune(history: History, policy: Policy, *, runs: Sequence[str], dry_run: bool) -> Pruned:
@@ -46,9 +49,18 @@ def prune(history: History, policy: Policy, *, runs: Sequence[str], dry_run: boo
     with _own(history, runs) as (lines, left):
         if not any(lines.values()):
             return Pruned(left=left)
-        choice = choose(list(lines.values()), policy, more_bytes=_other_bytes(history, lines, policy))
+        has_budget = policy.budget_bytes is not None
+        redo = [one for run in lines for one in segment_facts(history.paths, run)] if has_budget else []
+        other = _other_bytes(history, lines) if has_budget else 0
+        choice = choose(list(lines.values()), policy, more_bytes=other, redo=redo)
         _require_met(lines, policy, choice.unmet)
-        return _carry_out(history, lines, choice.removed, choice.kept, left, dry_run=dry_run)
+        result = _carry_out(history, lines, choice.removed, choice.kept, left, dry_run=dry_run)
+        result.redo = choice.redo
+        for run in [] if dry_run else sorted({one.run for one in choice.redo}):
+            of_run = [one for one in choice.redo if one.run == run]
+            journal = retention_journal(history.paths, run)
+            remove_segments(history.paths, of_run, beyond(policy), journal=journal)
+        return result
 
 
 def remove(history: History, refs: Sequence[CheckpointRef], *, force: bool, dry_run: bool) -> Pruned:
@@ -113,11 +125,9 @@ def _own(history: History, runs: Sequence[str]) -> Iterator[tuple[dict[str, list
         yield lines, left
 
 
-def _other_bytes(history: History, lines: Mapping[str, Sequence[CheckpointFacts]], policy: Policy) -> int:
-    """Return what the runs take beside their checkpoints: journals, and what is not committed."""
-    if policy.budget_bytes is None:
-        return 0
-    total = sum(bytes_on_disk(history.paths.run_dir(run)) for run in lines)
+def _other_bytes(history: History, lines: Mapping[str, Sequence[CheckpointFacts]]) -> int:
+    """Return what the runs take beside their checkpoints and redo logs: journals, and what is not committed."""
+    total = sum(bytes_on_disk(history.paths.run_dir(run), but="redo".__eq__) for run in lines)
     return max(0, total - sum(one.nbytes for line in lines.values() for one in line))
 
 

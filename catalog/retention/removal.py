@@ -25,15 +25,14 @@ from catalog.disk.folders import open_folder, remove_files
 from catalog.disk.regular_file import check_folders
 from catalog.errors import HistoryError, NotFoundError
 from catalog.format.journal import NO_RANK, Journal
-from catalog.format.redo_segment import redo_segments
 from catalog.format.statistics_file import parse_name
 from catalog.paths import HistoryPaths, is_checkpoint_file
 from catalog.read.pins import alone_with
-from catalog.read.runs import steps
 from catalog.records import CheckpointRef
 from catalog.retention.facts import CheckpointFacts
+from catalog.retention.redo_segments import remove_useless_segments
 
-__all__ = ["EVENT", "Removed", "remove_checkpoints"]
+__all__ = ["EVENT", "Removed", "remove_checkpoints", "retention_journal"]
 
 EVENT = "removed"
 """The event of the journal that tells why a checkpoint is not there any more."""
@@ -41,10 +40,17 @@ EVENT = "removed"
 
 @dataclass(slots=True)
 class Removed:
-    """What was removed, and what was left after all, each with the reason."""
+    """What was removed, and what was left after all, each with the reason. `redo_bytes`: what the segments of the redo
+    log counted for that went with them."""
 
     checkpoints: list[CheckpointRef] = field(default_factory=list)
     left: dict[CheckpointRef, str] = field(default_factory=dict)
+    redo_bytes: int = 0
+
+
+def retention_journal(paths: HistoryPaths, run: str) -> Journal:
+    """Return a journal of its own for whoever removes something of a run and has no session."""
+    return Journal(paths.journal_dir(run), run=run, writer=f"retention-{secrets.token_hex(4)}", rank=NO_RANK)
 
 
 def remove_checkpoints(
@@ -68,7 +74,7 @@ def remove_checkpoints(
     (run,) = {one.ref.run for one in removed}
     check_folders(paths.steps_dir(run), root=paths.root)
     check_folders(paths.journal_dir(run), root=paths.root)
-    own = journal or Journal(paths.journal_dir(run), run=run, writer=f"retention-{secrets.token_hex(4)}", rank=NO_RANK)
+    own = journal or retention_journal(paths, run)
     # The record comes before the removal: whoever misses a checkpoint finds out why.
     for one in removed:
         own.event(EVENT, one.ref.step, reason=reasons[one.ref])
@@ -86,7 +92,7 @@ def remove_checkpoints(
             needed |= one.needs
         else:
             done.checkpoints.append(one.ref)
-    _remove_useless_redo(paths, run)
+    done.redo_bytes = remove_useless_segments(paths, run)
     return done
 
 
@@ -122,12 +128,3 @@ def _remove_statistics(paths: HistoryPaths, ref: CheckpointRef) -> None:
 
     with suppress(OSError), open_folder(paths.statistics_dir(ref.run)) as folder:
         remove_files(folder, is_of_it, only_temporaries=False)
-
-
-def _remove_useless_redo(paths: HistoryPaths, run: str) -> None:
-    """Remove the segments of the redo log of which no step can be made again, since no checkpoint is before it."""
-    first = min(steps(paths, run), default=None)
-    useless = {name.name for name in redo_segments(paths, run) if first is None or name.last <= first}
-    if useless:
-        with suppress(OSError), open_folder(paths.redo_dir(run)) as folder:
-            remove_files(folder, useless.__contains__, only_temporaries=False)

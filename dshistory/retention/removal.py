@@ -79,7 +79,10 @@ def _note(pruned: pruning.Pruned, dry_run: bool) -> str:
         told = [f"{count} {reason}" for reason, count in counts[:_REASONS_SHOWN]]
         more = [f"{len(counts) - _REASONS_SHOWN} other reasons"] if len(counts) > _REASONS_SHOWN else []
         parts.append(f"{len(pruned.kept)} kept: {', '.join([*told, *more])}")
+    if pruned.redo:
+        log_bytes = text_of(sum(one.nbytes for one in pruned.redo), "bytes")
+        parts.append(f"{log_bytes} of redo logs {done}, their oldest steps")
     parts += [f"{what}: {why}" for what, why in pruned.left.items()]
-    if dry_run and pruned.removed:
+    if dry_run and (pruned.removed or pruned.redo):
         parts.append("nothing was removed yet: dry_run=False does it")
     return "; ".join(parts)

@@ -71,8 +71,8 @@ PROMISES = {
         "Whatever a policy says, also where the last ones are full of NaN, or may yet turn out to be."
     ),
     "A byte budget holds": (
-        "What a session may take on the disk is asked for before a snapshot is written. One that has no room is not "
-        "written, by name, and the training goes on."
+        "What a session may take on the disk is asked for before it is written: a snapshot, a step of the redo log, "
+        "the image of a checkpoint that is packed. What has no room is not written, by name, and the training goes on."
     ),
     "Nothing of others is deleted": (
         "Garbage collection removes only unfinished checkpoints of runs that certainly nobody writes any more, what is "

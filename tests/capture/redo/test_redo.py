@@ -589,7 +589,6 @@ REFUSED = {
         lambda m: {"optimizer": ADAMW([torch.nn.Parameter(torch.ones(3, 4).t())])},
         r"of shape \(4, 3\) whose elements are not in row-major order",
     ),
-    "a budget": (lambda m: {"optimizer": ADAMW(m.parameters()), "keep": "5GB"}, "does not keep to a budget of bytes"),
     "a scale": (
         lambda m: {"optimizer": ADAMW(m.parameters(), fused=True), "scaler": torch.amp.GradScaler("cpu")},
         "with a gradient scaler a fused update reads the scale too",

@@ -21,7 +21,6 @@ from catalog.errors import SetupError
         ({"check": True}, "check=True: give"),
         ({"stats_every": None}, "stats_every=None: give a whole number"),
         ({"compact": 2}, "compact=2: give True or False"),
-        ({"compact": True, "keep": "last 4, 5GB"}, "compact=True with keep='last 4, .*': an image in the making"),
         ({"strict": 1}, "strict=1: give True or False"),
         ({"sigterm_limit_s": -1}, "sigterm_limit_s=-1: give a number of seconds above 0, or None"),
         ({"backend": "aio"}, "backend='aio': give"),

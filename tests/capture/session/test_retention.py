@@ -1,19 +1,28 @@
 """A session with a policy removes the rest beside the training, keeps to its budget, and never loses what must stay."""
 
+import contextlib
+import json
 import math
+import threading
+import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from capture_helpers import assert_same, committed_steps, make, one_step, reference
+from disk_watcher import watched
 
 import capture
+from capture.session import compaction, redo_log
 from catalog.errors import SetupError, SnapshotError
 from catalog.history import History
 from catalog.read.pins import pinned
+from catalog.read.redo import recorded_steps
 from catalog.records import CheckpointRef
 from catalog.retention.facts import FactsReader, bytes_on_disk
+from catalog.retention.policy import Budget
 from catalog.retention.rules import Last
 from catalog.verify import verify
 
@@ -160,4 +169,170 @@ def test_a_training_that_goes_on_is_one_with_what_it_goes_on_from(history):
     third = steps_of(history, model, optimizer, 2, keep="last 1")
     assert committed_steps(history, second) == [4, 5]
     assert committed_steps(history, third) == [7]
+    assert verify(opened) == []
+
+
+@pytest.fixture
+def segments_of_one_step(monkeypatch):
+    """So that a short training has many segments; what packs comes to its turn on a busy machine too."""
+    monkeypatch.setattr(redo_log, "_SEGMENT_S", 0.0)
+    monkeypatch.setattr(compaction, "_START", compaction._START.replace("beside.take_lowest_priority()\n", ""))
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 300
+    while not condition():
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.02)
+
+
+def all_done(session: capture.Session) -> None:
+    """Wait until the last snapshot is committed, or has failed, and what must go is gone."""
+    session._events.current.finalize_objects()
+    session._committer.make_room()
+
+
+@pytest.mark.guards("A byte budget holds")
+@pytest.mark.parametrize("keep", ["{}B", "last 2, {}B"])
+def test_a_redo_log_keeps_to_the_budget_at_every_moment(history, segments_of_one_step, figure, keep):
+    """Checkpoints fill the budget while gradients take little; then these take much, which nobody could foresee."""
+    model, optimizer = make(WIDTH)
+    budget, states = 7_500_000, {}
+    is_small = True
+    for parameter in model.parameters():
+        parameter.register_hook(lambda gradient: gradient.sign() if is_small else None)
+    options = {"every": 8, "stats_every": 0, "redo": True, "keep": keep.format(budget)}
+    with (
+        watched(history / "runs") as seen,
+        capture.enable(model, optimizer=optimizer, history=history, **options) as session,
+    ):
+        for step in range(1, 57):
+            is_small = step <= 16
+            one_step(model, optimizer)
+            states[step] = reference(model, optimizer)
+            if is_small and step % 8:
+                session.snapshot()
+            if step % 8 == 0:
+                all_done(session)
+    assert session.failures == []
+    assert budget // 2 < seen.most_bytes <= budget
+    figure(f"bytes at most, of a budget of {budget}", seen.most_bytes)
+    opened = History.open(history)
+    recorded = recorded_steps(opened.paths, session.run)
+    assert recorded[0] > 1, "old steps go"
+    assert set(range(49, 56)) <= set(recorded), "new ones come"
+    assert_same(capture.restore(53, history=history), states[53])
+    gone = opened.query("SELECT step, detail->>'reason' AS reason FROM events WHERE name = 'redo_removed'").to_pylist()
+    assert gone[0]["step"] == 1
+    assert "beyond the budget of 7500000 bytes" in gone[0]["reason"]
+    assert verify(opened) == []
+
+
+@pytest.mark.guards("A byte budget holds")
+def test_redo_log_and_packing_keep_to_one_budget_at_every_moment(history, segments_of_one_step, figure):
+    model, optimizer = make(WIDTH)
+    budget, states = 7_000_000, {}
+    options = {"every": 4, "stats_every": 0, "redo": True, "compact": True, "keep": f"{budget}B"}
+    with (
+        watched(history / "runs") as seen,
+        capture.enable(model, optimizer=optimizer, history=history, **options) as session,
+    ):
+        for step in range(1, 61):
+            one_step(model, optimizer)
+            states[step] = reference(model, optimizer)
+            if step % 4 == 0:
+                all_done(session)
+            if step in (32, 48):
+                # What is packed is no newest one, and may be gone again by the end.
+                until(lambda step=step: session.stats.compacted >= step // 16)
+        compacted = session.stats.compacted
+    assert session.failures == []
+    assert budget // 2 < seen.most_bytes <= budget
+    figure(f"bytes at most, of a budget of {budget}", seen.most_bytes)
+    figure("checkpoints packed", compacted)
+    opened = History.open(history)
+    left = committed_steps(history, session.run)
+    assert 0 not in left
+    for step in left:
+        assert_same(capture.restore(step, history=history), states[step])
+    assert_same(capture.restore(59, history=history), states[59])
+    assert verify(opened) == []
+
+
+@pytest.mark.guards("A byte budget holds")
+def test_packing_waits_where_the_budget_has_no_room_for_an_image(history, segments_of_one_step):
+    """All checkpoints have a tag, so none goes, and there is room for none more: nor for an image beside its file."""
+    model, optimizer = make(WIDTH)
+    budget = 4_000_000
+    options = {"every": 1, "stats_every": 0, "compact": True, "keep": f"{budget}B"}
+    with (
+        watched(history / "runs") as seen,
+        capture.enable(model, optimizer=optimizer, history=history, **options) as session,
+    ):
+        with contextlib.ExitStack() as readers:
+            while not session.failures:
+                session.tag(f"at-{session.step}")
+                all_done(session)
+                readers.enter_context(pinned(session._run.paths, CheckpointRef(session.run, session.step)))
+                one_step(model, optimizer)
+        packing = session._committer._compaction
+        until(lambda: packing._waits_for_room or session.stats.compacted)
+    assert budget - 400_000 < seen.most_bytes <= budget
+    assert session.stats.compacted == 0
+    told = History.open(history).query("SELECT detail->>'reason' AS reason FROM events WHERE name = 'compaction_waits'")
+    assert told.num_rows == 1
+    assert f"the budget of keep='{Budget(budget)}' has no room for an image of" in told["reason"][0].as_py()
+
+
+def is_about_redo(warning: warnings.WarningMessage) -> bool:
+    return "is not in the redo log" in str(warning.message)
+
+
+@pytest.mark.guards("A byte budget holds")
+@pytest.mark.guards("The training goes on")
+def test_redo_steps_without_room_are_left_out_by_name_until_there_is_room(history, segments_of_one_step):
+    """Tags hold checkpoints until a step has no room; when the names are given to the newest one, the others go."""
+    model, optimizer = make(WIDTH)
+    budget, tags = 6_200_000, 0
+    options = {"every": 8, "stats_every": 0, "redo": True, "keep": f"{budget}B"}
+    losses, made = [], 0
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with capture.enable(model, optimizer=optimizer, history=history, **options) as session:
+            with watched(history / "runs") as seen:
+                while session.step < 120 and not any(map(is_about_redo, told)):
+                    losses.append(one_step(model, optimizer))
+                    if session.step % 8 == 0:
+                        session.tag(f"tag-{tags}")
+                        tags += 1
+                        all_done(session)
+                full_at = session.step
+                losses += [one_step(model, optimizer) for _ in range(16)]
+            assert seen.most_bytes <= budget
+            for tag in range(tags):
+                session.tag(f"tag-{tag}", committed_steps(history, session.run)[-1])
+            with watched(history / "runs") as seen:
+                while session.step < full_at + 57:
+                    before = reference(model, optimizer)
+                    losses.append(one_step(model, optimizer))
+                    if session.step % 8 == 0:
+                        all_done(session)
+                        steps = range(session.step - 7, session.step)
+                        if set(steps) <= set(recorded_steps(session._run.paths, session.run)):
+                            assert_same(capture.restore(steps[-1], history=history), before)
+                            made += 1
+            assert seen.most_bytes <= budget
+    alone = make(WIDTH)
+    assert losses == [one_step(*alone) for _ in losses]
+    assert_same(reference(model, optimizer), reference(*alone))
+    loud = [str(one.message) for one in told if is_about_redo(one)]
+    opened = History.open(history)
+    recorded = recorded_steps(opened.paths, session.run)
+    rows = opened.query("SELECT step, detail FROM events WHERE name = 'redo_left_out' ORDER BY step").to_pylist()
+    named = {step for row in rows for step in range(row["step"], json.loads(row["detail"])["last"] + 1)}
+    assert len(loud) == 1
+    assert f"step {min(named)} is not in the redo log: the byte budget of keep= has no room" in loud[0]
+    assert full_at in named
+    assert not named & set(recorded)
+    assert made > 0, "the log goes on"
     assert verify(opened) == []

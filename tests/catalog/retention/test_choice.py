@@ -9,10 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from catalog.errors import SetupError
+from catalog.format.redo_segment import RedoSegmentName
 from catalog.records import CheckpointRef
 from catalog.retention.choice import choose, in_the_way
 from catalog.retention.facts import CheckpointFacts
 from catalog.retention.policy import policy_of
+from catalog.retention.redo_segments import SegmentFacts
 
 HOUR = 3600.0
 
@@ -181,3 +183,60 @@ def test_whatever_is_kept_has_its_bytes_and_deciding_again_changes_nothing(
         assert sum(by_ref[ref].nbytes for ref in choice.kept) <= policy.budget_bytes
     left = [one for one in facts if one.ref in choice.kept]
     assert choose([left], policy).removed == {}
+
+
+def segment(first: int, last: int, nbytes: int = 100, *, rank: int = 0) -> SegmentFacts:
+    return SegmentFacts("r", RedoSegmentName(rank, first, last), nbytes)
+
+
+LOG = [segment(step + 1, step + 5) for step in range(0, 20, 5)]
+"""The steps behind each of the checkpoints 0, 5, 10 and 15."""
+
+
+@pytest.mark.parametrize(
+    ("keep", "coming", "steps", "gone"),
+    [
+        ("1000B", 0, [0, 5, 10, 15], []),
+        ("750B", 0, [0, 5, 10, 15], [1]),
+        ("700B", 0, [0, 5, 10, 15], [1]),
+        ("650B", 0, [5, 10, 15], [1]),
+        ("599B", 0, [5, 10, 15], [1, 6]),
+        ("250B", 0, [15], [1, 6, 11]),
+        ("150B", 0, [15], [1, 6, 11, 16]),
+        # What may come gives way to what is there from the newest checkpoint on.
+        ("800B", 100, [0, 5, 10, 15], [1]),
+        ("250B", 100, [15], [1, 6, 11]),
+        # Where there are rules, what they keep is worth more than any redo step.
+        ("last 4, 750B", 0, [0, 5, 10, 15], [1]),
+        ("last 4, 450B", 0, [0, 5, 10, 15], [1, 6, 11, 16]),
+        ("last 4, 350B", 0, [5, 10, 15], [1, 6, 11, 16]),
+        # The steps behind those that no rule keeps are made from the one before them.
+        ("every 15, 600B", 0, [0, 15], []),
+        ("every 15, 599B", 0, [0, 15], [1, 6, 11]),
+        # Without a budget only that goes that nothing can be made from.
+        ("last 1", 0, [15], [1, 6, 11]),
+    ],
+)
+def test_redo_steps_give_way_with_the_checkpoints_that_they_need(
+    keep: str, coming: int, steps: list[int], gone: list[int]
+) -> None:
+    choice = choose([line(0, 5, 10, 15)], policy_of(keep), redo=LOG, coming_redo_bytes=coming)
+    assert [ref.step for ref in sorted(choice.kept)] == steps
+    assert sorted(one.name.first for one in choice.redo) == gone
+
+
+def test_no_checkpoint_goes_before_the_steps_that_are_made_from_it() -> None:
+    log = [segment(6, 10), segment(11, 11)]
+    choice = choose([line(0, 5, 10, 11, tags={0: ("a",)})], policy_of("650B"), redo=log, coming_redo_bytes=200)
+    assert [ref.step for ref in sorted(choice.kept)] == [0, 10, 11]
+    assert choice.redo == (log[0],)
+
+
+def test_redo_steps_that_a_reader_may_read_stay() -> None:
+    facts = line(0, 5, 10, 15, is_read={5: True})
+    over = segment(9, 12, rank=1)
+    choice = choose([facts], policy_of("500B"), redo=[*LOG, over])
+    assert [one.name.first for one in choice.redo] == [1, 16]
+    assert [ref.step for ref in sorted(choice.kept)] == [5, 15]
+    with pytest.raises(SetupError, match="bytes are needed beside them"):
+        choose([facts], policy_of("450B"), redo=[*LOG, over])

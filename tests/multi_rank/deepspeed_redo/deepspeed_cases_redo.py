@@ -11,6 +11,7 @@ import pytest
 import torch
 from deepspeed_eager import Eager, assert_same, state_of
 from deepspeed_helpers import FP16, allow_fp16, make_engine, train, with_client
+from disk_watcher import watched
 from ranks import covers, guards
 from redo_helpers import with_another_bit, with_other_writes
 
@@ -20,6 +21,8 @@ from catalog.errors import MismatchError, NotFoundError, UnsupportedError
 from catalog.format.redo_segment import RedoWrites, redo_segments
 from catalog.history import History
 from catalog.read.redo import recorded_steps
+from catalog.retention.facts import bytes_on_disk
+from catalog.verify import verify
 
 WORLD, RANK = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
 EVERY, LAST = 4, 6
@@ -155,3 +158,28 @@ def case_an_unknown_update_is_refused(folder: Path) -> None:
     with pytest.raises(UnsupportedError, match=r"torch\.optim\.rmsprop\.RMSprop may read more than gradients"):
         capture.enable(engine, history=folder / "refused", redo=True)
     engine.destroy()
+
+
+@guards("A byte budget holds")
+@covers("a byte budget over the redo logs of both ranks: ZeRO 2")
+def case_the_logs_of_all_ranks_keep_to_a_budget(folder: Path) -> None:
+    """All checkpoints have a tag and stay, so steps go, until neither a checkpoint nor a step finds room any more."""
+    recorded(folder / "measured", stage=2, dtype="bf16")
+    budget = bytes_on_disk(folder / "measured" / "runs") + (512 << 10)
+    engine, history = make_engine(stage=2, dtype="bf16"), folder / "budget"
+    options = {"every": EVERY, "redo": True, "stats_every": 0, "keep": f"{budget}B"}
+    torch.distributed.barrier()
+    with watched(history / "runs") as seen:
+        with capture.enable(engine, history=history, **options) as session:
+            while session.step < 8 * EVERY:
+                train(engine, 1)
+                if RANK == 0 and session.step % EVERY == 0:
+                    session.tag(f"at-{session.step}")
+        torch.distributed.barrier()
+    engine.destroy()
+    assert budget // 2 < seen.most_bytes <= budget, (seen, budget)
+    opened = History.open(history)
+    left_out = opened.query("SELECT DISTINCT rank FROM events WHERE name = 'redo_left_out' ORDER BY rank")
+    assert left_out["rank"].to_pylist() == [0, 1]
+    assert opened.query("SELECT * FROM events WHERE name = 'redo_removed'").num_rows, "it has begun"
+    assert verify(opened) == []
