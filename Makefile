@@ -124,7 +124,7 @@ prove-bytes: setup  ## flip every byte of a small history, and random bytes of a
 	$(PROOF)/bytes/prove_bytes.py
 
 .PHONY: prove-retention
-prove-retention: setup  ## ten thousand random lives of a history, with removals cut off anywhere
+prove-retention: setup  ## ten thousand random lives of a history, with removals and compactions cut off anywhere
 	$(PROOF)/retention/prove_retention.py
 
 .PHONY: fuzz

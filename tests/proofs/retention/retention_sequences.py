@@ -1,23 +1,36 @@
 """Random lives of a history, on the real code: commits that refer to earlier bytes, policies, tags, NaN, deaths of the
-process between any two changes of files, readers, restores and garbage collection; and what must hold after each step.
+process between any two changes of files, compaction, readers, restores and garbage collection; and what must hold after
+each step.
+
+A life is cheap, so that there can be many. A checkpoint is restored when it may have changed since it was restored
+last: when a file of it, or of an earlier one, which it may need, is another one or is gone. Manifests that have the
+same bytes are decoded once, which is a pure function of them. One thread does it all.
 """
 
+import functools
 import math
+import os
+import random
 import shutil
 import tempfile
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
+import pyarrow as pa
 from catalog_helpers import Run
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from retention_helpers import commit, contents, cut_off, model_extents
 
+from catalog.compaction.compact import compact_run
 from catalog.errors import SetupError
+from catalog.format import marker
+from catalog.format.manifest import Manifest
 from catalog.gc import collect_garbage
 from catalog.history import History
+from catalog.read import checkpoint
 from catalog.read.pins import pinned
 from catalog.records import CheckpointRef
 from catalog.retention.choice import choose
@@ -39,6 +52,9 @@ POLICIES = (
     "last 3, every 2, 80kB",
 )
 
+_NOISE = random.Random(0).randbytes(512)
+"""What only another checkpoint makes smaller, so that packed ones need each other."""
+
 counts: dict[str, int] = {}
 """How often each thing has happened in this process."""
 
@@ -55,7 +71,7 @@ class Sequences(RuleBasedStateMachine):
         self.needs: dict[int, int] = {}
         self.tags: dict[str, int] = {}
         self.held: dict[int, ExitStack] = {}
-        self.read: set[int] = set()
+        self.verified: dict[int, object] = {}
         self.step = 0
         count("sequences")
 
@@ -94,7 +110,6 @@ class Sequences(RuleBasedStateMachine):
     @rule(keep=st.sampled_from(POLICIES), after=st.one_of(st.none(), st.integers(0, 12)))
     def prune(self, keep: str, after: int | None) -> None:
         """Apply a policy, and perhaps die after so many changes of files."""
-        self.read = set()
         policy, before = policy_of(keep), self.history.steps("run-a")
         expected = self._expected(policy)
         done: Pruned | None = None
@@ -119,7 +134,6 @@ class Sequences(RuleBasedStateMachine):
     @rule(numbers=st.sets(st.integers(0, 9), min_size=1, max_size=3), after=st.one_of(st.none(), st.integers(0, 12)))
     def remove(self, numbers: set[int], after: int | None) -> None:
         """Remove checkpoints by name; all go, or none, unless the process dies in between."""
-        self.read = set()
         before = self.history.steps("run-a")
         wanted = {self._one(number) for number in numbers}
         stays = {
@@ -162,10 +176,21 @@ class Sequences(RuleBasedStateMachine):
         assert contents(self.history, CheckpointRef("run-a", step)) == self.known[step]
         self.held.pop(step).close()
 
+    @rule(key_every=st.integers(1, 3), newest=st.integers(0, 3), after=st.one_of(st.none(), st.integers(0, 30)))
+    def compact(self, key_every: int, newest: int, after: int | None) -> None:
+        """Pack all but the newest checkpoints, and perhaps die after so many changes of files."""
+        steps = self.history.steps("run-a")
+        with cut_off(10**9 if after is None else after) as cut:
+            done = compact_run(self.history, "run-a", steps[: len(steps) - newest], key_every=key_every)
+        assert self.history.steps("run-a") == steps
+        count("compactions cut off" if cut.happened else "compactions")
+        if not cut.happened:
+            assert set(done.left) <= {CheckpointRef("run-a", step) for step in self.held}
+            count("checkpoints packed", len(done.steps))
+
     @rule()
     def collect(self) -> None:
         """Collect garbage: nothing that is listed goes, and nothing hidden stays."""
-        self.read = set()
         before = self.history.steps("run-a")
         assert collect_garbage(self.history.paths).kept == []
         assert self.history.steps("run-a") == before
@@ -176,10 +201,14 @@ class Sequences(RuleBasedStateMachine):
     def every_listed_checkpoint_restores(self) -> None:
         """Every listed checkpoint has every bit, and what must stay is listed."""
         steps = self.history.steps("run-a") if self.known else []
-        unread, self.read = set(steps) - self.read, set(steps)
-        for step in sorted(unread):
-            assert contents(self.history, CheckpointRef("run-a", step)) == self.known[step]
-            count("restores")
+        files = {step: _files(self.history.paths.step_dir("run-a", step)) for step in self.known}
+        for step in steps:
+            # It may need any earlier one: refer to its bytes, or be packed against them.
+            found = [files[earlier] for earlier in self.known if earlier <= step]
+            if self.verified.get(step) != found:
+                assert contents(self.history, CheckpointRef("run-a", step)) == self.known[step]
+                count("restores")
+                self.verified[step] = found
         assert set(self.held) <= set(steps), "what somebody reads is lost"
         assert set(self.tags.values()) <= set(steps), "a tagged checkpoint is lost"
         if self.known and any(math.isfinite(loss) for loss in self.losses.values()):
@@ -193,7 +222,7 @@ class Sequences(RuleBasedStateMachine):
     def _commit(self, run: Any, back: int | None, loss: float) -> None:
         listed = self.history.steps("run-a")
         refer: Mapping[str, Any] = {}
-        own = {"w": b"%6d" % self.step, "frozen": b"frozen since %6d" % self.step}
+        own = {"w": b"%b%6d" % (_NOISE, self.step), "frozen": b"frozen since %6d" % self.step}
         if back is not None and back < len(listed):
             found = model_extents(self.history, CheckpointRef("run-a", listed[-1 - back]))["frozen"]
             at = int(found.file.split("/")[3])
@@ -240,6 +269,26 @@ class _Writing:
 
     def __init__(self, writer: Any) -> None:
         self.writers = [writer]
+
+
+def _files(folder: Path) -> frozenset[tuple[str, int, int, int]]:
+    """Return what tells whether a file in a folder is another one now: published files never change."""
+    found = set()
+    with suppress(FileNotFoundError), os.scandir(folder) as entries:
+        for entry in entries:
+            facts = entry.stat()
+            found.add((entry.name, facts.st_ino, facts.st_size, facts.st_mtime_ns))
+    return frozenset(found)
+
+
+@functools.lru_cache(maxsize=4096)
+def _decoded(data: bytes, path: Path) -> Manifest:
+    return _decode_manifest(data, path=path)
+
+
+_decode_manifest = checkpoint.decode_manifest
+checkpoint.decode_manifest = marker.decode_manifest = lambda data, *, path: _decoded(data, path)
+pa.set_cpu_count(1)
 
 
 def count(what: str, number: int = 1) -> None:

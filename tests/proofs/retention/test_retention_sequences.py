@@ -18,6 +18,7 @@ from retention_sequences import Sequences, counts
 
 @pytest.mark.guards("A removed checkpoint is removed whole")
 @pytest.mark.guards("The newest healthy checkpoint stays")
+@pytest.mark.guards("A packed checkpoint is the checkpoint")
 @pytest.mark.slow
 def test_nothing_kept_is_lost(figure: Callable[[str, float], None]) -> None:
     run_state_machine_as_test(
@@ -32,6 +33,7 @@ def test_nothing_kept_is_lost(figure: Callable[[str, float], None]) -> None:
         ),
     )
     assert counts["checkpoints removed"] > 0
+    assert counts["checkpoints packed"] > 0
     figure("sequences", counts["sequences"])
     figure("restores compared", counts["restores"])
 
