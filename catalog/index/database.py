@@ -56,13 +56,15 @@ _LOCKED_DOWN = (
 _REGISTRATION = (
     "SET threads = 2",
     "SET external_threads = 2",
+    "SET async_threads = 0",
     "SET memory_limit = '128MiB'",
     "SET allocator_flush_threshold = '1MiB'",
 )
 """A registration runs beside a training: it takes memory for one batch of rows, and only the thread that asks for it.
-DuckDB is told of two threads, because with one DuckDB 2.0 returned rows of a join twice, and that none of them is its
-own: half a second after each registration a thread of its own gives the free memory of the whole process back to the
-kernel (`malloc_trim`), and the training, whose next step needs it, takes it again page by page."""
+DuckDB is told of two threads, because with one DuckDB 2.0 returned rows of a join twice. None of them is its own, nor
+is any that reads and writes: half a second after a registration, each of its own threads would give the free memory of
+the whole process back to the kernel (`malloc_trim`), and the training, whose next step needs it, would take it again
+page by page."""
 
 _QUERIES = (f"SET threads = {max(2, len(os.sched_getaffinity(0)))}",)
 
