@@ -284,6 +284,8 @@ def _decoded(coding: _Coding, content: memoryview, nbytes: int) -> _Buffer:
     if coding is _Coding.QUADS:
         return _decoded_quads(content, nbytes)
     if coding is _Coding.ZSTD:
+        if not nbytes:  # zstd looks no further than the head of such a frame
+            raise FormatError("packed block: a frame of zstd stands for no byte")
         return decompressed(content, nbytes=nbytes)
     expected = nbytes if coding is _Coding.STORED else 1
     if len(content) != expected:

@@ -1,4 +1,4 @@
-// Runs every case; the one argument is the folder in which each gets an empty one for its files.
+// Runs every case; the one argument is the folder in which each gets an empty one, `native_tests-files`, for its files.
 
 #include <cstdio>
 #include <exception>
@@ -11,7 +11,7 @@ int main(int count, char **arguments) {
         std::fprintf(stderr, "usage: %s FOLDER\n", arguments[0]);
         return 2;
     }
-    dsh::test::scratch() = std::filesystem::path(arguments[1]) / "files";
+    dsh::test::scratch() = std::filesystem::path(arguments[1]) / "native_tests-files";
     int failed = 0;
     for (const dsh::test::Case &each : dsh::test::cases()) {
         try {

@@ -18,7 +18,7 @@ enum class Transform : uint8_t {
 constexpr unsigned transforms = 5;
 
 // Whether an element's form depends on the base's.
-constexpr bool needs_base(Transform transform) { return transform >= Transform::exclusive; }
+static constexpr bool needs_base(Transform transform) { return transform >= Transform::exclusive; }
 
 // As many bytes as there are elements, or the one that all of them are.
 struct Plane {

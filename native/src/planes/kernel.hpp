@@ -15,7 +15,6 @@ namespace dsh {
 constexpr size_t element_kinds = 4;
 
 struct PlanesKernel {
-    const char *name;
     bool (*works)(); // on this processor
     // See byte_planes.hpp, for elements of one size.
     void (*split[element_kinds])(const unsigned char *data, const unsigned char *base, size_t count,

@@ -4,12 +4,14 @@
 namespace dsh {
 namespace {
 
-bool works() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2"); }
+// Zen 1 and 2 have pext and pdep, but take hundreds of cycles for one.
+bool works() {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2") && !__builtin_cpu_is("amdfam17h");
+}
 
 } // namespace
 
 const PlanesKernel avx2_planes = {
-    "avx2",
     &works,
     {&split<uint8_t>, &split<uint16_t>, &split<uint32_t>, &split<uint64_t>},
     {&join<uint8_t>, &join<uint16_t>, &join<uint32_t>, &join<uint64_t>},

@@ -237,6 +237,16 @@ def test_quads_with_more_others_or_fewer_than_they_say_are_refused(others):
         returned(block, 8)
 
 
+@pytest.mark.parametrize("frame", [b"\x50\x2a\x4d\x18\x04\x00\x00\x00junk", bytes(compressed(b"", FEW_MATCHES)) + b"!"])
+def test_a_frame_that_stands_for_no_byte_is_refused(frame):
+    """zstd itself looks no further than its head, and takes what comes behind that."""
+    quads = bytes(2)
+    content = b"".join([struct.pack("<BQBQQ", 0, len(quads), ZSTD, len(frame), 0), quads, frame])
+    block = struct.pack("<BBBQBQ", 1, Transform.PLAIN, 1, 8, QUADS, len(content)) + content
+    with pytest.raises(FormatError, match="stands for no byte"):
+        returned(block, 8)
+
+
 def test_a_sample_of_one_value_makes_no_quads_of_other_bytes():
     plane = bytearray(bytes([127]) * 400_000)
     plane[100_000:100_040] = range(40)

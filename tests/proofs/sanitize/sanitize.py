@@ -1,8 +1,9 @@
 """`make test-sanitize`: the native code under the sanitizers, in its C++ tests and behind the Python extension.
 
 The C++ tests run with AddressSanitizer and UndefinedBehaviorSanitizer, and with ThreadSanitizer. The extension is built
-with the first two into a copy of the package `native`, and every test of the extension's functions runs with it.
-ThreadSanitizer needs an interpreter that is built with it, so there it stays with the C++ tests.
+with the first two into a copy of the package `native`, and every test of the extension's functions runs with it,
+but for what a test runs in a Python process of its own. ThreadSanitizer needs an interpreter that is built with it, so
+there it stays with the C++ tests.
 """
 
 import os
