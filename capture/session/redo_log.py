@@ -7,10 +7,12 @@ is left out too: the journal says so, no snapshot fails, and the training goes o
 
 import collections
 import contextlib
+import itertools
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -82,7 +84,8 @@ class RedoLog:
         self._run = run
         self._on_full = on_full
         self._room = room
-        self._without_room = range(0)
+        self._without_room: set[int] = set()
+        self._first_without_room = -1
         self._was_told = False
         self._changed = threading.Condition()
         self._waiting: collections.deque[StepInput | _AtOnce] = collections.deque()
@@ -168,6 +171,8 @@ class RedoLog:
             self._given_up = self._closing = True
             self._waiting.clear()
             self._changed.notify_all()
+        if self._room is not None:  # the thread may wait for a grant that does not come any more
+            self._room.grant(0)
 
     def _write_steps(self) -> None:
         while True:
@@ -213,9 +218,10 @@ class RedoLog:
             segment = self._begun_segment(ordered.steps[0])
             for step in ordered.steps:
                 _end_step(segment, step)
+            replaced = _bytes_there(segment.path)
             nbytes = segment.publish()
             if self._room is not None:  # some hundred bytes, which no budget may keep from the disk
-                self._room.published(segment_bytes(nbytes))
+                self._room.published(segment_bytes(nbytes) - replaced)
         except Exception as error:  # noqa: BLE001 - as above; whoever waits raises it
             self._abort()
             ordered.error = error
@@ -289,7 +295,9 @@ class RedoLog:
     def _leave_without_room(self, step: int) -> None:
         with self._changed:
             is_first = not self._without_room
-            self._without_room = range(step if is_first else self._without_room[0], step + 1)
+            self._without_room.add(step)
+            if is_first:
+                self._first_without_room = step
         if is_first:
             # The others are told together.
             self.left_out([step], f"{_NO_ROOM}; so are those after it, up to one that finds room")
@@ -297,12 +305,15 @@ class RedoLog:
     def _tell_without_room(self) -> None:
         """Tell the journal of the steps behind the first that was left out, once there is room again."""
         with self._changed:
-            steps, self._without_room = self._without_room, range(0)
-        self.left_out(steps[1:], _NO_ROOM)
+            steps = sorted(self._without_room - {self._first_without_room})
+            self._without_room = set()
+        begins = [place for place, step in enumerate(steps) if not place or step > steps[place - 1] + 1]
+        for begin, end in itertools.pairwise([*begins, len(steps)]):
+            self.left_out(steps[begin:end], _NO_ROOM)
 
     def _warn(self) -> None:
         with self._changed:
-            first = None if self._was_told or not self._without_room else self._without_room[0]
+            first = None if self._was_told or not self._without_room else self._first_without_room
             self._was_told = self._was_told or first is not None
         if first is not None:
             warn_user(
@@ -310,6 +321,14 @@ class RedoLog:
                 "checkpoints, go on as before, and so does the log once there is room; give keep= a larger budget, or "
                 "fewer checkpoints that it must keep. The table `events` names all steps that are left out"
             )
+
+
+def _bytes_there(path: Path) -> int:
+    """Return what a segment counts for that a new one of the same steps takes the place of."""
+    try:
+        return segment_bytes(path.lstat().st_size)
+    except FileNotFoundError:
+        return 0
 
 
 def _has_room(segment: RedoFileWriter, step: StepInput) -> bool:

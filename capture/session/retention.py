@@ -91,6 +91,7 @@ class Retention:
             nbytes = self._next_bytes(self._last)
             if self._taken_bytes(self._last) + nbytes > self._policy.budget_bytes:
                 return False
+            self._begun.pop(step, None)  # the order is that of asking, also where a load has counted the steps back
             self._begun[step] = nbytes
             return True
 
@@ -116,7 +117,7 @@ class Retention:
         """Take note of what the redo log of each rank counts for, and has left out for want of room; none writes on
         before it is granted room again."""
         with self._changed:
-            needs = [now - before + missed for (now, missed), before in zip(told, self._redo_told, strict=True)]
+            needs = [max(0, now - before + missed) for (now, missed), before in zip(told, self._redo_told, strict=True)]
             self._redo_needs.append(needs)
             self._redo_told = [now for now, _ in told]
             self._redo_granted = 0
@@ -179,8 +180,9 @@ class Retention:
         committed = [step for step in begun if paths.marker(run, step).exists()]
         if self._compacts:
             self._image_bytes.extend(image_bytes(paths, run, step) for step in committed)
-        # A step before a committed one that is not committed itself has failed on another rank.
-        ended = [step for step in begun if step <= max(committed, default=-1)]
+        # A snapshot begun before a committed one that is not committed itself has failed on another rank.
+        order = list(begun)
+        ended = order[: max((order.index(step) for step in committed), default=-1) + 1]
         with self._changed:
             packing, image = self._packing or (None, 0)
             demand = Demand(

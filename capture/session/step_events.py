@@ -254,7 +254,7 @@ class StepEvents:
             self.skipped += 1
             self._run.journal.event("skipped", step, reason=f"{MAX_PENDING} snapshots were still being written")
             return
-        self._require_uncaptured(step)
+        self._require_uncaptured(step, due=due)
         self._require_room(step, due=due)
         if self._run.world_size > 1 and self._committer.has_failed(step):
             raise SnapshotError(f"step {step} has failed on this rank already, and the other ranks remove their parts")
@@ -279,12 +279,24 @@ class StepEvents:
             self._redo.captured()
         self._committer.submit(snapshot)
 
-    def _require_uncaptured(self, step: int) -> None:
+    def _require_uncaptured(self, step: int, *, due: bool) -> None:
         """Raise SnapshotError when the step is captured: a load may have counted the steps back. One that is being
-        captured is waited for, since both would write the same files."""
-        if self._committer.is_pending(step):
-            self._committer.wait_below(1)
-        self._run.require_uncaptured(step)
+        captured is waited for, since both would write the same files.
+
+        Before all ranks ask for room together, all raise it or none does.
+        """
+        error: Exception | None = None
+        try:
+            if self._committer.is_pending(step):
+                self._committer.wait_below(1)
+            self._run.require_uncaptured(step)
+        except Exception as found:  # noqa: BLE001 - whatever it is, the other ranks must not wait for this one
+            error = found
+        retention = self._committer.retention
+        if due and retention is not None and retention.has_budget and self._ranks.any(error is not None):
+            raise error or SnapshotError(f"step {step} of run {self._run.run} is captured already by another rank")
+        if error is not None:
+            raise error
 
     def _begin_redo_log(self) -> None:
         """Give the redo log of each rank its first share before the first update, to which all ranks come together."""
@@ -307,9 +319,11 @@ class StepEvents:
             retention.redo_told(self._ranks.gather(room.tell()))
             yield
         finally:
-            with contextlib.suppress(Exception):
-                granted = self._ranks.broadcast(retention.redo_grants())[self._run.rank]
-            room.grant(granted)
+            try:
+                with contextlib.suppress(Exception):
+                    granted = self._ranks.broadcast(retention.redo_grants())[self._run.rank]
+            finally:
+                room.grant(granted)
 
     def _require_room(self, step: int, *, due: bool) -> None:
         """Raise SnapshotError when the budget of the session's policy has no room for a snapshot, also after the

@@ -110,6 +110,12 @@ class RedoFileWriter:
         )
         self._needs_format_3 |= counted_twice or any(BIAS_CORRECTION_SINCE in group for group in groups)
 
+    @property
+    def path(self) -> Path:
+        """Where the segment is published; it has a step."""
+        name = RedoSegmentName(self.rank, self._steps[0]["step"], self._steps[-1]["step"]).name
+        return self.paths.redo_dir(self.run) / name
+
     def publish(self) -> int:
         """Make the segment durable under its name, which follows from its steps; return its size, 0 where there is no
         step. FormatError when its footer is larger than a reader takes."""
@@ -134,8 +140,7 @@ class RedoFileWriter:
         file = self._opened()
         file.write(footer + len(footer).to_bytes(8, "little") + MAGIC)
         file.close()
-        name = RedoSegmentName(self.rank, self._steps[0]["step"], self._steps[-1]["step"]).name
-        publish(self._tmp, self.paths.redo_dir(self.run) / name)
+        publish(self._tmp, self.path)
         return self.nbytes + len(footer) + _END_BYTES
 
     def _described_writes(self) -> dict[str, Any]:

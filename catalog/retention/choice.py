@@ -20,7 +20,7 @@ from catalog.errors import SetupError
 from catalog.records import CheckpointRef
 from catalog.retention.facts import CheckpointFacts
 from catalog.retention.policy import Policy
-from catalog.retention.redo_segments import SegmentFacts, bases_of
+from catalog.retention.redo_segments import SegmentFacts, bases_of, together
 
 __all__ = ["Choice", "beyond", "choose", "in_the_way"]
 
@@ -200,13 +200,17 @@ class _RedoLog:
         steps: dict[str, list[int]] = {}
         for ref in sorted(kept):
             steps.setdefault(ref.run, []).append(ref.step)
-        for one in segments:
-            bases = [CheckpointRef(one.run, step) for step in bases_of(one.name, steps.get(one.run, ()))]
-            if not bases:
-                self.over.append(one)
+        runs = {ref.run for ref in facts}
+        for group in together(segments):
+            run = group[0].run
+            bases = [CheckpointRef(run, step) for step in bases_of(group, steps.get(run, ()))]
+            if not bases and run in runs:
+                self.over += group
                 continue
-            self.nbytes += one.nbytes
-            self._by_base.setdefault(bases[-1], []).append(one)
+            self.nbytes += sum(one.nbytes for one in group)
+            if not bases:  # the first checkpoint of the run is still on its way
+                continue
+            self._by_base.setdefault(bases[-1], []).extend(group)
             if any(facts[base].is_read for base in bases):
                 self._held.add(bases[-1])
 

@@ -1,15 +1,21 @@
 """What a session writes into its redo log can be read again."""
 
+import json
+import threading
+import time
+
 import pytest
 import torch
 from catalog_helpers import Run
 
 from capture.session import redo_log
 from capture.session.redo_log import RedoLog, StepInput
+from capture.session.redo_room import RedoRoom
 from catalog.format import redo_reader, redo_writer
 from catalog.format.redo_reader import read_redo_segment
 from catalog.format.redo_segment import RedoTensor, RedoWrites, redo_segments
 from catalog.read.redo import recorded_steps
+from catalog.retention.redo_segments import segment_bytes
 
 MOST_FOOTER_BYTES = 5000
 NAME = "a." * 200
@@ -71,3 +77,52 @@ def test_a_step_whose_own_footer_is_too_large_is_left_out_alone(tmp_path, small_
     assert len(left) == 1
     assert f"where {MOST_FOOTER_BYTES} are allowed" in left[0]
     assert list(paths.redo_dir("run-a").glob(".*")) == []
+
+
+def left_out(run):
+    rows = [row for row in run.writers[0].journal._rows if row.name == "redo_left_out"]
+    return sorted(step for row in rows for step in range(row.step, json.loads(row.detail)["last"] + 1))
+
+
+def test_every_step_without_room_is_named_also_after_a_load_that_counts_back(tmp_path):
+    room = RedoRoom()
+    assert not room.hold(1)
+    with Run(tmp_path / "h") as run:
+        log = RedoLog(run.writers[0], on_full="wait", room=room)
+        with pytest.warns(UserWarning, match="step 10 is not in the redo log"):
+            assert log.has_no_room_for(10)
+        assert all(log.has_no_room_for(step) for step in (11, 12, 5, 6))
+        log.close()
+        assert left_out(run) == [5, 6, 10, 11, 12]
+
+
+def test_a_log_that_is_given_up_waits_for_no_grant(tmp_path):
+    room = RedoRoom()
+    room.tell()  # from here on nothing is held before the grant
+    with Run(tmp_path / "h") as run:
+        log = RedoLog(run.writers[0], on_full="wait", room=room)
+        log.add(step_input(1))
+        while log._waiting:
+            time.sleep(0.01)
+        time.sleep(0.1)  # it waits for the grant now
+        log.give_up()
+        ending = threading.Thread(target=log.close)
+        ending.start()
+        ending.join(20)
+        try:
+            assert not ending.is_alive()
+        finally:
+            room.grant(0)
+            ending.join()
+
+
+def test_a_note_that_takes_the_place_of_a_segment_counts_once(tmp_path):
+    room = RedoRoom()
+    room.grant(1 << 20)
+    with Run(tmp_path / "h") as run:
+        log = RedoLog(run.writers[0], on_full="wait", room=room)
+        for _ in range(3):
+            log.write_now([broken_input(6), broken_input(7)])
+        log.close()
+        (only,) = run.writers[0].paths.redo_dir("run-a").iterdir()
+        assert room.tell()[0] == segment_bytes(only.stat().st_size)

@@ -232,6 +232,23 @@ def test_no_checkpoint_goes_before_the_steps_that_are_made_from_it() -> None:
     assert choice.redo == (log[0],)
 
 
+def test_segments_with_steps_in_common_stay_or_go_together() -> None:
+    """The later one says which steps of the earlier one do not count any more."""
+    log = [segment(1, 4), segment(5, 9), segment(6, 7, 10), segment(8, 9, 10), segment(10, 12)]
+    facts = line(0, 4, 6, 8, 9)
+    for budget in range(450, 900, 10):
+        gone = {one.name.first for one in choose([facts], policy_of(f"last 5, {budget + 100}B"), redo=log).redo}
+        assert len(gone & {5, 6, 8}) in (0, 3), budget
+    assert {one.name.first for one in choose([facts], policy_of("last 5, 510B"), redo=log).redo} == {1, 5, 6, 8, 10}
+    read = line(0, 4, 6, 8, 9, is_read={6: True})
+    assert {one.name.first for one in choose([read], policy_of("last 5, 620B"), redo=log).redo} == {1, 10}
+
+
+def test_steps_behind_a_first_checkpoint_that_is_on_its_way_stay() -> None:
+    assert choose([], policy_of("5000B"), redo=LOG).redo == ()
+    assert [one.name.first for one in choose([line(10)], policy_of("5000B"), redo=LOG).redo] == [1, 6]
+
+
 def test_redo_steps_that_a_reader_may_read_stay() -> None:
     facts = line(0, 5, 10, 15, is_read={5: True})
     over = segment(9, 12, rank=1)
