@@ -12,17 +12,19 @@ from pathlib import Path
 import pytest
 import torch
 from capture_helpers import assert_same, committed_steps, make, one_step, reference
+from catalog_helpers import Run, pieces_of
 from disk_watcher import watched
 
 import capture
 from capture.session import compaction, redo_log
+from capture.session.retention import Retention
 from catalog.errors import SetupError, SnapshotError
 from catalog.history import History
 from catalog.read.pins import pinned
 from catalog.read.redo import recorded_steps
 from catalog.records import CheckpointRef
 from catalog.retention.facts import FactsReader, bytes_on_disk
-from catalog.retention.policy import Budget
+from catalog.retention.policy import Budget, policy_of
 from catalog.retention.rules import Last
 from catalog.verify import verify
 
@@ -282,6 +284,23 @@ def test_packing_waits_where_the_budget_has_no_room_for_an_image(history, segmen
     told = History.open(history).query("SELECT detail->>'reason' AS reason FROM events WHERE name = 'compaction_waits'")
     assert told.num_rows == 1
     assert f"the budget of keep='{Budget(budget)}' has no room for an image of" in told["reason"][0].as_py()
+
+
+@pytest.mark.guards("A byte budget holds")
+def test_a_snapshot_that_a_load_has_counted_back_keeps_its_room_until_it_is_committed(history):
+    with Run(history) as run:
+        run.checkpoint(0, pieces_of({"w": b"a"}))
+        retention = Retention(policy_of("1GB"), run.writers[0])
+        retention.upkeep()
+        assert retention.admit(12, 300 << 20)
+        assert retention.admit(6, 300 << 20), "begun later, with a smaller number"
+        assert not retention.admit(7, 600 << 20)
+        run.checkpoint(12, pieces_of({"w": b"b"}))
+        retention.upkeep()
+        assert not retention.admit(7, 900 << 20), "step 6 is still being written"
+        run.checkpoint(6, pieces_of({"w": b"c"}))
+        retention.upkeep()
+        assert retention.admit(7, 900 << 20)
 
 
 def is_about_redo(warning: warnings.WarningMessage) -> bool:
