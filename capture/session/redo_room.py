@@ -11,7 +11,7 @@ __all__ = ["RedoRoom"]
 
 
 class RedoRoom:
-    """What the redo log of one rank counts for, and may count for. Thread-safe.
+    """Keeps what the redo log of one rank counts for, and may count for. Thread-safe.
 
     A log holds, before it writes, what the segment that is being written takes at most; what is published counts for
     what it takes. Bytes are those of `catalog.retention.redo_segments.segment_bytes`.

@@ -23,8 +23,7 @@ from catalog.run_writer import RunWriter
 __all__ = ["Retention", "image_bytes"]
 
 _LATEST = 3
-"""What the redo log takes from one checkpoint to the next, and the image of a checkpoint, follow from so many latest
-ones."""
+"""So many latest ones tell what the redo log takes from one checkpoint to the next, and the image of a checkpoint."""
 
 _FILE_BYTES = 64 << 10
 """The begin and the end of a file, its name, and the rest of its last block on the disk."""
