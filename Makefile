@@ -52,7 +52,7 @@ $(VENV)/.browser: pyproject.toml constraints.txt | $(VENV)/.installed
 
 .PHONY: setup
 setup: $(VENV)/.installed  ## make .venv, install everything, build the extension
-	@pkg-config --exists liburing libxxhash || .ci/system-packages $(PYTHON)
+	@pkg-config --exists liburing libxxhash libzstd || .ci/system-packages $(PYTHON)
 	@mkdir -p $(TORCH_EXTENSIONS_DIR) && find $(TORCH_EXTENSIONS_DIR) -name lock -delete
 	@echo 'DSHistory is set up in $(VENV)'
 

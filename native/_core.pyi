@@ -280,6 +280,29 @@ def sampled_digests(*, addresses: Any, nbytes: Any, seed: int = 0) -> bytes:
 def probe_io_uring() -> str:
     """Return an empty string when an io_uring can be made here, else the reason why not, as one sentence."""
 
+def pack_block(data: Any, *, itemsize: int, transforms: Sequence[int], base: object | None = None) -> bytes:
+    """Return a packed block (docs/format.md) of a buffer of elements of `itemsize` (1, 2, 4 or 8) bytes; the last one
+    may be cut off.
+
+    transforms: those of `split_planes` of which the one is taken that makes a sample smallest, about. base: for 2 to 4,
+    a buffer of the same size. ValueError names what does not fit.
+    """
+
+class ParallelPacker:
+    """Packs many blocks in several threads at once: the calling one, and others that end with the call.
+
+    To be used by one thread at a time.
+    """
+    def __init__(self, *, threads: int) -> None:
+        """ValueError for 0 threads."""
+
+    def pack(self, blocks: Sequence[tuple[Any, int]], *, into: Any) -> list[tuple[int, bytes]]:
+        """Write the packed blocks of buffers, each given with the bytes of its elements, to a writable buffer, one
+        behind the other; return the size and the checksum of each. They are those that `pack_block` makes without a
+        base. ValueError unless there is room for all bytes of the buffers, and for each for 11 and 9 times the bytes of
+        an element.
+        """
+
 def split_planes(data: Any, *, into: Any, itemsize: int, transform: int, base: object | None = None) -> None:
     """Cut the elements of a buffer into planes, one for each byte of an element, the least significant first.
 

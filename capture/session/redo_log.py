@@ -1,4 +1,5 @@
-"""Brings the redo log of a session to the disk: a background thread packs what the training thread has copied.
+"""Brings the redo log of a session to the disk: in the background as many threads as the training has pack what the
+training thread has copied.
 
 Gradients lie in a copy that is used again and again. There are two: one is packed while the next step fills the other.
 When both are still to be packed, the training waits, or the step is left out, as `on_full` says. What can't be written
@@ -17,12 +18,12 @@ from typing import Any, Final
 
 import torch
 
+import native
 from capture.background_thread import BackgroundThread
 from capture.session.options import OnFull
 from capture.session.redo_room import RedoRoom
 from capture.user_warning import warn_user
-from catalog.encoding.planes import MAX_HEAD_BYTES, packed
-from catalog.format.dtypes import DTYPES
+from catalog.encoding.planes import MAX_HEAD_BYTES
 from catalog.format.redo_segment import RedoTensor, RedoWrites
 from catalog.format.redo_writer import RedoFileWriter
 from catalog.retention.redo_segments import segment_bytes
@@ -33,6 +34,10 @@ __all__ = ["RedoLog", "StepInput"]
 _COPIES: Final = 2
 _BLOCK_BYTES: Final = 1 << 20
 """A block stands for at most so many bytes: while it is packed it stays in the processor's cache."""
+_MOST_THREADS: Final = 4
+"""The threads that pack are as many as those of the training, but no more than this: each has memory of its own. One
+alone would push a thread of the training from its processor for as long as all of the packing takes, and the others
+would wait for that one."""
 _SEGMENT_BYTES: Final = 256 << 20
 _SEGMENT_BLOCKS: Final = 200_000
 _SEGMENT_S: Final = 2.0
@@ -94,6 +99,7 @@ class RedoLog:
         self._closing = False
         self._given_up = False
         self._segment: RedoFileWriter | None = None
+        self._packer = native.ParallelPacker(threads=max(1, min(torch.get_num_threads(), _MOST_THREADS)))
         self._begun = 0.0
         self._thread = BackgroundThread(self._write_steps, name="dshistory-redo")
 
@@ -166,7 +172,7 @@ class RedoLog:
         self._tell_without_room()
 
     def give_up(self) -> None:
-        """End without writing what waits; the block that is being packed is not waited for."""
+        """End without writing what waits; the blocks that are being packed are not waited for."""
         with self._changed:
             self._given_up = self._closing = True
             self._waiting.clear()
@@ -198,10 +204,11 @@ class RedoLog:
             if not self._holds_room(segment, step):
                 return
             if step.broken is None:
-                for tensor, content in step.tensors:
+                blocks = _blocks_of(step)
+                while blocks:
                     if self._given_up:
                         return
-                    _add(segment, tensor, content)
+                    del blocks[: segment.pack(blocks, self._packer)]
             _end_step(segment, step)
             if self._room is not None:
                 self._room.hold(segment_bytes(segment.most_bytes))
@@ -357,11 +364,12 @@ def _end_step(segment: RedoFileWriter, step: StepInput) -> None:
     )
 
 
-def _add(segment: RedoFileWriter, tensor: RedoTensor, content: torch.Tensor) -> None:
-    data = _bytes_of(content)
-    for at in range(0, max(1, len(data)), _BLOCK_BYTES):
-        part = data[at : at + _BLOCK_BYTES]
-        segment.add(tensor, packed(part, itemsize=DTYPES[tensor.dtype]), nbytes=len(part))
+def _blocks_of(step: StepInput) -> list[tuple[RedoTensor, memoryview]]:
+    found = []
+    for tensor, content in step.tensors:
+        data = _bytes_of(content)
+        found += [(tensor, data[at : at + _BLOCK_BYTES]) for at in range(0, max(1, len(data)), _BLOCK_BYTES)]
+    return found
 
 
 def _bytes_of(content: torch.Tensor) -> memoryview:

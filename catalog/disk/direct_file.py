@@ -13,8 +13,9 @@ from typing import Final
 
 __all__ = ["DirectFile"]
 
-_PIECE_BYTES: Final = 4 << 20
-"""Bytes gather until there are so many, and go to the disk together."""
+_PIECE_BYTES: Final = (8 << 20) + (64 << 10)
+"""Bytes gather until there are about so many, and go to the disk together: eight blocks of a MiB, and what is left of
+those before."""
 
 
 class DirectFile:
@@ -48,6 +49,17 @@ class DirectFile:
             if self._filled == _PIECE_BYTES:
                 self._write_piece()
 
+    def room(self) -> memoryview:
+        """Return memory whose bytes `extend` appends to the file: all but a page of what gathers. It holds until the
+        next call of another method."""
+        if self._filled:
+            self._write_pages()
+        return memoryview(self._piece)[self._filled :]
+
+    def extend(self, nbytes: int) -> None:
+        """Append so many bytes, the first that were written to `room`."""
+        self._filled += nbytes
+
     def close(self) -> None:
         """Write what is left. The file has all bytes then, and is not synced."""
         try:
@@ -63,6 +75,15 @@ class DirectFile:
             descriptor, self._descriptor = self._descriptor, -1
             self._piece.close()
             os.close(descriptor)
+
+    def _write_pages(self) -> None:
+        """Write the whole pages of what has gathered; what is left of it then begins the memory."""
+        whole = self._filled - self._filled % mmap.PAGESIZE
+        rest = self._piece[whole : self._filled]
+        self._filled = whole
+        self._write_piece()
+        self._piece[: len(rest)] = rest
+        self._filled = len(rest)
 
     def _write_piece(self) -> None:
         with memoryview(self._piece) as piece:

@@ -26,13 +26,11 @@ no checksum of its own: whoever stores one keeps the checksum of its bytes besid
 """
 
 import struct
-import threading
-from collections.abc import Sequence
 from enum import IntEnum
 from typing import Final, NamedTuple, TypeAlias
 
 import native
-from catalog.encoding.zstd import FEW_MATCHES, MATCHES, compressed, decompressed
+from catalog.encoding.zstd import decompressed
 from catalog.errors import FormatError
 
 __all__ = ["MAX_HEAD_BYTES", "Transform", "needs_base", "packed", "raw_bytes", "unpacked"]
@@ -72,33 +70,7 @@ _ITEMSIZES = (1, 2, 4, 8)
 MAX_HEAD_BYTES: Final = _HEAD.size + max(_ITEMSIZES) * _PLANE.size
 """A block takes at most so many bytes beside those that it stands for."""
 
-_SAMPLE_PARTS = 4
-_SAMPLE_PART_ELEMENTS = 1024
-_WORTH_CODING = 0.97
-"""A plane that zstd makes hardly smaller is stored: that costs little room, and decoding it nothing."""
-
-_USUAL_BYTES = 1 << 20
-
 _Buffer: TypeAlias = bytes | bytearray | memoryview
-
-_Coder: TypeAlias = int
-"""What codes a plane: a way of zstd to look for repetitions, or one more."""
-
-_IN_QUADS: _Coder = 0
-"""Bytes of which nearly all are 0, 1 or 2 are put together first."""
-
-_WORTH_MATCHES = 0.97
-"""Repetitions take long to find, and a sample has some by chance."""
-
-_MAY_BE_QUADS = 0.5
-_WORTH_QUADS = 0.95
-
-
-class _Content(NamedTuple):
-    """The bytes of a plane as they are stored, or as long as nobody writes to it, the plane itself."""
-
-    coding: _Coding
-    content: bytes | memoryview
 
 
 class _Head(NamedTuple):
@@ -123,18 +95,13 @@ def packed(
     if itemsize not in _ITEMSIZES:
         raise ValueError(f"itemsize is {itemsize}: an element has 1, 2, 4 or 8 bytes")
     data = _bytes_of(raw)
-    whole = len(data) - len(data) % itemsize
     other = None
     if base is not None:
         other = _bytes_of(base)
         if len(other) != len(data):
             raise ValueError(f"the base has {len(other)} bytes, the block {len(data)}: they must be as many")
-        other = other[:whole]
     tried = (_ALONE if base is None else _WITH_BASE) if transform is None else (transform,)
-    best, coded = _coded_planes(data[:whole], itemsize, other, tried)
-    head = _HEAD.pack(VERSION, best, itemsize, len(data))
-    table = b"".join(_PLANE.pack(coding, len(content)) for coding, content in coded)
-    return b"".join([head, table, *(content for _, content in coded), data[whole:]])
+    return native.pack_block(data, itemsize=itemsize, transforms=list(map(int, tried)), base=other)
 
 
 def unpacked(block: bytes | memoryview, *, base: memoryview | None = None, into: memoryview) -> None:
@@ -197,88 +164,6 @@ def _head(content: memoryview) -> _Head:
     return _Head(_TRANSFORMS[transform], itemsize, nbytes, planes, begin)
 
 
-def _planes(data: memoryview, itemsize: int, transform: Transform, base: memoryview | None) -> list[memoryview]:
-    """Return the planes of the transformed elements, which hold until this thread's next call."""
-    planes = _own.memory(len(data))
-    if data:
-        native.split_planes(data, into=planes, itemsize=itemsize, transform=int(transform), base=base)
-    each = len(data) // itemsize
-    return [planes[i * each : (i + 1) * each] for i in range(itemsize)]
-
-
-def _coded_planes(
-    data: memoryview, itemsize: int, base: memoryview | None, tried: Sequence[Transform]
-) -> tuple[Transform, list[_Content]]:
-    """Return the transform that makes a sample smallest, about, and the planes, each coded as makes its sample
-    smallest; those that are stored as they are hold until this thread's next call."""
-    sample = _sample(data, itemsize)
-    other = None if base is None else _sample(base, itemsize)
-    sizes = {
-        transform: native.coded_bytes(sample, itemsize=itemsize, transform=int(transform), base=other)
-        for transform in tried
-    }
-    best = min(tried, key=lambda transform: sum(sizes[transform]))
-    is_whole = sample is data
-    trials = [
-        _best_coder(plane, size, is_whole=is_whole)
-        for plane, size in zip(_planes(sample, itemsize, best, other), sizes[best], strict=True)
-    ]
-    if is_whole:
-        return best, [content for _, content in trials]
-    planes = _planes(data, itemsize, best, base)
-    return best, [_coded(plane, coder) for plane, (coder, _) in zip(planes, trials, strict=True)]
-
-
-def _best_coder(plane: memoryview, size: float, *, is_whole: bool) -> tuple[_Coder | None, _Content]:
-    """Return what makes a plane smallest, None when nothing makes it smaller by enough, and what it makes of it.
-
-    size: what Huffman's code makes of it, about
-    is_whole: it is no sample of a larger one
-    """
-    # Repetitions are found also where all values are as frequent.
-    coder, best = MATCHES, _coded(plane, MATCHES)
-    if size < _WORTH_CODING * len(plane):
-        few = _coded(plane, FEW_MATCHES)
-        if _WORTH_MATCHES * len(few.content) < len(best.content):
-            coder, best = FEW_MATCHES, few
-    if best.coding is not _Coding.CONSTANT and len(best.content) < _MAY_BE_QUADS * len(plane):
-        quads = _coded(plane, _IN_QUADS)
-        # Of the block that a sample stands for their head is nothing.
-        head = 0 if is_whole else _QUADS_HEAD_BYTES
-        if len(quads.content) - head < _WORTH_QUADS * len(best.content):
-            return _IN_QUADS, quads
-    return (coder, best) if len(best.content) < _WORTH_CODING * len(plane) else (None, _Content(_Coding.STORED, plane))
-
-
-def _sample(data: memoryview, itemsize: int) -> memoryview:
-    """Return some of the elements, of all parts of the block; all of a small one."""
-    part = _SAMPLE_PART_ELEMENTS * itemsize
-    if len(data) <= _SAMPLE_PARTS * part:
-        return data
-    gap = (len(data) // itemsize - _SAMPLE_PART_ELEMENTS) // (_SAMPLE_PARTS - 1) * itemsize
-    return memoryview(b"".join(data[i * gap : i * gap + part] for i in range(_SAMPLE_PARTS)))
-
-
-def _coded(plane: memoryview | bytes, coder: _Coder | None) -> _Content:
-    stored = _Content(_Coding.STORED, plane)
-    if coder is None:
-        return stored
-    if len(plane) > 1 and native.is_constant(plane):
-        return _Content(_Coding.CONSTANT, plane[:1])
-    if coder == _IN_QUADS:
-        coded = _Content(_Coding.QUADS, _quads(plane))
-    else:
-        coded = _Content(_Coding.ZSTD, compressed(plane, coder))
-    return coded if len(coded.content) < len(plane) else stored
-
-
-def _quads(plane: memoryview | bytes) -> bytes:
-    quads, others = native.gather_quads(plane)
-    parts = [_coded(part, FEW_MATCHES) for part in (quads, others)]
-    heads = (_PLANE.pack(coding, len(content)) for coding, content in parts)
-    return b"".join([*heads, _COUNT.pack(len(others)), *(content for _, content in parts)])
-
-
 def _decoded(coding: _Coding, content: memoryview, nbytes: int) -> _Buffer:
     """Return a plane of so many bytes, or the one that all of them are."""
     if coding is _Coding.QUADS:
@@ -316,16 +201,3 @@ def _decoded_quads(content: memoryview, nbytes: int) -> bytearray:
     if expected != count:
         raise FormatError(f"packed block: {count} large bytes where the quads have {expected}")
     return plane
-
-
-class _Own(threading.local):
-    """Memory that each thread has for itself, for the planes of a block of usual size."""
-
-    def __init__(self) -> None:
-        self._planes = memoryview(bytearray(_USUAL_BYTES))
-
-    def memory(self, nbytes: int) -> memoryview:
-        return self._planes[:nbytes] if nbytes <= _USUAL_BYTES else memoryview(bytearray(nbytes))
-
-
-_own = _Own()

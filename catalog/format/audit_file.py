@@ -58,7 +58,8 @@ def audited_step(name: str) -> int | None:
 
 def publish_audit(paths: HistoryPaths, run: str, step: int, rows: pa.Table) -> None:
     """Write the audit of a step against the one that is `since` in its rows durably, beside those against others,
-    unless it is there already; `rows` has the columns of SCHEMA. OSError when it can't be written."""
+    unless it is there already; `rows` has the columns of SCHEMA, and at least one row. OSError when it can't be
+    written."""
     folder = paths.audits_dir(run)
     make_dirs(folder, root=paths.root)
     (since,) = pc.unique(rows["since"]).to_pylist()

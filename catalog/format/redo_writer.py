@@ -15,7 +15,9 @@ import native
 from catalog.disk.direct_file import DirectFile
 from catalog.disk.durable import make_dirs, publish, temporary_path
 from catalog.disk.json_file import MAX_JSON_BYTES, canonical, encode
+from catalog.encoding.planes import MAX_HEAD_BYTES
 from catalog.errors import FormatError
+from catalog.format.dtypes import DTYPES
 from catalog.format.redo_segment import BIAS_CORRECTION_SINCE, MAGIC, RedoSegmentName, RedoTensor, RedoWrites
 from catalog.paths import HistoryPaths
 
@@ -89,12 +91,33 @@ class RedoFileWriter:
     def add(self, tensor: RedoTensor, packed: bytes, *, nbytes: int) -> None:
         """Write the next block of the current step, which stands for `nbytes` bytes of `tensor`."""
         self._opened().write(packed)
-        self.nbytes += len(packed)
+        self._note(tensor, nbytes, len(packed), native.checksum(packed))
+
+    def pack(self, blocks: Sequence[tuple[RedoTensor, memoryview]], packer: native.ParallelPacker) -> int:
+        """Pack the next blocks of the current step, as many as there is room for in memory, and write them; return how
+        many. Each has at most BLOCK_BYTES bytes of its tensor."""
+        file = self._opened()
+        with file.room() as room:
+            given: list[tuple[memoryview, int]] = []
+            most = 0
+            for tensor, content in blocks:
+                most += len(content) + MAX_HEAD_BYTES
+                if most > len(room):
+                    break
+                given.append((content, DTYPES[tensor.dtype]))
+            found = packer.pack(given, into=room)
+        for (tensor, content), (stored, checksum) in zip(blocks, found, strict=False):
+            file.extend(stored)
+            self._note(tensor, len(content), stored, checksum)
+        return len(found)
+
+    def _note(self, tensor: RedoTensor, nbytes: int, stored: int, checksum: bytes) -> None:
+        self.nbytes += stored
         self.blocks += 1
         if tensor not in self._tensors:
             self._footer_bytes += len(canonical(_tensor_row(tensor))) + 1
         index = self._tensors.setdefault(tensor, len(self._tensors))
-        self._blocks.append([index, nbytes, len(packed), native.checksum(packed).hex()])
+        self._blocks.append([index, nbytes, stored, checksum.hex()])
 
     def end_step(
         self, step: int, *, groups: Any, broken: str | None, applied: bool = True, counted_twice: bool = False

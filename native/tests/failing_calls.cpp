@@ -1,6 +1,7 @@
 #include "failing_calls.hpp"
 
 #include <cerrno>
+#include <sys/mman.h>
 #include <sys/types.h>
 
 extern "C" {
@@ -8,6 +9,7 @@ extern "C" {
 ssize_t __real_pread(int fd, void *into, size_t nbytes, off_t offset);
 int __real_ftruncate(int fd, off_t nbytes);
 int __real_fdatasync(int fd);
+void *__real_mmap(void *at, size_t nbytes, int protection, int flags, int fd, off_t offset);
 
 ssize_t __wrap_pread(int fd, void *into, size_t nbytes, off_t offset) {
     if (dsh::test::failing_pread.fails()) {
@@ -33,10 +35,18 @@ int __wrap_fdatasync(int fd) {
     return __real_fdatasync(fd);
 }
 
+void *__wrap_mmap(void *at, size_t nbytes, int protection, int flags, int fd, off_t offset) {
+    if (dsh::test::failing_mmap.fails()) {
+        errno = dsh::test::failing_mmap.code;
+        return MAP_FAILED;
+    }
+    return __real_mmap(at, nbytes, protection, flags, fd, offset);
+}
+
 } // extern "C"
 
 namespace dsh::test {
 
-FailingCall failing_pread, failing_ftruncate, failing_fdatasync;
+FailingCall failing_pread, failing_ftruncate, failing_fdatasync, failing_mmap;
 
 } // namespace dsh::test

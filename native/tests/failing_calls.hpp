@@ -18,6 +18,6 @@ struct FailingCall {
     bool fails() { return times.load() > 0 && times.fetch_sub(1) > 0; }
 };
 
-extern FailingCall failing_pread, failing_ftruncate, failing_fdatasync;
+extern FailingCall failing_pread, failing_ftruncate, failing_fdatasync, failing_mmap;
 
 } // namespace dsh::test

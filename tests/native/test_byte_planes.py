@@ -136,3 +136,38 @@ def test_what_does_not_fit_is_refused():
         native.spread_quads(bytes(2), others=b"", into=into)
     with pytest.raises(BufferError):
         native.spread_quads(bytes(3), others=b"", into=data)
+
+
+def some_blocks() -> list[tuple[np.ndarray, int]]:
+    """Return buffers of floats, of any size, with the bytes of an element of each."""
+    rng = np.random.default_rng(21)
+    blocks = [(rng.standard_normal(count).astype(np.float32) * 1e-3, 4) for count in (0, 1, 5000, 70_000, 9, 262_144)]
+    return [*blocks, (np.zeros(3000, np.uint16), 2), (rng.integers(0, 256, 1001, np.uint8), 8)]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_blocks_that_threads_pack_are_those_that_one_packs_alone(threads):
+    blocks = some_blocks()
+    room = np.zeros(sum(data.nbytes + 11 + 9 * itemsize for data, itemsize in blocks), np.uint8)
+    packer = native.ParallelPacker(threads=threads)
+    for given in (blocks, blocks[::-1], []):
+        found = packer.pack(given, into=room)
+        expected = [native.pack_block(data, itemsize=itemsize, transforms=[0, 1]) for data, itemsize in given]
+        assert room[: sum(size for size, _ in found)].tobytes() == b"".join(expected)
+        assert found == [(len(block), native.checksum(block)) for block in expected]
+
+
+def test_blocks_for_which_there_may_be_no_room_are_refused():
+    data = np.zeros(1000, np.uint8)
+    packer = native.ParallelPacker(threads=2)
+    with pytest.raises(ValueError, match="into has 1046 bytes where the blocks may take 1047"):
+        packer.pack([(data, 4)], into=bytearray(1046))
+    assert packer.pack([(data, 4)], into=bytearray(1047))
+    with pytest.raises(ValueError, match="itemsize is 3"):
+        packer.pack([(data, 3)] * 9, into=bytearray(20_000))
+    with pytest.raises(ValueError, match="threads is 0"):
+        native.ParallelPacker(threads=0)
+    with pytest.raises(ValueError, match="transforms is empty"):
+        native.pack_block(data, itemsize=4, transforms=[])
+    with pytest.raises(ValueError, match="base has 8 entries where the data has 1000"):
+        native.pack_block(data, itemsize=4, transforms=[0, 2], base=bytes(8))

@@ -47,7 +47,7 @@ def test_close_fails_what_is_not_prepared_and_keeps_what_is_written(tmp_path: Pa
 @each_backend
 @pytest.mark.parametrize("turn", range(5))
 def test_close_from_another_thread_ends_start_and_release(tmp_path: Path, backend, turn) -> None:
-    writer = new_writer(backend, delay_us=100, depth=1 + turn)
+    writer = new_writer(backend, delay_us=3000, depth=1 + turn)
     lazy, eager = lazy_run(8 * MIB, place="odd"), extents([Piece(8 * MIB, 0, "odd", True)])
     first = writer.start(lazy.plan(), str(tmp_path / "lazy"))
     outcomes: list[str] = []

@@ -28,6 +28,7 @@ DOORS = {*LAYERS, "dshistory.__main__"}
 SMALL = {
     "dshistory.__main__": "Python asks for this file",
     "dshistory.conversion.exporting.torchfile": "one file for each format",
+    "catalog.encoding.zstd": "the only file that imports zstandard",
     "capture.state.providers.counters": "one file for each provider",
 }
 """Files of fewer than 40 lines with one user, and the reason why each stands alone."""

@@ -1,4 +1,5 @@
-// Binds planes/: elements cut into byte planes and put together again, their quads, and what they take coded.
+// Binds planes/: blocks packed, and elements cut into byte planes and put together again, their quads, and what they
+// take coded.
 
 #include <cstddef>
 #include <memory>
@@ -13,8 +14,10 @@
 #include "bindings/bind.hpp"
 #include "bindings/conversions.hpp"
 #include "bindings/without_gil.hpp"
+#include "planes/block_packer.hpp"
 #include "planes/byte_planes.hpp"
 #include "planes/coded_bytes.hpp"
+#include "planes/parallel_packer.hpp"
 #include "planes/quads.hpp"
 
 namespace dsh::bindings {
@@ -122,9 +125,65 @@ std::size_t spread(nb::handle quads, nb::handle others, nb::handle into) {
     return spread_quads(bytes_of(from), {bytes_of(large), large.nbytes()}, plane.nbytes(), bytes_of(plane));
 }
 
+nb::bytes pack(nb::handle data, std::size_t itemsize, const std::vector<unsigned> &transforms, nb::handle base) {
+    // Each thread keeps one: what it has is dear to make.
+    thread_local BlockPacker packer;
+    const Buffer from(data);
+    std::vector<Transform> tried;
+    std::unique_ptr<Base> other;
+    for (const unsigned number : transforms) {
+        tried.push_back(transform_of(number));
+        if (needs_base(tried.back()) && !other) {
+            other = std::make_unique<Base>(tried.back(), base, from.nbytes());
+        }
+    }
+    if (tried.empty()) {
+        throw nb::value_error("transforms is empty: a block has one");
+    }
+    const RawBlock block{{bytes_of(from), from.nbytes()}, itemsize};
+    std::size_t nbytes;
+    {
+        const WithoutGil unlocked;
+        nbytes = packer.pack(block, other ? other->data() : nullptr, tried);
+    }
+    nb::bytes packed = nb::steal<nb::bytes>(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(nbytes)));
+    if (!packed.is_valid()) {
+        throw nb::python_error();
+    }
+    packer.write(reinterpret_cast<std::byte *>(PyBytes_AS_STRING(packed.ptr())));
+    return packed;
+}
+
+using Packed = std::vector<std::pair<std::size_t, nb::bytes>>;
+
+Packed pack_all(ParallelPacker &packer, const std::vector<std::pair<nb::object, std::size_t>> &blocks,
+                nb::handle into) {
+    const WritableBuffer room(into);
+    std::vector<std::unique_ptr<Buffer>> buffers;
+    std::vector<RawBlock> given;
+    for (const auto &[data, itemsize] : blocks) {
+        const auto &buffer = buffers.emplace_back(std::make_unique<Buffer>(data));
+        given.push_back({{bytes_of(*buffer), buffer->nbytes()}, itemsize});
+    }
+    std::vector<PackedBlock> found;
+    {
+        const WithoutGil unlocked;
+        found = packer.pack(given, {bytes_of(room), room.nbytes()});
+    }
+    Packed packed;
+    for (const PackedBlock &block : found) {
+        packed.emplace_back(block.nbytes, digest_bytes({&block.checksum, 1}));
+    }
+    return packed;
+}
+
 } // namespace
 
 void bind_planes(nb::module_ &module) {
+    module.def("pack_block", &pack, "data"_a, nb::kw_only(), "itemsize"_a, "transforms"_a, "base"_a = nb::none());
+    nb::class_<ParallelPacker>(module, "ParallelPacker")
+        .def(nb::init<std::size_t>(), nb::kw_only(), "threads"_a)
+        .def("pack", &pack_all, "blocks"_a, nb::kw_only(), "into"_a);
     module.def("split_planes", &split_buffer, "data"_a, nb::kw_only(), "into"_a, "itemsize"_a, "transform"_a,
                "base"_a = nb::none());
     module.def("join_planes", &join_buffers, "planes"_a, nb::kw_only(), "into"_a, "transform"_a, "base"_a = nb::none());

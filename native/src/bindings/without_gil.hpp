@@ -2,8 +2,6 @@
 
 #pragma once
 
-#include <cxxabi.h>
-
 #include <Python.h>
 #include <unistd.h>
 
@@ -22,7 +20,7 @@ class WithoutGil {
     ~WithoutGil() {
         try {
             PyEval_RestoreThread(state_);
-        } catch (const abi::__forced_unwind &) {
+        } catch (...) { // the unwinding has no exception to which a reference could be bound
             for (;;) {
                 pause();
             }

@@ -53,7 +53,7 @@ void Writer::require_here() const {
 std::shared_ptr<WriteJob> Writer::start(std::shared_ptr<const WritePlan> plan, std::string path,
                                         const CheckInterrupt &interrupt) {
     require_here();
-    if (plan->fed_extents() != 0) {
+    {
         std::lock_guard lock(closing_);
         if (backend_ && !hashing_) {
             hashing_ = std::make_unique<HashingThreads>(*queue_);

@@ -74,7 +74,7 @@ class Writer : public std::enable_shared_from_this<Writer> {
     bool registered_ = false;
     std::unique_ptr<WriteQueue> queue_;
     std::unique_ptr<Backend> backend_;
-    std::unique_ptr<HashingThreads> hashing_; // none before the first file with fed extents
+    std::unique_ptr<HashingThreads> hashing_; // none before the first file
 };
 
 } // namespace dsh

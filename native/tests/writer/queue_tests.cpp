@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "base/memory/aligned_memory.hpp"
+#include "failing_calls.hpp"
 #include "harness.hpp"
 #include "writer/memory_device.hpp"
 #include "writer/several_trainings.hpp"
@@ -161,6 +162,84 @@ TEST(the_barrier_waits_for_what_the_device_still_reads) {
     CHECK(returned_after_answer);
     CHECK(queue.released(*job));
     CHECK(queue.wait(*job, -1));
+}
+
+TEST(the_barrier_hashes_what_no_thread_has_hashed) {
+    WriteQueue queue(StagingPool::least_bytes(block), block);
+    const Source state = source(3, 1, 40 << 20, true);
+    state.fill(1);
+    const auto digests = state.digests();
+    const auto job = queue.start(state.plan, file_name("hashes"), nullptr);
+    CHECK(queue.hash_next(false)); // a part of the run, whose one extent is longer than a turn
+    while (auto write = queue.next(false)) {
+        queue.completed(std::move(*write), 0);
+    }
+    CHECK(job->prepared());
+    CHECK(!queue.released(*job));
+    CHECK(!queue.wait(*job, 0));
+    queue.release(job);
+    CHECK(queue.released(*job));
+    std::memset(state.memory.get(), 0xee, state.nbytes);
+    CHECK(queue.wait(*job, -1));
+    CHECK(job->digests() == digests);
+    CHECK(!queue.hash_next(false));
+}
+
+TEST(a_failed_job_is_not_hashed_any_more) {
+    WriteQueue queue(StagingPool::least_bytes(block), block);
+    const Source state = source(0, 0, 40 << 20, true);
+    const auto job = queue.start(state.plan, file_name("failed"), nullptr);
+    queue.stop();
+    CHECK(job->settled());
+    CHECK(!queue.hash_next(false));
+}
+
+TEST(a_thread_without_memory_for_hashing_fails_the_job) {
+    WriteQueue queue(StagingPool::least_bytes(block), block);
+    const Source state = source(0, 0, 40 << 20, true);
+    const auto job = queue.start(state.plan, file_name("poor"), nullptr);
+    bool hashed = false;
+    std::jthread([&] { // a new thread, which has no buffer yet
+        failing_mmap.fail(ENOMEM, 1);
+        hashed = queue.hash_next(false);
+    })
+        .join();
+    CHECK(hashed);
+    CHECK(job->settled());
+    try {
+        queue.wait(*job, -1);
+        CHECK(!"the job has not failed");
+    } catch (const IoError &error) {
+        CHECK(error.code == ENOMEM);
+    }
+}
+
+TEST(neighbours_are_hashed_in_portions_of_some_size) {
+    constexpr std::uint64_t mebi = 1 << 20;
+    constexpr std::size_t count = 48;
+    const AlignedMemory memory = aligned_memory(page, count * mebi);
+    std::memset(memory.get(), 7, count * mebi);
+    std::vector<Extent> extents;
+    for (std::size_t i = 0; i < count; ++i) {
+        extents.push_back({page + i * mebi, reinterpret_cast<std::uint64_t>(memory.get()) + i * mebi, mebi});
+    }
+    const std::uint64_t end = page + count * mebi;
+    const Cutting how{.align = page, .block_bytes = block, .max_gap_bytes = page, .gathered_extents = 1};
+    const std::vector<Block> blocks = cut(extents, page, end, how);
+    LiveChecksums checksums(extents, blocks);
+    // The first extent is copied, as an eager one.
+    checksums.copied(0, 0, memory.get(), mebi);
+    auto portions = checksums.portions();
+    CHECK(portions.size() == 3);
+    for (LiveChecksums::Portion &portion : portions) {
+        CHECK(portion.first > 0);
+        while (!portion.done()) {
+            CHECK(checksums.hash(portion) == 0);
+        }
+    }
+    for (const Digest &digest : checksums.values()) {
+        CHECK(digest == checksum(memory.get(), mebi));
+    }
 }
 
 TEST(a_slot_is_back_only_when_its_write_is_answered) {

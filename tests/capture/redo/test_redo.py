@@ -407,15 +407,15 @@ def redo_rule():
 
 
 def test_a_step_that_is_missing_is_named(tmp_path, monkeypatch):
-    real = redo_log.packed
-    failing = iter([False] * 40 + [True])
+    real = RedoFileWriter.pack
+    failing = iter([False] * 5 + [True])
 
-    def packed(*args, **kwargs):
+    def pack(*args):
         if next(failing, False):
             raise OSError(28, "No space left on device")
-        return real(*args, **kwargs)
+        return real(*args)
 
-    monkeypatch.setattr(redo_log, "packed", packed)
+    monkeypatch.setattr(RedoFileWriter, "pack", pack)
     monkeypatch.setattr(redo_log, "_SEGMENT_S", 0.0)
     history, run = train(tmp_path, every=10, redo=True)
     missing = sorted(set(range(1, 24)) - set(recorded_steps(history.paths, run)))
@@ -430,9 +430,9 @@ def test_a_step_that_is_missing_is_named(tmp_path, monkeypatch):
 
 
 def test_a_training_that_does_not_wait_leaves_steps_out(tmp_path, monkeypatch):
-    real, release = redo_log.packed, redo_log.RedoLog.release
+    real, release = RedoFileWriter.pack, redo_log.RedoLog.release
     go, is_free = threading.Event(), threading.Event()
-    monkeypatch.setattr(redo_log, "packed", lambda *args, **kwargs: go.wait() and real(*args, **kwargs))
+    monkeypatch.setattr(RedoFileWriter, "pack", lambda *args: go.wait() and real(*args))
     monkeypatch.setattr(redo_log.RedoLog, "release", lambda log, memory: (release(log, memory), is_free.set()))
 
     def pack_after_the_sixth(step, *_):

@@ -14,7 +14,7 @@ from capture.session.redo_room import RedoRoom
 from catalog.format import redo_reader, redo_writer
 from catalog.format.redo_reader import read_redo_segment
 from catalog.format.redo_segment import RedoTensor, RedoWrites, redo_segments
-from catalog.read.redo import recorded_steps
+from catalog.read.redo import RedoRecord, recorded_steps
 from catalog.retention.redo_segments import segment_bytes
 
 MOST_FOOTER_BYTES = 5000
@@ -126,3 +126,23 @@ def test_a_note_that_takes_the_place_of_a_segment_counts_once(tmp_path):
         log.close()
         (only,) = run.writers[0].paths.redo_dir("run-a").iterdir()
         assert room.tell()[0] == segment_bytes(only.stat().st_size)
+
+
+def gradients(*counts):
+    made = torch.Generator().manual_seed(7)
+    contents = [torch.randn(count, generator=made) * 1e-3 for count in counts]
+    return [(RedoTensor("gradient", f"w{i}", "F32", (len(one),)), one) for i, one in enumerate(contents)]
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_a_step_of_any_tensors_is_read_as_it_was_whatever_the_threads(tmp_path, monkeypatch, threads):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    given = gradients(3_000_000, *[700] * 300, 0, 1, 262_144, 262_145, 40_000)
+    step = StepInput({"class": "SGD"}, RedoWrites((("w0",),)), [{}], tensors=list(given), step=1)
+    with Run(tmp_path / "h") as run:
+        paths = written(run, [step])
+    (name,) = redo_segments(paths, "run-a")
+    segment = read_redo_segment(paths.redo_dir("run-a") / name.name, run="run-a")
+    found = dict(RedoRecord(segment, segment.steps[0]).tensors())
+    assert list(found) == [tensor for tensor, _ in given]
+    assert all(found[tensor] == content.numpy().tobytes() for tensor, content in given)

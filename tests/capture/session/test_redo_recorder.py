@@ -20,6 +20,7 @@ import capture
 from capture.loops.pytorch.loop import count_from
 from capture.session import redo_log
 from catalog.errors import MismatchError, NotFoundError
+from catalog.format.redo_writer import RedoFileWriter
 from catalog.history import History
 from catalog.read.redo import recorded_steps
 from catalog.verify import verify
@@ -131,9 +132,9 @@ def test_a_session_that_begins_late_and_is_counted_back_at_once(tmp_path):
 @pytest.mark.guards("A redo step has the bits of the training")
 def test_steps_that_were_left_out_count_too(tmp_path, monkeypatch):
     """The checkpoint of one is of the first time, although the log has the step of the second time only."""
-    real, release = redo_log.packed, redo_log.RedoLog.release
+    real, release = RedoFileWriter.pack, redo_log.RedoLog.release
     go, is_free = threading.Event(), threading.Event()
-    monkeypatch.setattr(redo_log, "packed", lambda *args, **kwargs: go.wait() and real(*args, **kwargs))
+    monkeypatch.setattr(RedoFileWriter, "pack", lambda *args: go.wait() and real(*args))
     monkeypatch.setattr(redo_log.RedoLog, "release", lambda log, memory: (release(log, memory), is_free.set()))
     training = Training(tmp_path, on_full="skip")
     with training.session as session:

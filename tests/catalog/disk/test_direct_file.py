@@ -25,6 +25,22 @@ def test_the_file_has_what_was_written(tmp_path: Path, sizes: tuple[int, ...]) -
     assert (tmp_path / "file").read_bytes() == b"".join(parts)
 
 
+@pytest.mark.parametrize("sizes", [(0,), (1, 4095, 1), (4096, 5000), (PIECE // 2, PIECE // 3, 7, PIECE // 2, 100)])
+def test_what_is_made_in_its_memory_is_in_the_file_between_what_was_written(
+    tmp_path: Path, sizes: tuple[int, ...]
+) -> None:
+    parts = [os.urandom(size) for size in sizes]
+    file = DirectFile(tmp_path / "file")
+    for part in parts:
+        with file.room() as room:
+            assert len(room) > PIECE - mmap.PAGESIZE
+            room[: len(part)] = part
+        file.extend(len(part))
+        file.write(b"between")
+    file.close()
+    assert (tmp_path / "file").read_bytes() == b"".join(part + b"between" for part in parts)
+
+
 def test_the_page_cache_is_left_alone(tmp_path: Path) -> None:
     try:
         os.close(os.open(tmp_path / "tried", os.O_WRONLY | os.O_CREAT | os.O_DIRECT))

@@ -377,6 +377,15 @@ def test_bad_input_is_refused_by_name(history, tmp_path):
         dshistory.open(tmp_path / "bare").audit(quiet=True)
 
 
+def test_an_optimizer_without_parameters_leaves_no_audit_without_rows(history):
+    """Nothing tells what such an audit is against, so there is none."""
+    model = net()
+    explorer, _ = train(history, model, torch.optim.SGD([{"params": []}], lr=1e-2), scheduled=False)
+    with pytest.raises(NotFoundError, match="has no optimizer: an audit compares weights with its moments"):
+        explorer.audit_all(quiet=True)
+    assert not explorer.history.paths.audits_dir(explorer.history.current_run()).exists()
+
+
 def test_an_optimizer_without_state_has_nothing_to_balance(history):
     model = net()
     explorer, _ = train(history, model, torch.optim.SGD(model.parameters(), lr=1e-2))

@@ -1,7 +1,7 @@
-// The threads that hash fed blocks, so that neither a feeder nor the thread that writes has to.
+// The threads that hash what the device reads from a training's memory, and fed blocks, so that neither a feeder nor
+// the thread that writes has to.
 //
-// They begin with the first file that has fed extents, because only trainings on a device have such files, and end with
-// the queue. None takes the GIL.
+// They begin with the first file and end with the queue. None takes the GIL.
 #pragma once
 
 #include <thread>

@@ -39,21 +39,16 @@ WriteJob::WriteJob(std::shared_ptr<const WritePlan> plan, std::vector<Block> blo
                    std::shared_ptr<Faults> faults)
     : plan_(std::move(plan)), blocks_(std::move(blocks)), live_blocks_(count_live(blocks_, *plan_)),
       file_(std::move(path), plan_->data_end(), plan_->align(), std::move(faults)),
-      live_digests_(plan_->extents().size() - plan_->fed_extents()),
+      live_checksums_(std::span(plan_->extents()).first(plan_->extents().size() - plan_->fed_extents()),
+                      std::span(blocks_).first(live_blocks_)),
       fed_checksums_(plan_->extents(), plan_->fed_extents()), end_(plan_->data_end()) {
     next_lent = next_fed = live_blocks_;
 }
 
-void WriteJob::hash_live() {
-    const std::uint64_t source = block().source;
-    each_piece(plan_->extents(), block(),
-               [&](std::size_t extent, std::uint64_t position, std::uint64_t at, std::uint64_t nbytes) {
-                   const Region live{source + at, nbytes};
-                   if (const int code =
-                           feed_live(live_digests_, extent, position, plan_->extents()[extent].nbytes, live)) {
-                       throw unreadable(extent, code);
-                   }
-               });
+void WriteJob::hash(LiveChecksums::Portion &portion) {
+    if (const int code = live_checksums_.hash(portion)) {
+        throw unreadable(portion.extent, code);
+    }
 }
 
 void WriteJob::compose(std::byte *destination) {
@@ -85,8 +80,7 @@ void WriteJob::copy_and_hash(Copies &copies) {
     }
     for (std::size_t i = 0; i < copies.regions.size(); ++i) {
         const auto [extent, position] = copies.origins[i];
-        live_digests_.feed(extent, position, plan_->extents()[extent].nbytes, copies.regions[i].into,
-                           copies.regions[i].from.nbytes);
+        live_checksums_.copied(extent, position, copies.regions[i].into, copies.regions[i].from.nbytes);
     }
     copies = {};
 }
@@ -103,7 +97,7 @@ void WriteJob::zero_gaps(const Feed &feed) const {
 }
 
 std::vector<Digest> WriteJob::digests() const {
-    std::vector<Digest> all = live_digests_.values();
+    std::vector<Digest> all = live_checksums_.values();
     all.insert(all.end(), fed_checksums_.values().begin(), fed_checksums_.values().end());
     return all;
 }
@@ -152,6 +146,15 @@ void WriteJob::discard() {
 bool WriteJob::finished() {
     std::lock_guard lock(ends_);
     return finished_;
+}
+
+IoError WriteJob::failure(const Write &write, int code) const {
+    if (code != EFAULT || write.slot) {
+        return {"write of " + std::to_string(write.nbytes) + " bytes", path(), write.offset, code};
+    }
+    // The device can't read the live memory: the hashing threads have yet to find it.
+    const auto after = std::ranges::upper_bound(plan_->extents(), write.offset, {}, &Extent::offset);
+    return unreadable(static_cast<std::size_t>(after - plan_->extents().begin()) - 1, code);
 }
 
 IoError WriteJob::unreadable(std::size_t extent, int code) const {

@@ -1,9 +1,10 @@
 // One file on its way to the disk: the blocks still to be prepared, their checksums, and what is pending.
 //
-// A block is *prepared* (its bytes hashed, and copied into a slot unless it is direct), then *pending* (queued or in
-// flight), then written. The blocks of a job are of two kinds:
+// A block is *prepared* (copied into a slot unless it is direct), then *pending* (queued or in flight), then written.
+// The blocks of a job are of two kinds:
 //   - live blocks come first; their bytes are in the memory of the plan's extents. They are prepared strictly in file
-//     order by one holder of `busy` at a time, so one running checksum is enough.
+//     order by one holder of `busy` at a time. What is not copied is hashed beside that, from the start of the job on
+//     (live_checksums.hpp).
 //   - fed blocks follow; a feeder fills them (feed.hpp). They are hashed by several threads while they are pending
 //     (fed_checksums.hpp).
 //
@@ -22,7 +23,6 @@
 #include <string_view>
 #include <vector>
 
-#include "base/checksums/checksum.hpp"
 #include "base/files/io_error.hpp"
 #include "base/memory/mapped_memory.hpp"
 #include "blocks/cutting.hpp"
@@ -30,6 +30,7 @@
 #include "writer/file/plan.hpp"
 #include "writer/queue/fed_checksums.hpp"
 #include "writer/queue/feed.hpp"
+#include "writer/queue/live_checksums.hpp"
 #include "writer/queue/staging_pool.hpp"
 
 namespace dsh {
@@ -59,17 +60,23 @@ class WriteJob {
     bool prepared() const { return live_prepared() && next_fed == blocks_.size(); }
     bool eager_block() const { return !live_prepared() && block().first_extent < plan_->eager_extents(); }
     // Every block is written and hashed, or the job has failed and nothing of it is pending.
-    bool settled() const { return pending == 0 && unhashed == 0 && !busy && (prepared() || error); }
+    bool settled() const {
+        return pending == 0 && unhashed == 0 && live_unhashed == 0 && !busy && (prepared() || error);
+    }
 
-    // Hash the next block, which stays where it is; only for direct blocks. Both this and `compose` throw IoError
-    // (EFAULT) when memory of the plan is no longer mapped: a tensor that was freed too early fails the job, not the
-    // process. Neither reads the plan's memory itself, for that memory may go at any instruction.
-    void hash_live();
-    // Compose the next block in a slot (gaps become zeros) and hash it there.
+    // What is to be hashed where it is. Both `hash` and `compose` throw IoError (EFAULT) when memory of the plan is no
+    // longer mapped: a tensor that was freed too early fails the job, not the process. Neither reads the plan's memory
+    // itself, for that memory may go at any instruction.
+    std::vector<LiveChecksums::Portion> portions() const { return live_checksums_.portions(); }
+    // Hash some more of a portion.
+    void hash(LiveChecksums::Portion &portion);
+    // Compose the next block in a slot (gaps become zeros); hash there what is in no portion.
     void compose(std::byte *destination);
     // Make the gaps of a block that its feeder has filled zeros.
     void zero_gaps(const Feed &feed) const;
     FedChecksums &fed_checksums() { return fed_checksums_; }
+    // What the failure of a write means.
+    IoError failure(const Write &write, int code) const;
 
     // Where the next bytes behind the planned ones go: data_end, or the end of the last appendix.
     std::uint64_t end();
@@ -98,6 +105,7 @@ class WriteJob {
     bool releasing = false;         // (queue) nothing more goes straight from live memory
     std::size_t pending = 0;        // (queue) blocks queued or in flight
     std::size_t live_pending = 0;   // (queue) those among them that the device reads from live memory
+    std::size_t live_unhashed = 0;  // (queue) portions of live memory that are not hashed yet
     std::optional<IoError> error;   // (queue) the first failure; a failed job prepares nothing more
     std::uint64_t bytes_direct = 0; // (queue) written from live memory
     std::uint64_t bytes_copied = 0; // (queue) written from slots
@@ -132,7 +140,7 @@ class WriteJob {
     std::vector<Block> blocks_;
     std::size_t live_blocks_;
     OutputFile file_;
-    Digests live_digests_;
+    LiveChecksums live_checksums_;
     FedChecksums fed_checksums_;
     // One caller at a time appends to, finishes or discards the file; never taken together with the queue's mutex.
     std::mutex ends_;

@@ -31,15 +31,23 @@ template <class Ready> void WriteQueue::wait_for(Lock &lock, const CheckInterrup
         return;
     }
     while (!changed_.wait_for(lock, interrupt_interval, ready)) {
-        lock.unlock();
-        try {
-            interrupt();
-        } catch (...) {
-            lock.lock();
-            throw;
-        }
-        lock.lock();
+        look_for(interrupt, lock);
     }
+}
+
+// Call `interrupt` without the mutex, which is held again when this returns or throws.
+void WriteQueue::look_for(const CheckInterrupt &interrupt, Lock &lock) {
+    if (!interrupt) {
+        return;
+    }
+    lock.unlock();
+    try {
+        interrupt();
+    } catch (...) {
+        lock.lock();
+        throw;
+    }
+    lock.lock();
 }
 
 std::shared_ptr<WriteJob> WriteQueue::start(std::shared_ptr<const WritePlan> plan, std::string path,
@@ -57,6 +65,7 @@ std::shared_ptr<WriteJob> WriteQueue::start(std::shared_ptr<const WritePlan> pla
     }
     std::vector<Block> blocks = plan->blocks(block_bytes_);
     auto job = std::make_shared<WriteJob>(std::move(plan), std::move(blocks), std::move(path), std::move(faults));
+    auto portions = job->portions();
     Lock lock(mutex_);
     // The job is in no list yet, so the backend leaves its eager blocks to this thread, which copies them before it
     // returns.
@@ -76,8 +85,12 @@ std::shared_ptr<WriteJob> WriteQueue::start(std::shared_ptr<const WritePlan> pla
     }
     if (!job->prepared() && !job->error) {
         open_.push_back(job);
+        for (LiveChecksums::Portion &portion : portions) {
+            live_unhashed_.push_back({job, std::move(portion)});
+        }
+        job->live_unhashed = portions.size();
     }
-    changed_.notify_all();
+    tell(*job);
     return job;
 }
 
@@ -97,13 +110,21 @@ double WriteQueue::release(const std::shared_ptr<WriteJob> &job, const CheckInte
         while (!job->live_prepared() && stage_next(job, lock, interrupt)) {
         }
         job->busy = preparing = false;
-        changed_.notify_all();
+        tell(*job);
+        auto looked = std::chrono::steady_clock::now();
+        while (auto unhashed = pop_portion(job.get())) {
+            hash_portion(*unhashed, lock);
+            if (std::chrono::steady_clock::now() - looked >= interrupt_interval) {
+                look_for(interrupt, lock);
+                looked = std::chrono::steady_clock::now();
+            }
+        }
         // What was submitted from live memory has to complete: the device reads the memory until it answers.
-        wait_for(lock, interrupt, [&] { return job->live_pending == 0; });
+        wait_for(lock, interrupt, [&] { return job->live_pending == 0 && job->live_unhashed == 0; });
     } catch (...) {
         job->releasing = false;
         job->busy = job->busy && !preparing;
-        changed_.notify_all();
+        tell(*job);
         throw;
     }
     forget_prepared();
@@ -114,15 +135,15 @@ double WriteQueue::release(const std::shared_ptr<WriteJob> &job, const CheckInte
 
 bool WriteQueue::released(const WriteJob &job) {
     Lock lock(mutex_);
-    return !job.busy && job.live_pending == 0 && (job.live_prepared() || job.error);
+    return !job.busy && job.live_pending == 0 && job.live_unhashed == 0 && (job.live_prepared() || job.error);
 }
 
 bool WriteQueue::wait(const WriteJob &job, double timeout_s) {
     Lock lock(mutex_);
     const auto settled = [&] { return job.settled(); };
     if (timeout_s < 0 || timeout_s > longest_timeout_s) {
-        changed_.wait(lock, settled);
-    } else if (!changed_.wait_for(lock, std::chrono::duration<double>(timeout_s), settled)) {
+        ended_.wait(lock, settled);
+    } else if (!ended_.wait_for(lock, std::chrono::duration<double>(timeout_s), settled)) {
         return false;
     }
     if (job.error) {
@@ -134,7 +155,7 @@ bool WriteQueue::wait(const WriteJob &job, double timeout_s) {
 void WriteQueue::fail(const std::shared_ptr<WriteJob> &job, IoError error) {
     Lock lock(mutex_);
     fail_locked(*job, std::move(error));
-    changed_.wait(lock, [&] { return job->settled(); });
+    ended_.wait(lock, [&] { return job->settled(); });
     forget_prepared();
 }
 
@@ -200,9 +221,15 @@ std::optional<Write> WriteQueue::next(bool wait) {
 }
 
 bool WriteQueue::hash_next(bool wait) {
-    std::optional<Unhashed> next; // let go without the mutex: it may be the job's last holder
+    // Let go without the mutex: they may be the job's last holders.
+    std::optional<LiveUnhashed> live;
+    std::optional<Unhashed> next;
     Lock lock(mutex_);
     for (;;) {
+        if ((live = pop_portion())) {
+            hash_portion(*live, lock);
+            return true;
+        }
         if ((next = pop_unhashed())) {
             WriteJob &job = *next->job;
             FedChecksums &checksums = job.fed_checksums();
@@ -218,11 +245,53 @@ bool WriteQueue::hash_next(bool wait) {
             settle(job);
             return true;
         }
-        if (!wait || (stopping_ && unhashed_.empty())) {
+        if (!wait || (stopping_ && live_unhashed_.empty() && portions_held_ == 0 && unhashed_.empty())) {
             return false;
         }
         changed_.wait(lock);
     }
+}
+
+// Return the first portion, or the first one of `job`.
+std::optional<WriteQueue::LiveUnhashed> WriteQueue::pop_portion(const WriteJob *job) {
+    const auto found = std::ranges::find_if(
+        live_unhashed_, [&](const LiveUnhashed &one) { return job == nullptr || one.job.get() == job; });
+    if (found == live_unhashed_.end()) {
+        return std::nullopt;
+    }
+    LiveUnhashed next = std::move(*found);
+    live_unhashed_.erase(found);
+    ++portions_held_;
+    return next;
+}
+
+// Hash some of a portion, without the mutex, and put the rest back; of a failed job nothing is read any more.
+void WriteQueue::hash_portion(LiveUnhashed &unhashed, Lock &lock) {
+    WriteJob &job = *unhashed.job;
+    if (!job.error) {
+        std::optional<IoError> error;
+        lock.unlock();
+        try {
+            job.hash(unhashed.portion);
+        } catch (const IoError &caught) {
+            error = caught;
+        } catch (const std::exception &caught) {
+            // Such as want of memory for the copy that is hashed.
+            error = IoError(std::string("hashing live memory: ") + caught.what(), job.path(), 0, ENOMEM);
+        }
+        lock.lock();
+        if (error) {
+            fail_locked(job, std::move(*error));
+        }
+        if (!job.error && !unhashed.portion.done()) {
+            live_unhashed_.push_front({unhashed.job, std::move(unhashed.portion)});
+            --portions_held_;
+            return;
+        }
+    }
+    --portions_held_;
+    --job.live_unhashed;
+    settle(job);
 }
 
 // Return the first part whose turn has come, or whose job has failed: the thread that takes it then only gives the slot
@@ -251,16 +320,24 @@ void WriteQueue::completed(Write &&write, int code) {
     if (code == 0) {
         (write.slot ? job.bytes_copied : job.bytes_direct) += write.nbytes;
     } else {
-        fail_locked(job,
-                    IoError("write of " + std::to_string(write.nbytes) + " bytes", job.path(), write.offset, code));
+        fail_locked(job, job.failure(write, code));
     }
     settle(job);
 }
 
-// Tell everybody that something of the job has ended, and note the time when it was the last.
+// Tell that something of the job has ended, and note the time when it was the last.
 void WriteQueue::settle(WriteJob &job) {
     if (job.settled()) {
         job.write_s = seconds_since(job.started);
+    }
+    tell(job);
+}
+
+// Tell those who wait for the queue that something of the job has changed. Those who wait for its end are woken only by
+// that: a thread that wakes for each block takes a core from the training each time.
+void WriteQueue::tell(WriteJob &job) {
+    if (job.settled()) {
+        ended_.notify_all();
     }
     changed_.notify_all();
 }
@@ -275,7 +352,7 @@ std::optional<Write> WriteQueue::pop_staged() {
         }
         staging_.give(*write.slot);
         --write.job->pending;
-        changed_.notify_all();
+        tell(*write.job);
     }
     return std::nullopt;
 }
@@ -300,7 +377,7 @@ std::optional<Write> WriteQueue::prepare_lazily(Lock &lock) {
         job->busy = true;
         auto write = prepare(job, slot, lock);
         job->busy = false;
-        changed_.notify_all();
+        tell(*job);
         if (write) {
             return write;
         }
@@ -343,23 +420,21 @@ bool WriteQueue::stage_next(const std::shared_ptr<WriteJob> &job, Lock &lock, co
     return write.has_value();
 }
 
-// Hash the job's next block, in a slot if there is one, and return it as a write; nothing when the job fails meanwhile.
-// The mutex is unlocked while bytes are hashed or copied. The caller holds `busy`, which keeps the block and the
-// running checksum its own in that time.
+// Compose the job's next block in a slot if there is one, and return it as a write; nothing when the job fails
+// meanwhile. The mutex is unlocked while bytes are copied. The caller holds `busy`, which keeps the block and the
+// running checksum of what is copied its own in that time.
 std::optional<Write> WriteQueue::prepare(const std::shared_ptr<WriteJob> &job, std::optional<Slot> slot, Lock &lock) {
     const Block &block = job->block();
     std::optional<IoError> error;
-    lock.unlock();
-    try {
-        if (slot) {
+    if (slot) {
+        lock.unlock();
+        try {
             job->compose(slot->data);
-        } else {
-            job->hash_live();
+        } catch (const IoError &caught) {
+            error = caught;
         }
-    } catch (const IoError &caught) {
-        error = caught;
+        lock.lock();
     }
-    lock.lock();
     if (error || stopping_) {
         fail_locked(*job, error ? std::move(*error) : closed(*job));
     }
@@ -380,7 +455,10 @@ std::optional<Write> WriteQueue::prepare(const std::shared_ptr<WriteJob> &job, s
 void WriteQueue::fail_locked(WriteJob &job, IoError error) {
     if (!job.error) {
         job.error = std::move(error);
-        changed_.notify_all();
+        // Nothing of it is hashed any more, also when other jobs come first. The caller holds the job.
+        job.live_unhashed -=
+            std::erase_if(live_unhashed_, [&](const LiveUnhashed &one) { return one.job.get() == &job; });
+        tell(job);
     }
 }
 

@@ -7,7 +7,7 @@
 //      meanwhile with the threads that hash it, which only read it, as the backend does. It goes back to the pool when
 //      the last one has let it go.
 //   3. Barrier: once `release` has returned, no thread reads, and no request in flight refers to, live memory of that
-//   job.
+//   job. What is not hashed by then is hashed there, by the caller too.
 //      `release` must wait for submitted writes to complete, not only to be submitted: the device reads the memory at
 //      any time until it answers, and the caller overwrites that memory next. Fed blocks have no live memory.
 //   4. A failed job prepares nothing more, and its staged writes are dropped; what is in flight is still waited for.
@@ -17,10 +17,10 @@
 //      job's. No holder of a slot ever waits for a second one.
 //   6. `start` and `release` go before feeders, because they hold up a training.
 //
-// Locks: one mutex guards the queue, the pool and the fields of jobs marked (queue), and one condition variable tells
-// of every change to them. Hashing and copying run without the mutex. No other lock is taken while it is held, and
-// nobody holds the GIL while waiting for it to change: backend threads call only into this class and never take the
-// GIL, so a Python thread that waits here can't be what they wait for.
+// Locks: one mutex guards the queue, the pool and the fields of jobs marked (queue), one condition variable tells of
+// every change to them, and another one of the end of a job. Hashing and copying run without the mutex. No other lock
+// is taken while it is held, and nobody holds the GIL while waiting for it to change: backend threads call only into
+// this class and never take the GIL, so a Python thread that waits here can't be what they wait for.
 #pragma once
 
 #include <condition_variable>
@@ -78,11 +78,10 @@ class WriteQueue {
     void drop_staging();
 
     // For the backend's threads.
-    // The next write; nothing when there is none now (wait = false) or there will be none any more. Hashes the block of
-    // a direct write in the calling thread.
+    // The next write; nothing when there is none now (wait = false) or there will be none any more.
     std::optional<Write> next(bool wait);
-    // Hash a part of a fed block. False when there is none that can be now (wait = false) or there will be none any
-    // more. For the hashing threads.
+    // Hash some live memory, or a part of a fed block. False when there is none that can be now (wait = false) or there
+    // will be none any more. For the hashing threads.
     bool hash_next(bool wait);
     // The device is done with the write's bytes; `code` is 0 or errno. Exactly once for each write.
     void completed(Write &&write, int code);
@@ -101,9 +100,19 @@ class WriteQueue {
         Slot slot;
     };
 
+    // A portion of a job's live memory.
+    struct LiveUnhashed {
+        std::shared_ptr<WriteJob> job;
+        LiveChecksums::Portion portion;
+    };
+
     std::optional<Write> pop_staged();
+    std::optional<LiveUnhashed> pop_portion(const WriteJob *job = nullptr);
+    void hash_portion(LiveUnhashed &unhashed, Lock &lock);
     std::optional<Unhashed> pop_unhashed();
     void settle(WriteJob &job);
+    void tell(WriteJob &job);
+    void look_for(const CheckInterrupt &interrupt, Lock &lock);
     std::optional<Write> prepare_lazily(Lock &lock);
     template <class Ready> void wait_for(Lock &lock, const CheckInterrupt &interrupt, Ready ready);
     bool stage_next(const std::shared_ptr<WriteJob> &job, Lock &lock, const CheckInterrupt &interrupt);
@@ -115,7 +124,10 @@ class WriteQueue {
     std::uint64_t block_bytes_;
     std::mutex mutex_;
     std::condition_variable changed_;
+    std::condition_variable ended_;              // a job has settled
     std::deque<Write> staged_;                   // composed in slots, not yet taken by the backend
+    std::deque<LiveUnhashed> live_unhashed_;     // of all jobs, oldest first
+    std::size_t portions_held_ = 0;              // by threads that may put the rest of one back
     std::deque<Unhashed> unhashed_;              // in the order in which they were fed
     std::deque<std::shared_ptr<WriteJob>> open_; // jobs with blocks to prepare, oldest first
     std::size_t urgent_ = 0;                     // threads in `start` and `release` that wait for a slot

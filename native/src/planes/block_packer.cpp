@@ -1,0 +1,220 @@
+#include "planes/block_packer.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <numeric>
+
+#include "planes/byte_planes.hpp"
+#include "planes/quads.hpp"
+
+namespace dsh {
+namespace {
+
+constexpr std::uint8_t version = 1;
+constexpr std::size_t size_bytes = sizeof(std::uint64_t);
+constexpr std::size_t head_bytes = 3 + size_bytes;
+constexpr std::size_t row_bytes = 1 + size_bytes;
+constexpr std::size_t quads_head_bytes = 2 * row_bytes + size_bytes;
+
+constexpr std::size_t sample_parts = 4;
+constexpr std::size_t sample_part_elements = 1024;
+
+// A plane that a frame makes hardly smaller is stored: that costs little room, and decoding it nothing.
+constexpr double worth_coding = 0.97;
+// Repetitions take long to find, and a sample has some by chance.
+constexpr double worth_matches = 0.97;
+constexpr double may_be_quads = 0.5;
+constexpr double worth_quads = 0.95;
+
+std::byte *put_size(std::byte *into, std::uint64_t size) {
+    std::memcpy(into, &size, size_bytes); // the processor is little-endian
+    return into + size_bytes;
+}
+
+template <typename Coding> std::byte *put_row(std::byte *into, Coding coding, std::size_t nbytes) {
+    *into = static_cast<std::byte>(coding);
+    return put_size(into + 1, nbytes);
+}
+
+std::byte *put_bytes(std::byte *into, std::span<const std::byte> bytes) {
+    if (!bytes.empty()) {
+        std::memcpy(into, bytes.data(), bytes.size());
+    }
+    return into + bytes.size();
+}
+
+bool is_below(std::size_t size, double share, std::size_t other) {
+    return static_cast<double>(size) < share * static_cast<double>(other);
+}
+
+} // namespace
+
+std::size_t most_packed_bytes(const RawBlock &block) {
+    return head_bytes + block.itemsize * row_bytes + block.bytes.size();
+}
+
+std::size_t BlockPacker::pack(const RawBlock &block, const std::byte *base, std::span<const Transform> tried) {
+    block_ = block;
+    const std::size_t itemsize = block.itemsize;
+    const std::size_t whole = itemsize == 0 ? 0 : block.bytes.size() - block.bytes.size() % itemsize;
+    const auto data = block.bytes.data();
+    const auto some = sample(data, whole, itemsize, sample_);
+    const std::byte *other = base == nullptr ? nullptr : sample(base, whole, itemsize, base_sample_).data();
+    const bool is_whole = some.size() == whole;
+    const std::size_t count = itemsize == 0 ? 0 : some.size() / itemsize;
+
+    std::array<double, most_planes> sizes{};
+    double least = std::numeric_limits<double>::infinity();
+    for (const Transform transform : tried) {
+        const auto found = coded_bytes(some.data(), other, count, itemsize, transform);
+        const double sum = std::accumulate(found.begin(), found.end(), 0.0);
+        if (sum < least) {
+            transform_ = transform;
+            least = sum;
+            sizes = found;
+        }
+    }
+
+    std::array<Coder, most_planes> coders{};
+    const std::byte *planes = split(some.data(), other, count);
+    for (std::size_t i = 0; i < itemsize; ++i) {
+        coders[i] = best_coder({planes + i * count, count}, sizes[i], is_whole, contents_[i]);
+    }
+    if (!is_whole) {
+        const std::size_t all = whole / itemsize;
+        planes = split(data, base, all);
+        for (std::size_t i = 0; i < itemsize; ++i) {
+            code({planes + i * all, all}, coders[i], contents_[i]);
+        }
+    }
+    std::size_t nbytes = head_bytes + itemsize * row_bytes + block.bytes.size() - whole;
+    for (std::size_t i = 0; i < itemsize; ++i) {
+        nbytes += contents_[i].bytes.size();
+    }
+    return nbytes;
+}
+
+void BlockPacker::write(std::byte *into) const {
+    *into++ = static_cast<std::byte>(version);
+    *into++ = static_cast<std::byte>(transform_);
+    *into++ = static_cast<std::byte>(block_.itemsize);
+    into = put_size(into, block_.bytes.size());
+    for (std::size_t i = 0; i < block_.itemsize; ++i) {
+        into = put_row(into, contents_[i].coding, contents_[i].bytes.size());
+    }
+    for (std::size_t i = 0; i < block_.itemsize; ++i) {
+        into = put_bytes(into, contents_[i].bytes);
+    }
+    put_bytes(into, block_.bytes.last(block_.bytes.size() % block_.itemsize));
+}
+
+std::byte *BlockPacker::Memory::of(std::size_t nbytes) {
+    if (nbytes > nbytes_ || !bytes_) {
+        bytes_ = std::make_unique_for_overwrite<std::byte[]>(nbytes);
+        nbytes_ = nbytes;
+    }
+    return bytes_.get();
+}
+
+// Some of the elements, of all parts of the block; all of a small one.
+std::span<const std::byte> BlockPacker::sample(const std::byte *data, std::size_t nbytes, std::size_t itemsize,
+                                               Memory &memory) {
+    const std::size_t part = sample_part_elements * itemsize;
+    if (nbytes <= sample_parts * part) {
+        return {data, nbytes};
+    }
+    const std::size_t gap = (nbytes / itemsize - sample_part_elements) / (sample_parts - 1) * itemsize;
+    std::byte *into = memory.of(sample_parts * part);
+    for (std::size_t i = 0; i < sample_parts; ++i) {
+        std::memcpy(into + i * part, data + i * gap, part);
+    }
+    return {into, sample_parts * part};
+}
+
+const std::byte *BlockPacker::split(const std::byte *data, const std::byte *base, std::size_t count) {
+    std::byte *planes = planes_.of(count * block_.itemsize);
+    split_planes(data, base, count, block_.itemsize, transform_, planes);
+    return planes;
+}
+
+// Code a plane in the way that makes it smallest, if by enough. `size` is what Huffman's code makes of it, about;
+// `is_whole` says that it is no sample of a larger one.
+BlockPacker::Coder BlockPacker::best_coder(std::span<const std::byte> plane, double size, bool is_whole,
+                                           Content &content) {
+    // Repetitions are found also where all values are as frequent.
+    Coder best = Coder::all_matches;
+    code(plane, best, content);
+    auto &[few, quads] = tried_;
+    if (size < worth_coding * static_cast<double>(plane.size())) {
+        code(plane, Coder::few_matches, few);
+        if (worth_matches * static_cast<double>(few.bytes.size()) < static_cast<double>(content.bytes.size())) {
+            best = Coder::few_matches;
+            std::swap(content, few);
+        }
+    }
+    if (content.coding != Coding::constant && is_below(content.bytes.size(), may_be_quads, plane.size())) {
+        code(plane, Coder::quads, quads);
+        // Of the block that a sample stands for their head is nothing.
+        const std::size_t head = is_whole ? 0 : quads_head_bytes;
+        if (is_below(quads.bytes.size() - std::min(head, quads.bytes.size()), worth_quads, content.bytes.size())) {
+            std::swap(content, quads);
+            return Coder::quads;
+        }
+    }
+    if (is_below(content.bytes.size(), worth_coding, plane.size())) {
+        return best;
+    }
+    code(plane, Coder::none, content);
+    return Coder::none;
+}
+
+void BlockPacker::code(std::span<const std::byte> plane, Coder coder, Content &content) {
+    content.coding = Coding::stored;
+    content.bytes = plane;
+    if (coder == Coder::none) {
+        return;
+    }
+    if (plane.size() > 1 && is_constant(plane)) {
+        content.coding = Coding::constant;
+        content.bytes = plane.first(1);
+        return;
+    }
+    if (coder == Coder::quads) {
+        code_quads(plane, content);
+        return;
+    }
+    FrameCoder &frames = coder == Coder::few_matches ? few_ : all_;
+    std::byte *into = content.memory.of(FrameCoder::most_bytes(plane.size()));
+    const std::size_t nbytes = frames.code(plane.data(), plane.size(), into);
+    if (nbytes < plane.size()) {
+        content.coding = Coding::frame;
+        content.bytes = {into, nbytes};
+    }
+}
+
+void BlockPacker::code_quads(std::span<const std::byte> plane, Content &content) {
+    const std::size_t count = quads_of(plane.size());
+    std::byte *quads = quads_.quads.of(count);
+    std::byte *others = quads_.others.of(plane.size());
+    const std::size_t found = gather_quads(plane.data(), plane.size(), quads, others);
+    code({quads, count}, Coder::few_matches, quads_.parts[0]);
+    code({others, found}, Coder::few_matches, quads_.parts[1]);
+    const std::size_t nbytes = quads_head_bytes + quads_.parts[0].bytes.size() + quads_.parts[1].bytes.size();
+    if (nbytes >= plane.size()) {
+        return;
+    }
+    std::byte *const begin = content.memory.of(nbytes);
+    std::byte *into = begin;
+    for (const Content &part : quads_.parts) {
+        into = put_row(into, part.coding, part.bytes.size());
+    }
+    into = put_size(into, found);
+    for (const Content &part : quads_.parts) {
+        into = put_bytes(into, part.bytes);
+    }
+    content.coding = Coding::quads;
+    content.bytes = {begin, nbytes};
+}
+
+} // namespace dsh

@@ -1,0 +1,112 @@
+#include "planes/parallel_packer.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+#include <optional>
+#include <stdexcept>
+#include <system_error>
+#include <thread>
+
+#include "base/start_thread.hpp"
+
+namespace dsh {
+namespace {
+
+constexpr std::array alone = {Transform::plain, Transform::rotated};
+
+// The packing of some blocks: each thread takes the next one, and writes it once it is known where the one before ends.
+class Work {
+  public:
+    Work(std::span<const RawBlock> blocks, std::byte *into) : blocks_(blocks), into_(into), packed_(blocks.size()) {}
+
+    void run(BlockPacker &packer) {
+        try {
+            for (std::size_t i; (i = next_.fetch_add(1)) < blocks_.size();) {
+                const std::size_t nbytes = packer.pack(blocks_[i], nullptr, alone);
+                const auto at = place(i, nbytes);
+                if (!at) {
+                    return;
+                }
+                packer.write(into_ + *at);
+                packed_[i] = {nbytes, checksum(into_ + *at, nbytes)};
+            }
+        } catch (...) {
+            const std::scoped_lock lock(mutex_);
+            failure_ = std::current_exception();
+            changed_.notify_all();
+        }
+    }
+
+    // Called once no thread runs it any more.
+    std::vector<PackedBlock> result() {
+        if (failure_) {
+            std::rethrow_exception(failure_);
+        }
+        return std::move(packed_);
+    }
+
+  private:
+    // Where block `i` begins, once all before it are packed; nothing when a thread has failed.
+    std::optional<std::size_t> place(std::size_t i, std::size_t nbytes) {
+        std::unique_lock lock(mutex_);
+        changed_.wait(lock, [&] { return placed_ == i || failure_; });
+        if (failure_) {
+            return std::nullopt;
+        }
+        const std::size_t at = end_;
+        end_ += nbytes;
+        ++placed_;
+        changed_.notify_all();
+        return at;
+    }
+
+    std::span<const RawBlock> blocks_;
+    std::byte *into_;
+    std::vector<PackedBlock> packed_;
+    std::atomic<std::size_t> next_ = 0;
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    std::size_t placed_ = 0;
+    std::size_t end_ = 0;
+    std::exception_ptr failure_;
+};
+
+} // namespace
+
+ParallelPacker::ParallelPacker(std::size_t threads) {
+    if (threads == 0) {
+        throw std::invalid_argument("threads is 0: blocks are packed by one at least");
+    }
+    for (std::size_t i = 0; i < threads; ++i) {
+        packers_.push_back(std::make_unique<BlockPacker>());
+    }
+}
+
+std::vector<PackedBlock> ParallelPacker::pack(std::span<const RawBlock> blocks, std::span<std::byte> into) {
+    std::size_t most = 0;
+    for (const RawBlock &block : blocks) {
+        most += most_packed_bytes(block);
+    }
+    if (most > into.size()) {
+        throw std::invalid_argument("into has " + std::to_string(into.size()) + " bytes where the blocks may take " +
+                                    std::to_string(most));
+    }
+    Work work(blocks, into.data());
+    {
+        std::vector<std::jthread> others;
+        for (std::size_t i = 1; i < std::min(packers_.size(), blocks.size()); ++i) {
+            try {
+                others.push_back(start_thread([&work, &packer = *packers_[i]] { work.run(packer); }));
+            } catch (const std::system_error &) {
+                break; // the host gives no more threads: those that there are do it
+            }
+        }
+        work.run(*packers_[0]);
+    }
+    return work.result();
+}
+
+} // namespace dsh
