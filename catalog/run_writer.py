@@ -24,6 +24,7 @@ from typing import Self
 
 import pyarrow as pa
 
+import native
 from catalog.disk.durable import (
     is_temporary,
     make_dirs,
@@ -38,11 +39,11 @@ from catalog.errors import MismatchError, SetupError, SnapshotError
 from catalog.format.journal import Journal
 from catalog.format.json_facts import encode_history, encode_run_facts, read_history_json
 from catalog.format.lock_file import lock_owner, write_lock_owner
-from catalog.format.manifest import encode_manifest
+from catalog.format.manifest import bytes_in, encode_manifest
 from catalog.format.marker import build_marker, encode_marker
-from catalog.paths import HistoryPaths
+from catalog.paths import HistoryPaths, data_file
 from catalog.read.runs import RUN_NUMBER, next_number
-from catalog.records import RunFacts
+from catalog.records import MarkerPart, RunFacts
 
 __all__ = ["RunWriter", "create_history", "create_run", "new_run_id"]
 
@@ -114,6 +115,7 @@ class RunWriter:
             free_lock(lock)
             raise
         self.journal = Journal(self.paths.journal_dir(run), run=run, writer=f"rank-{rank:05d}", rank=rank)
+        self._published: tuple[int, MarkerPart | None] = (-1, None)
 
     def require_uncaptured(self, step: int) -> None:
         """Raise SnapshotError when this rank's part of the step is already published."""
@@ -148,7 +150,13 @@ class RunWriter:
         self.journal.flush()
         sync_dir(self.paths.steps_dir(self.run))
         publish(data_tmp, self.paths.data(self.run, step, self.rank))
-        publish_bytes(manifest, self.paths.manifest(self.run, step, self.rank))
+        path, file = self.paths.manifest(self.run, step, self.rank), data_file(self.run, step, self.rank)
+        publish_bytes(manifest, path)
+        checksum = native.checksum(manifest).hex()
+        self._published = (
+            step,
+            MarkerPart(self.rank, self.paths.relative(path), checksum, file, bytes_in(file, extents)),
+        )
 
     def try_commit(self, step: int) -> bool:
         """Commit the checkpoint once all parts are published. Return True when it is committed, by whichever rank;
@@ -160,8 +168,14 @@ class RunWriter:
             return True
         if not all(self.paths.manifest(self.run, step, rank).exists() for rank in range(self.world_size)):
             return False
+        published, own = self._published
         content = build_marker(
-            self.paths, run=self.run, step=step, world_size=self.world_size, layout_hash=self.layout_hash
+            self.paths,
+            run=self.run,
+            step=step,
+            world_size=self.world_size,
+            layout_hash=self.layout_hash,
+            own=own if published == step else None,
         )
         publish_bytes(encode_marker(content), marker, exclusive=True)
         return True

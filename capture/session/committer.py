@@ -34,7 +34,7 @@ __all__ = ["Committer"]
 FLUSH_INTERVAL_S = 60.0
 """Metrics between two commits are in the journal after so long; at a commit they are written with it."""
 REGISTER_PATIENCE_S = 0.1
-_REGISTER_SHARE = 0.02
+_REGISTER_SHARE = 0.01
 """The index takes at most this share of a core. A checkpoint that waits for it loses nothing: queries see it."""
 
 _Metrics = tuple[int, Mapping[str, float | torch.Tensor], Sequence[Mark]]

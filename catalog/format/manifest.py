@@ -21,7 +21,7 @@ from catalog.format.extents import MAX_FIGURE, SCHEMA, element_counts, extent_re
 from catalog.paths import data_file, parse_data_file
 from catalog.records import Extent
 
-__all__ = ["NOT_STATE", "Manifest", "decode_manifest", "encode_manifest"]
+__all__ = ["NOT_STATE", "Manifest", "bytes_in", "decode_manifest", "encode_manifest"]
 
 NOT_STATE = frozenset({"header", "pad", "object", "object_tensor"})
 """The kinds of extents that are not tensors of the model."""
@@ -56,6 +56,12 @@ class Manifest:
         return extent_records(self.table)
 
 
+def bytes_in(file: str, table: pa.Table) -> int:
+    """Return the size of a data file whose every byte is in one of the extents of `table`."""
+    own = table.filter(pc.equal(table["file"], file))
+    return int(pc.max(pc.add(own["offset"], own["nbytes"])).as_py() or 0)
+
+
 def encode_manifest(
     table: pa.Table, *, run: str, step: int, rank: int, world_size: int, layout_hash: str, created: datetime
 ) -> bytes:
@@ -65,8 +71,7 @@ def encode_manifest(
     FormatError names row and field.
     """
     file = data_file(run, step, rank)
-    own = table.filter(pc.equal(table["file"], file))
-    data_bytes = pc.max(pc.add(own["offset"], own["nbytes"])).as_py() or 0
+    data_bytes = bytes_in(file, table)
     _check_rows(table, file=file, data_bytes=data_bytes, where=f"manifest of {file}")
     metadata = {
         "dshistory.manifest": VERSION,

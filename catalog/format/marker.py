@@ -21,25 +21,32 @@ from catalog.records import Marker, MarkerPart
 __all__ = ["build_marker", "check_manifest", "encode_marker", "read_marker"]
 
 
-def build_marker(paths: HistoryPaths, *, run: str, step: int, world_size: int, layout_hash: str) -> Marker:
+def build_marker(
+    paths: HistoryPaths, *, run: str, step: int, world_size: int, layout_hash: str, own: MarkerPart | None = None
+) -> Marker:
     """Build the marker of a checkpoint whose manifests all exist.
+
+    own: what the caller has published itself, and need not read again
 
     MismatchError when a manifest belongs to another run, step, world size or layout, or when a data file does not have
     the size that its manifest gives; FormatError or CorruptError when a manifest can't be trusted.
     """
     parts = []
     for rank in range(world_size):
-        path = paths.manifest(run, step, rank)
-        data = read_bounded(path)
-        manifest = decode_manifest(data, path=path)
-        check_manifest(
-            manifest, run=run, step=step, rank=rank, world_size=world_size, layout_hash=layout_hash, path=path
-        )
-        size = (paths.root / manifest.file).stat().st_size
-        if size != manifest.data_bytes:
-            raise MismatchError(f"{paths.root / manifest.file}: {size} bytes, its manifest says {manifest.data_bytes}")
-        checksum = native.checksum(data).hex()
-        parts.append(MarkerPart(rank, paths.relative(path), checksum, manifest.file, manifest.data_bytes))
+        part = own
+        if part is None or part.rank != rank:
+            path = paths.manifest(run, step, rank)
+            data = read_bounded(path)
+            manifest = decode_manifest(data, path=path)
+            check_manifest(
+                manifest, run=run, step=step, rank=rank, world_size=world_size, layout_hash=layout_hash, path=path
+            )
+            checksum = native.checksum(data).hex()
+            part = MarkerPart(rank, paths.relative(path), checksum, manifest.file, manifest.data_bytes)
+        size = (paths.root / part.data).stat().st_size
+        if size != part.data_bytes:
+            raise MismatchError(f"{paths.root / part.data}: {size} bytes, its manifest says {part.data_bytes}")
+        parts.append(part)
     return Marker(run, step, world_size, layout_hash, tuple(parts))
 
 
