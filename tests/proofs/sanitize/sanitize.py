@@ -1,9 +1,9 @@
 """`make test-sanitize`: the native code under the sanitizers, in its C++ tests and behind the Python extension.
 
 The C++ tests run with AddressSanitizer and UndefinedBehaviorSanitizer, and with ThreadSanitizer. The extension is built
-with the first two into a copy of the package `native`, and every test of the extension's functions runs with it,
-but for what a test runs in a Python process of its own. ThreadSanitizer needs an interpreter that is built with it, so
-there it stays with the C++ tests.
+with the first two into a copy of the package `native`, and every test of the extension's functions runs with it, and so
+do the Python processes that tests start. ThreadSanitizer needs an interpreter that is built with it, so there it stays
+with the C++ tests.
 """
 
 import os
@@ -19,13 +19,12 @@ __all__ = ["sanitized_extension", "sanitized_tests"]
 
 FLAGS = "-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
 COMPILER = os.environ.get("CXX", "c++")
-PYTEST = """
+SITECUSTOMIZE = """
 import sys
 sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__name__ != "ScikitBuildRedirectingFinder"]
-import pytest
-sys.exit(pytest.main(sys.argv[1:]))
 """
-"""An editable install finds the tree's own packages wherever else they are looked for first; here it must not."""
+"""An editable install finds the tree's own packages wherever else they are looked for first; here it must not. Python
+runs a module of the name `sitecustomize` at its start, in the processes that tests start too."""
 
 NOT_SANITIZED = {
     "cpp": "builds the C++ tests with sanitizers itself",
@@ -52,6 +51,7 @@ def sanitized_extension(folder: Path) -> Path:
     # The layers above refuse a `native` that does not lie beside them.
     for layer in ("catalog", "capture", "dshistory"):
         shutil.copytree(ROOT / layer, place / layer)
+    (place / "sitecustomize.py").write_text(SITECUSTOMIZE)
     return place
 
 
@@ -62,13 +62,14 @@ def sanitized_tests(place: Path, tests: list[str]) -> int:
         **os.environ,
         "LD_PRELOAD": " ".join(runtimes),
         "PYTHONPATH": os.pathsep.join([str(place), os.environ.get("PYTHONPATH", "")]),
+        # The tree's own `native`, in the working folder, must not come first.
+        "PYTHONSAFEPATH": "1",
         # The interpreter keeps memory until its end; the C++ tests look for leaks.
         "ASAN_OPTIONS": "detect_leaks=0:halt_on_error=1:allocator_may_return_null=1",
         "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
         "DSHISTORY_SANITIZED": str(place),
     }
-    # -P: the tree's own `native`, in the working folder, must not come first.
-    command = [sys.executable, "-P", "-c", PYTEST, "-q", "-n", "0", "-p", "no:cacheprovider", *tests]
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *tests]
     return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
 
 
