@@ -303,6 +303,38 @@ def test_a_snapshot_that_a_load_has_counted_back_keeps_its_room_until_it_is_comm
         assert retention.admit(7, 900 << 20)
 
 
+@pytest.mark.guards("The training goes on")
+@pytest.mark.parametrize("stage", ["redo_told", "admit", "redo_grants"])
+def test_an_interrupt_while_room_is_shared_leaves_no_log_waiting(history, monkeypatch, stage):
+    """Else the log would wait for a grant that never comes, and the training for the log."""
+    model, optimizer = make()
+    options = {"every": 4, "stats_every": 0, "redo": True, "keep": "100MB"}
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with capture.enable(model, optimizer=optimizer, history=history, **options) as session:
+        room = session._events._redo.room
+        for _ in range(3):
+            one_step(model, optimizer)
+        with monkeypatch.context() as patch:
+            patch.setattr(Retention, stage, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                one_step(model, optimizer)
+        holding = threading.Thread(target=room.hold, args=(1 << 40,))
+        holding.start()
+        holding.join(20)
+        try:
+            assert not holding.is_alive()
+        finally:
+            room.grant(0)
+            holding.join()
+        for _ in range(8):
+            one_step(model, optimizer)
+    assert committed_steps(history, session.run)[-2:] == [8, 12]
+    assert {9, 10, 11} <= set(recorded_steps(session._run.paths, session.run)), "the log goes on"
+
+
 def is_about_redo(warning: warnings.WarningMessage) -> bool:
     return "is not in the redo log" in str(warning.message)
 

@@ -121,6 +121,30 @@ def case_weights_edited_before_skipped_updates_stay(folder: Path) -> None:
 
 
 @guards("A redo step has the bits of the training")
+def case_weights_written_within_a_skipped_update_are_named(folder: Path) -> None:
+    """By what somebody has put around the optimizer: an update that is applied derives them from their masters anew, a
+    skipped one does not."""
+    allow_fp16()
+    engine = make_engine(stage=1, dtype="fp16", fp16={**FP16, "initial_scale_power": 40})
+    history, step = folder / "written-within", engine.optimizer.step
+
+    def writes(*args: Any, **options: Any) -> Any:
+        made = step(*args, **options)
+        if engine.global_steps == 2:
+            with torch.no_grad():
+                engine.module.gain.mul_(2.0)
+        return made
+
+    engine.optimizer.step = writes
+    states = recorded(engine, history)
+    assert engine.skipped_steps == 6
+    assert torch.equal(states[3].tensors["model", "gain"], torch.full((3,), 2.0, dtype=torch.float16))
+    assert_made_again(history, 2, states[2])
+    with pytest.raises(MismatchError, match=r"after step 3 .*gain was written outside the update"):
+        capture.restore(3, history=history)
+
+
+@guards("A redo step has the bits of the training")
 @covers("the redo log: gradients that are no numbers, ZeRO 1 and 2 in bf16")
 def case_gradients_that_are_no_numbers(folder: Path) -> None:
     """The masters are rounded parameter by parameter, and were as flat tensors: a NaN has the same bits both ways."""

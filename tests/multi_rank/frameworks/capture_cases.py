@@ -16,6 +16,7 @@ from ranks import guards
 import capture
 import native
 from capture.collectives import Ranks
+from capture.loops.pytorch.loop import count_from
 from catalog.disk.locks import free_lock, try_lock
 from catalog.errors import (
     CorruptError,
@@ -292,6 +293,38 @@ def case_a_part_that_a_commit_has_overtaken_is_removed(folder: Path) -> None:
     dist.barrier()
     assert [ref.step for ref in opened.checkpoints(session.run)] == [0, 2, 3]
     assert opened.state(session.run, 1) == "failed"
+
+
+@guards("A byte budget holds")
+@guards("The training goes on")
+def case_a_step_of_which_one_rank_has_a_part_is_refused_by_all_before_they_ask_for_room(folder: Path) -> None:
+    """Steps are counted back to one that rank 1 could not take. Rank 0 refuses it, and would not be there when rank 1
+    asks whether all have room."""
+    model, optimizer = make()
+    root, state = folder / "half-captured", {"value": 1}
+    provider = capture.Stateful("user", state, placement="rank_local", read_at="step")
+    options = {"every": 2, "history": root, "providers": [provider], "backend": "posix", "stats_every": 0}
+    with capture.enable(model, optimizer=optimizer, keep="1GB", **options) as session:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            one_step(model, optimizer)
+            state["value"] = print if dist.get_rank() == 1 else 1
+            one_step(model, optimizer)
+            state["value"] = 1
+            count_from(optimizer, 1)
+            one_step(model, optimizer)
+        told = str(session.failures[-1])
+        assert f"captured already by {'another rank' if dist.get_rank() else 'rank 0'}" in told, told
+        for _ in range(2):
+            one_step(model, optimizer)
+        with pytest.raises(SnapshotError):
+            session.wait()
+        # The last part of every rank is there before the first one looks for the last time.
+        dist.barrier()
+    dist.barrier()
+    opened = History.open(root)
+    assert [ref.step for ref in opened.checkpoints(session.run)] == [0, 4]
+    assert verify(opened) == []
 
 
 def case_errors_travel_and_nothing_hangs(folder: Path) -> None:

@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 from capture_helpers import assert_same
+from disk_watcher import watched
 from frameworks_helpers import (
     Training,
     all_closed,
@@ -22,10 +24,13 @@ from ranks import covers, guards
 from torch.nn.parallel import DistributedDataParallel
 
 import capture
+from capture.session import redo_log
 from catalog.errors import SetupError
 from catalog.format.redo_reader import read_redo_segment
 from catalog.format.redo_segment import redo_segments
 from catalog.history import History
+from catalog.read.redo import recorded_steps
+from catalog.verify import verify
 from dshistory import Explorer
 
 
@@ -93,6 +98,47 @@ def case_ddp_steps_are_made_again(folder: Path) -> None:
     assert_same(whole_state(other[0], other[1]), states[3])
     assert train(other, 3, start=3) == losses[3:]
     assert_same(whole_state(other[0], other[1]), states[6])
+
+
+@guards("A byte budget holds")
+@covers("a byte budget over checkpoints and redo logs under DistributedDataParallel")
+def case_ddp_logs_and_checkpoints_keep_to_a_budget(folder: Path) -> None:
+    """Rank 0 records the gradients of all, rank 1 little more than its buffers. Checkpoints fill the budget while
+    gradients take little; then these take much, which nobody could foresee."""
+    training, root, budget, states = ddp(1), folder / "budget", 50_000_000, {}
+    is_small = True
+    for parameter in training[0].parameters():
+        if parameter.requires_grad:
+            parameter.register_hook(lambda gradient: gradient.sign() if is_small else None)
+
+    def keep(step: int) -> None:
+        nonlocal is_small
+        is_small = step < 20
+        states[step] = whole_state(training[0], training[1])
+        if step % 4 == 0:
+            session.wait()
+
+    dist.barrier()
+    with watched(root / "runs") as seen, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(redo_log, "_SEGMENT_S", 0.0)
+        with enabled(training, root, every=4, redo=True, stats_every=0, keep=f"{budget}B") as session:
+            train(training, 44, start=0, after=keep)
+            # The last part of every rank is there before the first one looks for the last time.
+            dist.barrier()
+        all_closed()
+    assert session.failures == []
+    assert budget // 2 < seen.most_bytes <= budget, seen
+    opened = History.open(root)
+    recorded = recorded_steps(opened.paths, session.run)
+    assert recorded[0] > 1, "old steps go"
+    assert recorded[-1] > 40, "new ones come"
+    ranks = {name.rank for name in redo_segments(opened.paths, session.run)}
+    assert ranks == {0, 1}, "each has its share"
+    made = capture.restore(recorded[-1], history=root)
+    state = states[recorded[-1]]
+    for kind in state.keys() - ({"buffer"} if rank() else set()):
+        assert_same({kind: {name: made[kind][name] for name in state[kind]}}, {kind: state[kind]})
+    assert verify(opened) == []
 
 
 def case_ddp_is_stored_under_logical_names_and_once(folder: Path) -> None:
