@@ -7,6 +7,8 @@
 #include <cstring>
 #include <fstream>
 #include <memory>
+#include <string>
+#include <sys/mman.h>
 #include <thread>
 
 #include "base/memory/aligned_memory.hpp"
@@ -192,6 +194,61 @@ TEST(a_failed_job_is_not_hashed_any_more) {
     queue.stop();
     CHECK(job->settled());
     CHECK(!queue.hash_next(false));
+}
+
+TEST(fed_parts_do_not_wait_until_all_live_memory_is_hashed) {
+    constexpr std::uint64_t run_bytes = 60 << 20;
+    WriteQueue queue(StagingPool::least_bytes(block) + 4 * block, block);
+    const AlignedMemory memory = aligned_memory(page, run_bytes);
+    std::memset(memory.get(), 5, run_bytes);
+    const std::uint64_t fed_at = page + run_bytes;
+    std::vector<Extent> extents = {{page, reinterpret_cast<std::uint64_t>(memory.get()), run_bytes}, {fed_at, 0, page}};
+    const auto plan = std::make_shared<WritePlan>(std::move(extents), 0, 1, page, fed_at + page, page);
+    const auto job = queue.start(plan, file_name("both"), nullptr);
+    FeedLender feeder(queue);
+    const auto feed = feeder.next(job);
+    std::memset(feed->slot.data, 6, page);
+    feeder.fed(job, *feed);
+    CHECK(job->unhashed == 1);
+    CHECK(queue.hash_next(false) && queue.hash_next(false));
+    CHECK(job->unhashed == 0);
+    CHECK(job->live_unhashed == 1);
+    while (auto write = queue.next(false)) {
+        queue.completed(std::move(*write), 0);
+    }
+    while (queue.hash_next(false)) {
+    }
+    CHECK(queue.wait(*job, -1));
+    CHECK(job->digests() == (std::vector<Digest>{checksum(memory.get(), run_bytes), checksum(feed->slot.data, page)}));
+    queue.release(job);
+}
+
+TEST(memory_that_the_device_finds_gone_is_named) {
+    WriteQueue queue(StagingPool::least_bytes(block), block);
+    constexpr std::uint64_t mebi = 1 << 20;
+    auto *memory =
+        static_cast<std::byte *>(mmap(nullptr, 2 * mebi, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANON, -1, 0));
+    const auto base = reinterpret_cast<std::uint64_t>(memory);
+    // Extents of half a block lie in memory as in the file, so that a block is read from two of them.
+    std::vector<Extent> extents;
+    for (std::uint64_t at = 0; at < 2 * mebi; at += block / 2) {
+        extents.push_back({page + at, base + at, block / 2});
+    }
+    const auto plan = std::make_shared<WritePlan>(std::move(extents), 0, 0, page, page + 2 * mebi, page);
+    const auto job = queue.start(plan, file_name("gone"), nullptr);
+    munmap(memory + mebi + block / 2, block / 2); // extent 9, the second one of its block
+    while (auto write = queue.next(false)) {
+        const bool gone = write->offset == page + mebi;
+        queue.completed(std::move(*write), gone ? EFAULT : 0);
+    }
+    try {
+        queue.wait(*job, -1);
+        CHECK(!"the job has not failed");
+    } catch (const IoError &error) {
+        CHECK(std::string(error.what()).find("extent 9,") != std::string::npos);
+    }
+    munmap(memory, mebi + block / 2);
+    munmap(memory + mebi + block, mebi - block);
 }
 
 TEST(a_thread_without_memory_for_hashing_fails_the_job) {

@@ -50,8 +50,7 @@ void FeedLender::fed(const std::shared_ptr<WriteJob> &job, const Feed &feed) {
     queue_.staged_.push_back({job, feed.slot.data, block.offset, block.nbytes, feed.slot});
     for (const FedChecksums::Part &part : job->fed_checksums().parts(block, feed.slot.data)) {
         queue_.staging_.share(feed.slot);
-        ++job->unhashed;
-        queue_.unhashed_.push_back({job, part, feed.slot});
+        queue_.hashing_.add(job, part, feed.slot);
     }
     queue_.changed_.notify_all();
 }

@@ -7,8 +7,7 @@
 //      fill and return the one it has. Without this, two feeders with one slot each could wait for each other.
 //   2. A feeder gets no slot while `start` or `release` waits for one, because those hold up a training.
 //   3. The slot of a lent block belongs to its feeder until it is given back, also when the job has failed or the
-//   writer
-//      is closed, because a copy may still be writing into it.
+//      writer is closed, because a copy may still be writing into it.
 // The state of the blocks is kept in the job and the slots in the queue, both guarded by the queue's mutex: this class
 // is the part of the write queue that feeders call.
 #pragma once

@@ -152,9 +152,18 @@ IoError WriteJob::failure(const Write &write, int code) const {
     if (code != EFAULT || write.slot) {
         return {"write of " + std::to_string(write.nbytes) + " bytes", path(), write.offset, code};
     }
-    // The device can't read the live memory: the hashing threads have yet to find it.
-    const auto after = std::ranges::upper_bound(plan_->extents(), write.offset, {}, &Extent::offset);
-    return unreadable(static_cast<std::size_t>(after - plan_->extents().begin()) - 1, code);
+    // The device can't read some of the block's live memory; a hashing thread may come there only later.
+    const Block &block = *std::ranges::lower_bound(blocks_, write.offset, {}, &Block::offset);
+    std::size_t gone = block.first_extent;
+    bool found = false;
+    each_piece(plan_->extents(), block,
+               [&](std::size_t extent, std::uint64_t position, std::uint64_t, std::uint64_t nbytes) {
+                   if (!found && !is_mapped({plan_->extents()[extent].address + position, nbytes})) {
+                       gone = extent;
+                       found = true;
+                   }
+               });
+    return unreadable(gone, code);
 }
 
 IoError WriteJob::unreadable(std::size_t extent, int code) const {

@@ -85,10 +85,7 @@ std::shared_ptr<WriteJob> WriteQueue::start(std::shared_ptr<const WritePlan> pla
     }
     if (!job->prepared() && !job->error) {
         open_.push_back(job);
-        for (LiveChecksums::Portion &portion : portions) {
-            live_unhashed_.push_back({job, std::move(portion)});
-        }
-        job->live_unhashed = portions.size();
+        hashing_.add(job, std::move(portions));
     }
     tell(*job);
     return job;
@@ -112,8 +109,8 @@ double WriteQueue::release(const std::shared_ptr<WriteJob> &job, const CheckInte
         job->busy = preparing = false;
         tell(*job);
         auto looked = std::chrono::steady_clock::now();
-        while (auto unhashed = pop_portion(job.get())) {
-            hash_portion(*unhashed, lock);
+        while (auto portion = hashing_.take_portion(*job)) {
+            hash(*portion, lock);
             if (std::chrono::steady_clock::now() - looked >= interrupt_interval) {
                 look_for(interrupt, lock);
                 looked = std::chrono::steady_clock::now();
@@ -197,6 +194,7 @@ void WriteQueue::stop() {
         fail_locked(*job, closed(*job));
     }
     changed_.notify_all();
+    hashing_.tell();
 }
 
 void WriteQueue::drop_staging() {
@@ -221,90 +219,31 @@ std::optional<Write> WriteQueue::next(bool wait) {
 }
 
 bool WriteQueue::hash_next(bool wait) {
-    // Let go without the mutex: they may be the job's last holders.
-    std::optional<LiveUnhashed> live;
-    std::optional<Unhashed> next;
+    // Let go without the mutex: it may be the job's last holder.
+    std::optional<HashingWork::Item> item;
     Lock lock(mutex_);
-    for (;;) {
-        if ((live = pop_portion())) {
-            hash_portion(*live, lock);
-            return true;
-        }
-        if ((next = pop_unhashed())) {
-            WriteJob &job = *next->job;
-            FedChecksums &checksums = job.fed_checksums();
-            if (!job.error) {
-                auto before = checksums.begin(next->part);
-                lock.unlock();
-                auto unfinished = checksums.hash(next->part, std::move(before));
-                lock.lock();
-                checksums.end(std::move(unfinished));
-            }
-            --job.unhashed;
-            staging_.give(next->slot);
-            settle(job);
-            return true;
-        }
-        if (!wait || (stopping_ && live_unhashed_.empty() && portions_held_ == 0 && unhashed_.empty())) {
+    while (!(item = hashing_.take())) {
+        if (!wait || (stopping_ && hashing_.empty())) {
             return false;
         }
-        changed_.wait(lock);
+        hashing_.wait(lock);
     }
+    hash(*item, lock);
+    return true;
 }
 
-// Return the first portion, or the first one of `job`.
-std::optional<WriteQueue::LiveUnhashed> WriteQueue::pop_portion(const WriteJob *job) {
-    const auto found = std::ranges::find_if(
-        live_unhashed_, [&](const LiveUnhashed &one) { return job == nullptr || one.job.get() == job; });
-    if (found == live_unhashed_.end()) {
-        return std::nullopt;
+void WriteQueue::hash(HashingWork::Item &item, Lock &lock) {
+    WriteJob &job = std::visit([](auto &taken) -> WriteJob & { return *taken.job; }, item);
+    HashingWork::Turn turn = hashing_.hash(item, lock);
+    if (turn.slot) {
+        staging_.give(*turn.slot);
     }
-    LiveUnhashed next = std::move(*found);
-    live_unhashed_.erase(found);
-    ++portions_held_;
-    return next;
-}
-
-// Hash some of a portion, without the mutex, and put the rest back; of a failed job nothing is read any more.
-void WriteQueue::hash_portion(LiveUnhashed &unhashed, Lock &lock) {
-    WriteJob &job = *unhashed.job;
-    if (!job.error) {
-        std::optional<IoError> error;
-        lock.unlock();
-        try {
-            job.hash(unhashed.portion);
-        } catch (const IoError &caught) {
-            error = caught;
-        } catch (const std::exception &caught) {
-            // Such as want of memory for the copy that is hashed.
-            error = IoError(std::string("hashing live memory: ") + caught.what(), job.path(), 0, ENOMEM);
-        }
-        lock.lock();
-        if (error) {
-            fail_locked(job, std::move(*error));
-        }
-        if (!job.error && !unhashed.portion.done()) {
-            live_unhashed_.push_front({unhashed.job, std::move(unhashed.portion)});
-            --portions_held_;
-            return;
-        }
+    if (turn.error) {
+        fail_locked(job, std::move(*turn.error));
     }
-    --portions_held_;
-    --job.live_unhashed;
-    settle(job);
-}
-
-// Return the first part whose turn has come, or whose job has failed: the thread that takes it then only gives the slot
-// back.
-std::optional<WriteQueue::Unhashed> WriteQueue::pop_unhashed() {
-    const auto found = std::ranges::find_if(
-        unhashed_, [](const Unhashed &one) { return one.job->error || one.job->fed_checksums().ready(one.part); });
-    if (found == unhashed_.end()) {
-        return std::nullopt;
+    if (turn.ended) {
+        settle(job);
     }
-    Unhashed next = std::move(*found);
-    unhashed_.erase(found);
-    return next;
 }
 
 void WriteQueue::completed(Write &&write, int code) {
@@ -455,9 +394,7 @@ std::optional<Write> WriteQueue::prepare(const std::shared_ptr<WriteJob> &job, s
 void WriteQueue::fail_locked(WriteJob &job, IoError error) {
     if (!job.error) {
         job.error = std::move(error);
-        // Nothing of it is hashed any more, also when other jobs come first. The caller holds the job.
-        job.live_unhashed -=
-            std::erase_if(live_unhashed_, [&](const LiveUnhashed &one) { return one.job.get() == &job; });
+        hashing_.forget(job); // the caller holds the job
         tell(job);
     }
 }

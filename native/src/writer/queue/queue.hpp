@@ -17,10 +17,11 @@
 //      job's. No holder of a slot ever waits for a second one.
 //   6. `start` and `release` go before feeders, because they hold up a training.
 //
-// Locks: one mutex guards the queue, the pool and the fields of jobs marked (queue), one condition variable tells of
-// every change to them, and another one of the end of a job. Hashing and copying run without the mutex. No other lock
-// is taken while it is held, and nobody holds the GIL while waiting for it to change: backend threads call only into
-// this class and never take the GIL, so a Python thread that waits here can't be what they wait for.
+// Locks: one mutex guards the queue, the pool, what is to be hashed and the fields of jobs marked (queue). One
+// condition variable tells of every change to them, another one of the end of a job, and one of what can be hashed.
+// Hashing and copying run without the mutex. No other lock is taken while it is held, and nobody holds the GIL while
+// waiting for it to change: backend threads call only into this class and never take the GIL, so a Python thread that
+// waits here can't be what they wait for.
 #pragma once
 
 #include <condition_variable>
@@ -34,6 +35,7 @@
 #include <string>
 #include <vector>
 
+#include "writer/queue/hashing_work.hpp"
 #include "writer/queue/job.hpp"
 #include "writer/queue/staging_pool.hpp"
 
@@ -93,23 +95,8 @@ class WriteQueue {
     friend class FeedLender;
     using Lock = std::unique_lock<std::mutex>;
 
-    // A part of a fed block that is to be hashed, and the slot that it keeps lent until then.
-    struct Unhashed {
-        std::shared_ptr<WriteJob> job;
-        FedChecksums::Part part;
-        Slot slot;
-    };
-
-    // A portion of a job's live memory.
-    struct LiveUnhashed {
-        std::shared_ptr<WriteJob> job;
-        LiveChecksums::Portion portion;
-    };
-
     std::optional<Write> pop_staged();
-    std::optional<LiveUnhashed> pop_portion(const WriteJob *job = nullptr);
-    void hash_portion(LiveUnhashed &unhashed, Lock &lock);
-    std::optional<Unhashed> pop_unhashed();
+    void hash(HashingWork::Item &item, Lock &lock);
     void settle(WriteJob &job);
     void tell(WriteJob &job);
     void look_for(const CheckInterrupt &interrupt, Lock &lock);
@@ -124,11 +111,9 @@ class WriteQueue {
     std::uint64_t block_bytes_;
     std::mutex mutex_;
     std::condition_variable changed_;
-    std::condition_variable ended_;              // a job has settled
-    std::deque<Write> staged_;                   // composed in slots, not yet taken by the backend
-    std::deque<LiveUnhashed> live_unhashed_;     // of all jobs, oldest first
-    std::size_t portions_held_ = 0;              // by threads that may put the rest of one back
-    std::deque<Unhashed> unhashed_;              // in the order in which they were fed
+    std::condition_variable ended_; // a job has settled
+    std::deque<Write> staged_;      // composed in slots, not yet taken by the backend
+    HashingWork hashing_;
     std::deque<std::shared_ptr<WriteJob>> open_; // jobs with blocks to prepare, oldest first
     std::size_t urgent_ = 0;                     // threads in `start` and `release` that wait for a slot
     bool stopping_ = false;
