@@ -34,23 +34,23 @@ groups and reason; and for a block."""
 @dataclass(slots=True)
 class RedoFileWriter:
     """Writes one segment: for each step its blocks and then `end_step`, and at last `publish`, or `abort`. Nothing is
-    seen under the segment's name before it is whole and durable."""
+    seen under the segment's name before it is whole and durable. After an error only `abort` may be called."""
 
     paths: HistoryPaths
     run: str
     rank: int
     rule: Mapping[str, Any]
     writes: RedoWrites
-    nbytes: int = 0
-    blocks: int = 0
-    _file: DirectFile | None = None
-    _tmp: Path = Path()
-    _tensors: dict[RedoTensor, int] = field(default_factory=dict)
-    _blocks: list[list[Any]] = field(default_factory=list)
-    _steps: list[dict[str, Any]] = field(default_factory=list)
-    _groups: Any = None
-    _footer_bytes: int = 0
-    _needs_format_3: bool = False
+    nbytes: int = field(default=0, init=False)
+    blocks: int = field(default=0, init=False)
+    _file: DirectFile | None = field(default=None, init=False)
+    _tmp: Path = field(default=Path(), init=False)
+    _tensors: dict[RedoTensor, int] = field(default_factory=dict, init=False)
+    _blocks: list[list[Any]] = field(default_factory=list, init=False)
+    _steps: list[dict[str, Any]] = field(default_factory=list, init=False)
+    _groups: Any = field(default=None, init=False)
+    _footer_bytes: int = field(default=0, init=False)
+    _needs_format_3: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self._footer_bytes = _HEAD_BYTES + len(canonical([dict(self.rule), _rows_of(self.writes)]))
@@ -66,13 +66,13 @@ class RedoFileWriter:
 
     @property
     def most_bytes(self) -> int:
-        """What the file takes at most when it ends with the steps that were written so far."""
+        """The bytes that the file takes at most when it ends with the steps that were written so far."""
         return self.nbytes + self._footer_bytes + _END_BYTES
 
     def most_bytes_with(
         self, tensors: Sequence[RedoTensor], blocks: int, groups: Any, broken: str | None, *, stored_bytes: int
     ) -> int:
-        """Return what the file takes at most when it ends with one more step, whose blocks take `stored_bytes`."""
+        """Return how many bytes the file takes at most when it ends with one more step, whose blocks take so many."""
         return self.nbytes + stored_bytes + self._footer_with(tensors, blocks, groups, broken) + _END_BYTES
 
     def _footer_with(self, tensors: Sequence[RedoTensor], blocks: int, groups: Any, broken: str | None) -> int:
@@ -88,30 +88,32 @@ class RedoFileWriter:
     def _has_groups(self, groups: Any) -> bool:
         return bool(self._steps) and groups == self._groups
 
-    def add(self, tensor: RedoTensor, packed: bytes, *, nbytes: int) -> None:
-        """Write the next block of the current step, which stands for `nbytes` bytes of `tensor`."""
-        self._opened().write(packed)
-        self._note(tensor, nbytes, len(packed), native.checksum(packed))
-
     def pack(self, blocks: Sequence[tuple[RedoTensor, memoryview]], packer: native.ParallelPacker) -> int:
         """Pack the next blocks of the current step, as many as there is room for in memory, and write them; return how
-        many. Each has at most BLOCK_BYTES bytes of its tensor."""
+        many: one at least, where any is given. ValueError when the first has no room, as one of more than 8 MiB may
+        have none."""
         file = self._opened()
         with file.room() as room:
             given: list[tuple[memoryview, int]] = []
             most = 0
             for tensor, content in blocks:
-                most += len(content) + MAX_HEAD_BYTES
+                most += content.nbytes + MAX_HEAD_BYTES
                 if most > len(room):
                     break
                 given.append((content, DTYPES[tensor.dtype]))
+            if blocks and not given:
+                raise ValueError(
+                    f"{blocks[0][0].kind} of {blocks[0][0].name!r}: a block of {blocks[0][1].nbytes} bytes may take "
+                    f"{most}, where there is room for {len(room)}: cut it"
+                )
             found = packer.pack(given, into=room)
         for (tensor, content), (stored, checksum) in zip(blocks, found, strict=False):
             file.extend(stored)
-            self._note(tensor, len(content), stored, checksum)
+            self._note(tensor, content.nbytes, stored, checksum)
         return len(found)
 
     def _note(self, tensor: RedoTensor, nbytes: int, stored: int, checksum: bytes) -> None:
+        """Note for the footer the next block of the current step, which stands for `nbytes` bytes."""
         self.nbytes += stored
         self.blocks += 1
         if tensor not in self._tensors:
@@ -122,7 +124,7 @@ class RedoFileWriter:
     def end_step(
         self, step: int, *, groups: Any, broken: str | None, applied: bool = True, counted_twice: bool = False
     ) -> None:
-        """Note what else belongs to the step whose blocks were added; `groups` is a JSON tree."""
+        """Note what else belongs to the step whose blocks were packed; `groups` is a JSON tree."""
         same = self._has_groups(groups)
         blocks, self._blocks = self._blocks, []
         self._footer_bytes += self._step_bytes(len(blocks), groups, broken)
@@ -157,7 +159,7 @@ class RedoFileWriter:
         )
         if len(footer) > MAX_JSON_BYTES:
             raise FormatError(
-                f"{self._tmp}: steps {self.steps[0]} to {self.steps[-1]} take a footer of {len(footer)} bytes, where "
+                f"{self.path}: steps {self.steps[0]} to {self.steps[-1]} take a footer of {len(footer)} bytes, where "
                 f"{MAX_JSON_BYTES} are allowed"
             )
         file = self._opened()

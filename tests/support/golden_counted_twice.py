@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from catalog_helpers import Piece, Run
+from redo_helpers import add
 
-from catalog.encoding.planes import packed
 from catalog.format.redo_segment import RedoTensor, RedoWrites
 from catalog.format.redo_writer import RedoFileWriter
 
@@ -58,7 +58,7 @@ def write(root: Path) -> None:
             writer = RedoFileWriter(run.writers[0].paths, COUNTED_BACK, 0, _RULE, RedoWrites((("layer.w",),)))
             for one in steps:
                 if one.broken is None:
-                    writer.add(GRADIENT, packed(memoryview(gradient(one.step)), itemsize=4), nbytes=48)
+                    add(writer, GRADIENT, gradient(one.step))
                 writer.end_step(one.step, groups=one.groups, broken=one.broken, counted_twice=one.counted_twice)
             writer.publish()
     for derived in [*root.rglob("*.lock"), *root.glob("catalog.*")]:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from catalog_helpers import Piece, Run
+from redo_helpers import add
 
 from catalog.compaction.compact import compact_run
-from catalog.encoding.planes import packed
 from catalog.format.dtypes import DTYPES
 from catalog.format.redo_segment import RedoFlat, RedoFragment, RedoTensor, RedoWrites
 from catalog.format.redo_writer import RedoFileWriter
@@ -124,11 +124,8 @@ def _write_log(paths: HistoryPaths, run: str, rank: int, writes: RedoWrites) -> 
     writer = RedoFileWriter(paths, run, rank, {"class": "AdamW", "torch": "2.9.0", "threads": 1}, writes)
     for one in recorded(run, rank):
         for tensor, content in one.tensors.items():
-            for at in range(0, len(content), _BLOCK_BYTES):
-                part = memoryview(content)[at : at + _BLOCK_BYTES]
-                writer.add(tensor, packed(part, itemsize=DTYPES[tensor.dtype]), nbytes=len(part))
-            if not content:
-                writer.add(tensor, packed(memoryview(b""), itemsize=DTYPES[tensor.dtype]), nbytes=0)
+            for at in range(0, max(1, len(content)), _BLOCK_BYTES):
+                add(writer, tensor, content[at : at + _BLOCK_BYTES])
         writer.end_step(one.step, groups=one.groups, broken=one.broken, applied=one.applied)
     writer.publish()
 

@@ -1,19 +1,23 @@
-"""Redo logs that say something else than the training did, with right checksums."""
+"""Writes tensors into a redo log, and logs that say something else than the training did, with right checksums."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
-from catalog.encoding.planes import packed
-from catalog.format.dtypes import DTYPES
+import native
 from catalog.format.redo_reader import read_redo_segment
-from catalog.format.redo_segment import RedoWrites, redo_segments
+from catalog.format.redo_segment import RedoTensor, RedoWrites, redo_segments
 from catalog.format.redo_writer import RedoFileWriter
 from catalog.history import History
 from catalog.read.redo import RedoRecord
 
-__all__ = ["with_another_bit", "with_other_writes"]
+__all__ = ["add", "with_another_bit", "with_other_writes"]
+
+
+def add(writer: RedoFileWriter, tensor: RedoTensor, content: bytes | bytearray | memoryview) -> None:
+    """Write the next block of the current step, which stands for these bytes of a tensor."""
+    assert writer.pack([(tensor, memoryview(content))], native.ParallelPacker(threads=1)) == 1
 
 
 def with_another_bit(history: History, run: str, *, rank: int, step: int) -> None:
@@ -41,7 +45,7 @@ def _rewrite(
             if flips and one.step == step and tensor.kind == "gradient" and content:
                 content[4 * int(np.abs(np.frombuffer(content, np.float32)).argmax()) + 2] ^= 0x40
                 flips = False
-            writer.add(tensor, packed(memoryview(content), itemsize=DTYPES[tensor.dtype]), nbytes=len(content))
+            add(writer, tensor, content)
         writer.end_step(one.step, groups=one.groups, broken=one.broken, applied=one.applied)
     path.unlink()
     writer.publish()

@@ -13,13 +13,13 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import capture
+import native
 from capture.redo.key_frames import compare_key_frame, key_frames
 from capture.session import redo_log
 from capture.state.update_rule import update_rule
-from catalog.encoding.planes import packed
 from catalog.errors import CorruptError, FormatError, MismatchError, NotFoundError, SetupError, UnsupportedError
 from catalog.format.redo_reader import read_redo_segment
-from catalog.format.redo_segment import BLOCK_BYTES, RedoTensor, redo_segments
+from catalog.format.redo_segment import RedoTensor, redo_segments
 from catalog.format.redo_writer import RedoFileWriter
 from catalog.history import History
 from catalog.read.redo import recorded_steps
@@ -195,13 +195,13 @@ def test_a_segment_that_asks_for_other_memory_than_its_training_is_refused(tmp_p
     (name,) = redo_segments(history.paths, run)
     segment = read_redo_segment(history.paths.redo_dir(run) / name.name, run=run)
     writer = RedoFileWriter(history.paths, run, 0, segment.rule, segment.writes)
-    zeros = packed(memoryview(bytes(BLOCK_BYTES)), itemsize=4)
+    zeros, packer = memoryview(bytes(8 << 20)), native.ParallelPacker(threads=1)
+    tensor = RedoTensor("gradient", "second.weight", "F32", (64 * len(zeros) // 4,))
     for _ in range(64):
-        tensor = RedoTensor("gradient", "second.weight", "F32", (64 * BLOCK_BYTES // 4,))
-        writer.add(tensor, zeros, nbytes=BLOCK_BYTES)
+        writer.pack([(tensor, zeros)], packer)
     writer.end_step(13, groups=segment.steps[-1].groups or segment.steps[0].groups, broken=None)
     writer.publish()
-    with pytest.raises(FormatError, match=r"step 13: gradient of 'second.weight': is F32 of shape \[268435456\]"):
+    with pytest.raises(FormatError, match=r"step 13: gradient of 'second.weight': is F32 of shape \[134217728\]"):
         capture.restore(13, history=tmp_path)
 
 

@@ -3,13 +3,19 @@
 import json
 import os
 
+import numpy as np
 import pytest
+from redo_helpers import add
 
+import native
 from catalog.disk.json_file import encode
+from catalog.encoding.planes import unpacked
 from catalog.errors import CorruptError, FormatError
+from catalog.format import redo_writer
 from catalog.format.redo_reader import read_blocks, read_redo_segment
 from catalog.format.redo_segment import (
     BIAS_CORRECTION_SINCE,
+    BLOCK_BYTES,
     RedoFlat,
     RedoFragment,
     RedoTensor,
@@ -38,9 +44,9 @@ def paths(tmp_path):
 def write(paths, *, steps=(3, 4, 6)):
     writer = RedoFileWriter(paths, "run-a", 0, {"class": "SGD"}, WRITES)
     for step in steps:
-        writer.add(WEIGHT, bytes([step]) * 24, nbytes=24)
+        add(writer, WEIGHT, bytes([step]) * 24)
         if step == 4:
-            writer.add(TABLE, bytes(8), nbytes=8)
+            add(writer, TABLE, bytes(8))
         writer.end_step(step, groups=[{"lr": 0.1 if step < 6 else 0.05}], broken="an edit" if step == 6 else None)
     writer.publish()
     (name,) = redo_segments(paths, "run-a")
@@ -60,7 +66,16 @@ def rewritten(path, change):
 
 def read_all(path):
     segment = read_redo_segment(path, run="run-a")
-    return list(read_blocks(segment, [block for step in segment.steps for block in step.blocks]))
+    return contents(segment, [block for step in segment.steps for block in step.blocks])
+
+
+def contents(segment, blocks):
+    """Return the bytes for which these blocks stand."""
+    found = []
+    for block, stored in zip(blocks, read_blocks(segment, blocks), strict=True):
+        found.append(bytearray(block.nbytes))
+        unpacked(stored, into=memoryview(found[-1]))
+    return found
 
 
 def test_what_was_written_is_read(paths):
@@ -76,12 +91,12 @@ def test_what_was_written_is_read(paths):
         (4, [{"lr": 0.1}], None),
         (6, [{"lr": 0.05}], "an edit"),
     ]
-    assert list(read_blocks(segment, segment.steps[1].blocks)) == [bytes([4]) * 24, bytes(8)]
+    assert contents(segment, segment.steps[1].blocks) == [bytes([4]) * 24, bytes(8)]
 
 
 def test_what_is_given_up_leaves_nothing(paths):
     writer = RedoFileWriter(paths, "run-a", 0, {}, RedoWrites(()))
-    writer.add(WEIGHT, bytes(24), nbytes=24)
+    add(writer, WEIGHT, bytes(24))
     writer.abort()
     RedoFileWriter(paths, "run-a", 0, {}, RedoWrites(())).publish()
     assert list(paths.redo_dir("run-a").iterdir()) == []
@@ -89,7 +104,7 @@ def test_what_is_given_up_leaves_nothing(paths):
 
 def test_a_forked_child_that_lets_go_of_a_segment_writes_nothing_into_it(paths):
     writer = RedoFileWriter(paths, "run-a", 0, {"class": "SGD"}, RedoWrites((("a.weight",),)))
-    writer.add(WEIGHT, bytes([3]) * 24, nbytes=24)
+    add(writer, WEIGHT, bytes([3]) * 24)
     child = os.fork()
     if child == 0:
         # As when an interpreter ends, or collects what nobody refers to.
@@ -100,6 +115,51 @@ def test_a_forked_child_that_lets_go_of_a_segment_writes_nothing_into_it(paths):
     writer.publish()
     (name,) = redo_segments(paths, "run-a")
     assert read_all(paths.redo_dir("run-a") / name.name) == [bytes([3]) * 24]
+
+
+def test_blocks_are_packed_as_many_at_a_time_as_there_is_room_for(paths):
+    """And of the first there is always room for 8 MiB, whatever the file has left over from those before."""
+    noise = np.random.default_rng(1).integers(0, 256, 8 << 20, np.uint8)
+    tensor = RedoTensor("buffer", "noise", "U8", (3, 8 << 20))
+    writer = RedoFileWriter(paths, "run-a", 0, {"class": "SGD"}, WRITES)
+    packer = native.ParallelPacker(threads=2)
+    add(writer, WEIGHT, bytes(24))
+    blocks = [(tensor, memoryview(noise))] * 3
+    assert [writer.pack(blocks[number:], packer) for number in range(3)] == [1, 1, 1]
+    small = [(tensor, memoryview(noise)[:100_000])] * 200
+    assert 1 < (found := writer.pack(small, packer)) < 200
+    assert writer.pack([], packer) == 0
+    writer.end_step(3, groups=[], broken=None)
+    writer.publish()
+    (name,) = redo_segments(paths, "run-a")
+    read = read_all(paths.redo_dir("run-a") / name.name)
+    assert read == [bytes(24), *[noise.data] * 3, *[noise.data[:100_000]] * found]
+
+
+def test_a_block_that_never_finds_room_is_refused(paths):
+    writer = RedoFileWriter(paths, "run-a", 0, {"class": "SGD"}, WRITES)
+    with pytest.raises(ValueError, match=r"gradient of 'a\.weight': a block of 9437184 bytes may take 9437267, where"):
+        add(writer, WEIGHT, bytes(9 << 20))
+    writer.abort()
+    assert list(paths.redo_dir("run-a").iterdir()) == []
+
+
+def test_a_block_stands_for_the_bytes_of_its_memory_and_not_for_its_elements(paths):
+    numbers = np.arange(6, dtype=np.float32)
+    writer = RedoFileWriter(paths, "run-a", 0, {"class": "SGD"}, WRITES)
+    add(writer, WEIGHT, numbers.data)
+    writer.end_step(3, groups=[], broken=None)
+    writer.publish()
+    (name,) = redo_segments(paths, "run-a")
+    assert read_all(paths.redo_dir("run-a") / name.name) == [numbers.tobytes()]
+
+
+def test_a_footer_that_no_reader_takes_is_refused_under_the_name_of_the_segment(paths, monkeypatch):
+    monkeypatch.setattr(redo_writer, "MAX_JSON_BYTES", 1000)
+    writer = RedoFileWriter(paths, "run-a", 0, {"class": "SGD"}, WRITES)
+    writer.end_step(7, groups=[{"lr": "x" * 1000}], broken=None)
+    with pytest.raises(FormatError, match=r"rank-00000-000000000007-to-0+7\.redo: steps 7 to 7 take a footer of "):
+        writer.publish()
 
 
 @pytest.mark.guards("Damage is found and named")
@@ -127,7 +187,8 @@ CHANGES = {
     "shape": (lambda one: one["tensors"].append(["buffer", "b", "F32", [-1]]), "-1 is no whole number"),
     "tensor": (lambda one: one["steps"][0]["blocks"][0].__setitem__(0, 9), "there is no tensor 9"),
     "block": (lambda one: one["steps"][0]["blocks"][0].__setitem__(1, 1 << 40), "are no block"),
-    "stored": (lambda one: one["steps"][0]["blocks"][0].__setitem__(2, 23), r"3 steps in 79 bytes, .* in 80"),
+    "a byte more": (lambda one: one["steps"][0]["blocks"][0].__setitem__(1, BLOCK_BYTES + 1), "are no block"),
+    "stored": (lambda one: one["steps"][0]["blocks"][0].__setitem__(2, 50), r"3 steps in 243 bytes, .* in 244"),
     "no groups": (lambda one: one["steps"][0].update(groups=None), "is not that of a redo segment"),
     "broken": (lambda one: one["steps"][0].update(broken=7), "7 is no text"),
     "rule": (lambda one: one.update(rule=[]), "field rule"),
@@ -144,6 +205,12 @@ def test_a_footer_that_contradicts_itself_is_refused(paths, case):
         read_redo_segment(path, run="run-a")
 
 
+def test_a_block_may_stand_for_as_much_as_the_format_allows(paths):
+    path = write(paths)
+    rewritten(path, lambda one: one["steps"][0]["blocks"][0].__setitem__(1, BLOCK_BYTES))
+    assert read_redo_segment(path, run="run-a").steps[0].blocks[0].nbytes == BLOCK_BYTES
+
+
 def test_a_length_beyond_the_file_is_no_footer(paths):
     path = write(paths)
     data = path.read_bytes()
@@ -154,7 +221,7 @@ def test_a_length_beyond_the_file_is_no_footer(paths):
 
 def write_flats(paths):
     writer = RedoFileWriter(paths, "run-a", 1, {"class": "AdamW"}, FLATS)
-    writer.add(RedoTensor("gradient", "flat 0", "F32", (8,)), bytes(32), nbytes=32)
+    add(writer, RedoTensor("gradient", "flat 0", "F32", (8,)), bytes(32))
     writer.end_step(3, groups=[{}, {}], broken=None)
     writer.end_step(4, groups=[{}, {}], broken=None, applied=False)
     writer.publish()

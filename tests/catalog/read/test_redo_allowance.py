@@ -1,19 +1,19 @@
 """A hostile record of a redo log is refused before any memory is taken for it."""
 
 import pytest
+from redo_helpers import add
 
-from catalog.encoding.planes import packed
 from catalog.errors import FormatError
 from catalog.format.redo_reader import read_redo_segment
-from catalog.format.redo_segment import BLOCK_BYTES, RedoFlat, RedoTensor, RedoWrites, redo_segments
+from catalog.format.redo_segment import RedoFlat, RedoTensor, RedoWrites, redo_segments
 from catalog.format.redo_writer import RedoFileWriter
 from catalog.paths import HistoryPaths
 from catalog.read.redo import RedoRecord
 from catalog.read.redo_allowance import MOST_MORE_BYTES, RedoAllowance, require_fitting_flats
 
-ZEROS = packed(memoryview(bytes(BLOCK_BYTES)), itemsize=1)
+ZEROS = memoryview(bytes(8 << 20))
 WEIGHT = RedoTensor("gradient", "weight", "F32", (2, 3))
-LARGE = BLOCK_BYTES * 16
+LARGE = 32 * len(ZEROS)
 
 
 def records(tmp_path, *steps):
@@ -23,8 +23,8 @@ def records(tmp_path, *steps):
     writer = RedoFileWriter(paths, "run-a", 0, {}, RedoWrites((("weight",),)))
     for number, tensors in enumerate(steps, start=1):
         for tensor, nbytes in tensors:
-            for _ in range(-(-nbytes // BLOCK_BYTES)):
-                writer.add(tensor, ZEROS, nbytes=min(nbytes, BLOCK_BYTES))
+            for at in range(0, nbytes, len(ZEROS)):
+                add(writer, tensor, ZEROS[: nbytes - at])
         writer.end_step(number, groups=[], broken=None)
     writer.publish()
     (name,) = redo_segments(paths, "run-a")
