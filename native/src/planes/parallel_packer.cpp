@@ -1,23 +1,26 @@
 #include "planes/parallel_packer.hpp"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <exception>
 #include <mutex>
 #include <optional>
 #include <stdexcept>
+#include <string>
 #include <system_error>
 #include <thread>
+#include <utility>
 
 #include "base/start_thread.hpp"
 
 namespace dsh {
 namespace {
 
-constexpr std::array alone = {Transform::plain, Transform::rotated};
+constexpr std::array transforms_without_base = {Transform::plain, Transform::rotated};
 
-// The packing of some blocks: each thread takes the next one, and writes it once it is known where the one before ends.
+// Shares some blocks among threads: each takes the next one, and writes it once it is known where the one before ends.
 class Work {
   public:
     Work(std::span<const RawBlock> blocks, std::byte *into) : blocks_(blocks), into_(into), packed_(blocks.size()) {}
@@ -25,7 +28,7 @@ class Work {
     void run(BlockPacker &packer) {
         try {
             for (std::size_t i; (i = next_.fetch_add(1)) < blocks_.size();) {
-                const std::size_t nbytes = packer.pack(blocks_[i], nullptr, alone);
+                const std::size_t nbytes = packer.pack(blocks_[i], nullptr, transforms_without_base);
                 const auto at = place(i, nbytes);
                 if (!at) {
                     return;
@@ -35,12 +38,14 @@ class Work {
             }
         } catch (...) {
             const std::scoped_lock lock(mutex_);
-            failure_ = std::current_exception();
+            if (!failure_) {
+                failure_ = std::current_exception();
+            }
             changed_.notify_all();
         }
     }
 
-    // Called once no thread runs it any more.
+    // Return the blocks, or throw what a thread has thrown. Only once no thread runs any more.
     std::vector<PackedBlock> result() {
         if (failure_) {
             std::rethrow_exception(failure_);
@@ -49,7 +54,7 @@ class Work {
     }
 
   private:
-    // Where block `i` begins, once all before it are packed; nothing when a thread has failed.
+    // Return where block `i` begins, once all before it are packed; nothing when a thread has failed.
     std::optional<std::size_t> place(std::size_t i, std::size_t nbytes) {
         std::unique_lock lock(mutex_);
         changed_.wait(lock, [&] { return placed_ == i || failure_; });
@@ -94,6 +99,7 @@ std::vector<PackedBlock> ParallelPacker::pack(std::span<const RawBlock> blocks, 
         throw std::invalid_argument("into has " + std::to_string(into.size()) + " bytes where the blocks may take " +
                                     std::to_string(most));
     }
+    const std::scoped_lock lock(mutex_);
     Work work(blocks, into.data());
     {
         std::vector<std::jthread> others;

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <vector>
 
@@ -16,20 +17,24 @@ struct PackedBlock {
     Digest checksum; // of the packed bytes
 };
 
-// Beside a training whose threads share each operation, work in one thread lets all of them wait for the one that it
-// has pushed from its processor: the same work in as many threads as those are lets them wait for a part of it.
+// Packs with as many threads as it is told. Beside a training whose threads share each operation, work in one thread
+// lets all of them wait for the one that it has pushed from its processor: the same work in as many threads as those
+// are lets them wait for a part of it.
 class ParallelPacker {
   public:
-    // Use the calling thread and others, `threads` together; std::invalid_argument for none.
+    // Use the calling thread and others, `threads` together, or fewer where the host gives no more.
+    // std::invalid_argument for none.
     explicit ParallelPacker(std::size_t threads);
     ParallelPacker(const ParallelPacker &) = delete;
     ParallelPacker &operator=(const ParallelPacker &) = delete;
 
-    // Pack blocks that need no base, in order. std::invalid_argument unless `into` has room for the most that they
-    // may take, or where an itemsize is unknown. To be called by one thread at a time.
+    // Pack blocks in order, without a base. The other threads end before it returns, or throws. std::invalid_argument
+    // unless `into` has room for the most that the blocks may take, and for an unknown itemsize; `into` holds anything
+    // then. A call waits for those of other threads to end.
     std::vector<PackedBlock> pack(std::span<const RawBlock> blocks, std::span<std::byte> into);
 
   private:
+    std::mutex mutex_; // of the packers
     std::vector<std::unique_ptr<BlockPacker>> packers_;
 };
 

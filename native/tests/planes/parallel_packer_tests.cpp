@@ -1,7 +1,9 @@
 // Blocks that several threads pack are those that one packs, one behind the other; what fails ends all of them.
 
+#include <algorithm>
 #include <cstring>
 #include <stdexcept>
+#include <thread>
 #include <vector>
 
 #include "base/checksums/checksum.hpp"
@@ -32,15 +34,26 @@ struct Outcome {
     std::vector<std::byte> bytes;
 };
 
-Outcome packed_by(std::size_t threads, const std::vector<std::vector<std::byte>> &blocks, std::size_t itemsize = 4) {
-    std::vector<RawBlock> given;
-    std::size_t most = 0;
+std::vector<RawBlock> as_raw(const std::vector<std::vector<std::byte>> &blocks, std::size_t itemsize) {
+    std::vector<RawBlock> raw;
     for (const auto &block : blocks) {
-        given.push_back({block, itemsize});
-        most += most_packed_bytes(given.back());
+        raw.push_back({block, itemsize});
     }
+    return raw;
+}
+
+std::size_t most_bytes(const std::vector<RawBlock> &blocks) {
+    std::size_t most = 0;
+    for (const RawBlock &block : blocks) {
+        most += most_packed_bytes(block);
+    }
+    return most;
+}
+
+Outcome packed_by(std::size_t threads, const std::vector<std::vector<std::byte>> &blocks, std::size_t itemsize = 4) {
+    const auto given = as_raw(blocks, itemsize);
     Outcome found;
-    found.bytes.resize(most);
+    found.bytes.resize(most_bytes(given));
     found.blocks = ParallelPacker(threads).pack(given, found.bytes);
     std::size_t end = 0;
     for (const PackedBlock &block : found.blocks) {
@@ -91,6 +104,48 @@ TEST(what_fails_in_a_thread_is_thrown_and_the_packer_goes_on) {
     const std::vector<std::byte> zeros(1000);
     const std::vector<RawBlock> right(5, RawBlock{zeros, 4});
     CHECK(packer.pack(right, room).size() == 5);
+}
+
+TEST(one_block_that_fails_among_many_ends_all_threads) {
+    Random random(33);
+    const auto blocks = some_blocks(12, random);
+    auto given = as_raw(blocks, 4);
+    ParallelPacker packer(4);
+    std::vector<std::byte> room(most_bytes(given) + 64);
+    for (std::size_t wrong = 0; wrong < given.size(); ++wrong) {
+        given[wrong].itemsize = 5;
+        bool was_thrown = false;
+        try {
+            packer.pack(given, room);
+        } catch (const std::invalid_argument &) {
+            was_thrown = true;
+        }
+        CHECK(was_thrown);
+        given[wrong].itemsize = 4;
+    }
+    CHECK(packer.pack(given, room).size() == given.size());
+}
+
+TEST(calls_of_several_threads_wait_for_each_other) {
+    Random random(34);
+    const auto blocks = some_blocks(12, random);
+    const Outcome expected = packed_by(1, blocks);
+    const auto given = as_raw(blocks, 4);
+    ParallelPacker packer(2);
+    std::vector<std::vector<std::byte>> rooms(4, std::vector<std::byte>(most_bytes(given)));
+    {
+        std::vector<std::jthread> callers;
+        for (auto &room : rooms) {
+            callers.emplace_back([&] {
+                for (unsigned turn = 0; turn < 5; ++turn) {
+                    packer.pack(given, room);
+                }
+            });
+        }
+    }
+    for (const auto &room : rooms) {
+        CHECK(std::equal(expected.bytes.begin(), expected.bytes.end(), room.begin()));
+    }
 }
 
 TEST(too_little_room_is_refused) {
