@@ -284,55 +284,37 @@ def pack_block(data: Any, *, itemsize: int, transforms: Sequence[int], base: obj
     """Return a packed block (docs/format.md) of a buffer of elements of `itemsize` (1, 2, 4 or 8) bytes; the last one
     may be cut off.
 
-    transforms: those of `split_planes` of which the one is taken that makes a sample smallest, about. base: for 2 to 4,
-    a buffer of the same size. ValueError names what does not fit.
+    transforms: what each element may become before it is cut into planes: 0 itself; 1 rotated left by a bit; 2 XOR with
+    the base's element; 3 the same, rotated; 4 the zigzag difference of both as integers. Of those given the one is
+    taken that makes a sample smallest, about. base: for 2 to 4, a buffer of the same size. ValueError names what does
+    not fit.
     """
 
 class ParallelPacker:
     """Packs many blocks in several threads at once: the calling one, and others that end with the call.
 
-    To be used by one thread at a time.
+    Any thread may use it: a call waits for those of other threads to end.
     """
     def __init__(self, *, threads: int) -> None:
-        """ValueError for 0 threads."""
+        """ValueError for 0 threads. There are fewer where the host gives no more."""
 
     def pack(self, blocks: Sequence[tuple[Any, int]], *, into: Any) -> list[tuple[int, bytes]]:
         """Write the packed blocks of buffers, each given with the bytes of its elements, to a writable buffer, one
         behind the other; return the size and the checksum of each. They are those that `pack_block` makes without a
-        base. ValueError unless there is room for all bytes of the buffers, and for each for 11 and 9 times the bytes of
-        an element.
+        base, of the transforms 0 and 1. ValueError for other elements, and unless there is room for all bytes of the
+        buffers, and for each for 11 and 9 times the bytes of an element.
         """
 
-def split_planes(data: Any, *, into: Any, itemsize: int, transform: int, base: object | None = None) -> None:
-    """Cut the elements of a buffer into planes, one for each byte of an element, the least significant first.
-
-    data: any contiguous buffer of elements of `itemsize` (1, 2, 4 or 8) bytes; into: a writable one of the same size.
-    transform: what each element becomes before: 0 itself; 1 rotated left by a bit; 2 XOR with the base's element; 3 the
-    same, rotated; 4 the zigzag difference of both as integers. base: for 2 to 4, a buffer of the same size. ValueError
-    names what does not fit.
-    """
-
 def join_planes(planes: Sequence[Any], *, into: Any, transform: int, base: object | None = None) -> None:
-    """Put together what `split_planes` cut: into `into`, from the planes (1, 2, 4 or 8 buffers), bit for bit. A plane
-    of a single byte stands for one all of whose bytes are this one. ValueError names what does not fit.
-    """
-
-def coded_bytes(data: Any, *, itemsize: int, transform: int, base: object | None = None) -> list[float]:
-    """Return how many bytes a Huffman code takes for each plane into which `split_planes` cuts the elements, about, and
-    without its table: runs of a byte count as nothing. The arguments and errors are those of `split_planes`.
-    """
-
-def is_constant(plane: Any) -> bool:
-    """Return whether all bytes of a buffer are the same."""
-
-def gather_quads(plane: Any) -> tuple[bytes, bytes]:
-    """Return the quads of a buffer, one byte for four, two bits each, the first in the lowest: its value, or 3 where it
-    is 3 or more; and the others, which are those, in order.
+    """Write to `into` the elements of which these are the planes (1, 2, 4 or 8 buffers, the least significant first),
+    and undo the transform of `pack_block`, bit for bit. A plane of a single byte stands for one all of whose bytes are
+    this one. ValueError names what does not fit.
     """
 
 def spread_quads(quads: Any, *, others: Any, into: Any) -> int:
-    """Write to `into` the bytes whose quads and others these are. Return how many others the quads ask for: where there
-    are not as many, `into` holds anything. ValueError when the quads are not a fourth of it, rounded up.
+    """Write to `into` the bytes of which four are a quad each (docs/format.md), and take those that are 3 or more from
+    `others`, in order. Return how many others the quads ask for: where there are not as many, `into` holds anything.
+    ValueError when the quads are not a fourth of it, rounded up.
     """
 
 def probe_file_system(directory: str) -> dict[str, Any]:

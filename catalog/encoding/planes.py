@@ -33,9 +33,9 @@ import native
 from catalog.encoding.zstd import decompressed
 from catalog.errors import FormatError
 
-__all__ = ["MAX_HEAD_BYTES", "Transform", "needs_base", "packed", "raw_bytes", "unpacked"]
+__all__ = ["MAX_HEAD_BYTES", "Transform", "needs_base", "packed", "unpacked"]
 
-VERSION = 1
+_VERSION = 1
 
 
 class Transform(IntEnum):
@@ -83,30 +83,22 @@ class _Head(NamedTuple):
     begin: int
 
 
-def packed(
-    raw: memoryview, *, itemsize: int, base: memoryview | None = None, transform: Transform | None = None
-) -> bytes:
-    """Return a block from which `unpacked` makes exactly the bytes of `raw`; never much larger than these.
+def packed(raw: memoryview, *, itemsize: int, base: memoryview | None = None) -> bytes:
+    """Return a block from which `unpacked` makes exactly the bytes of `raw`; never much larger than these. Of the
+    transforms that are possible it has the one that makes a sample of the block smallest.
 
-    itemsize: the bytes of one element: 1, 2, 4 or 8
-    base: as many bytes as `raw`, most like it; who unpacks a block for which `needs_base` says so must have them again
-    transform: by default the one that makes a sample of the block smallest
+    itemsize: the bytes of one element: 1, 2, 4 or 8, else ValueError
+    base: as many bytes as `raw`, else ValueError, most like it; who unpacks a block for which `needs_base` says so must
+       have them again
     """
-    if itemsize not in _ITEMSIZES:
-        raise ValueError(f"itemsize is {itemsize}: an element has 1, 2, 4 or 8 bytes")
-    data = _bytes_of(raw)
-    other = None
-    if base is not None:
-        other = _bytes_of(base)
-        if len(other) != len(data):
-            raise ValueError(f"the base has {len(other)} bytes, the block {len(data)}: they must be as many")
-    tried = (_ALONE if base is None else _WITH_BASE) if transform is None else (transform,)
-    return native.pack_block(data, itemsize=itemsize, transforms=list(map(int, tried)), base=other)
+    tried = _ALONE if base is None else _WITH_BASE
+    return native.pack_block(raw, itemsize=itemsize, transforms=tried, base=base)
 
 
 def unpacked(block: bytes | memoryview, *, base: memoryview | None = None, into: memoryview) -> None:
-    """Write the raw bytes of a block to `into`, which has exactly as many. FormatError when the block is none, or has
-    another number of raw bytes, or needs a base where there is none of its size."""
+    """Write the raw bytes of a block to `into`, which has exactly as many and holds anything after an error.
+    FormatError when the block is none, or has another number of raw bytes, or needs a base where there is none of its
+    size."""
     content = _bytes_of(block)
     head = _head(content)
     target = into.cast("B")
@@ -134,11 +126,6 @@ def needs_base(block: bytes | memoryview) -> bool:
     return _head(_bytes_of(block)).transform not in _ALONE
 
 
-def raw_bytes(block: bytes | memoryview) -> int:
-    """Return the number of raw bytes of a block. FormatError when it is no block."""
-    return _head(_bytes_of(block)).nbytes
-
-
 def _bytes_of(buffer: bytes | memoryview) -> memoryview:
     return memoryview(buffer).cast("B")
 
@@ -147,8 +134,8 @@ def _head(content: memoryview) -> _Head:
     if len(content) < _HEAD.size:
         raise FormatError(f"packed block: {len(content)} bytes, too short for a block")
     version, transform, itemsize, nbytes = _HEAD.unpack_from(content)
-    if version != VERSION:
-        raise FormatError(f"packed block: version {version}, this release knows {VERSION}")
+    if version != _VERSION:
+        raise FormatError(f"packed block: version {version}, this release knows {_VERSION}")
     if transform not in _TRANSFORMS or itemsize not in _ITEMSIZES:
         raise FormatError(f"packed block: transform {transform} of elements of {itemsize} bytes: not one of the format")
     begin = _HEAD.size + itemsize * _PLANE.size

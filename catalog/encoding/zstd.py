@@ -1,5 +1,6 @@
-"""Zstandard for byte planes, whose frames the native code makes: what each thread keeps to read them. Making a
-decompressor anew for each plane takes longer than to decode many a plane.
+"""Decompresses the frames of Zstandard that the native code makes of byte planes.
+
+Each thread keeps its decompressor: to make one anew for each plane takes longer than to decode many a plane.
 """
 
 import threading
@@ -12,7 +13,7 @@ __all__ = ["decompressed"]
 
 
 class _Decompressor(threading.local):
-    """What each thread has for itself to decompress with."""
+    """Holds the decompressor of each thread."""
 
     def __init__(self) -> None:
         self.zstd = zstandard.ZstdDecompressor()

@@ -4,8 +4,10 @@
 #include <cstring>
 #include <limits>
 #include <numeric>
+#include <stdexcept>
+#include <utility>
 
-#include "planes/byte_planes.hpp"
+#include "planes/coded_bytes.hpp"
 #include "planes/quads.hpp"
 
 namespace dsh {
@@ -20,10 +22,11 @@ constexpr std::size_t quads_head_bytes = 2 * row_bytes + size_bytes;
 constexpr std::size_t sample_parts = 4;
 constexpr std::size_t sample_part_elements = 1024;
 
-// A plane that a frame makes hardly smaller is stored: that costs little room, and decoding it nothing.
+// A plane that coding makes hardly smaller is stored: that costs little room, and decoding it nothing.
 constexpr double worth_coding = 0.97;
 // Repetitions take long to find, and a sample has some by chance.
 constexpr double worth_matches = 0.97;
+// Quads take a fourth of a plane at least before they are coded: they are tried only where frames take little.
 constexpr double may_be_quads = 0.5;
 constexpr double worth_quads = 0.95;
 
@@ -54,41 +57,51 @@ std::size_t most_packed_bytes(const RawBlock &block) {
     return head_bytes + block.itemsize * row_bytes + block.bytes.size();
 }
 
-std::size_t BlockPacker::pack(const RawBlock &block, const std::byte *base, std::span<const Transform> tried) {
+std::size_t BlockPacker::pack(const RawBlock &block, const std::byte *base, std::span<const Transform> transforms) {
+    require_itemsize(block.itemsize);
+    if (transforms.empty()) {
+        throw std::invalid_argument("transforms is empty: a block has one");
+    }
     block_ = block;
     const std::size_t itemsize = block.itemsize;
-    const std::size_t whole = itemsize == 0 ? 0 : block.bytes.size() - block.bytes.size() % itemsize;
-    const auto data = block.bytes.data();
-    const auto some = sample(data, whole, itemsize, sample_);
-    const std::byte *other = base == nullptr ? nullptr : sample(base, whole, itemsize, base_sample_).data();
-    const bool is_whole = some.size() == whole;
-    const std::size_t count = itemsize == 0 ? 0 : some.size() / itemsize;
+    const auto whole = block.bytes.first(block.bytes.size() - block.bytes.size() % itemsize);
+    const auto some = sample(whole, sample_);
+    const std::byte *some_base = base == nullptr ? nullptr : sample({base, whole.size()}, base_sample_).data();
+    const bool is_whole = some.size() == whole.size();
+    const std::size_t count = some.size() / itemsize;
 
+    Transform best = transforms.front();
     std::array<double, most_planes> sizes{};
     double least = std::numeric_limits<double>::infinity();
-    for (const Transform transform : tried) {
-        const auto found = coded_bytes(some.data(), other, count, itemsize, transform);
+    for (const Transform transform : transforms) {
+        transform_ = transform;
+        const std::byte *planes = split(some.data(), some_base, count);
+        std::array<double, most_planes> found{};
+        for (std::size_t i = 0; i < itemsize; ++i) {
+            found[i] = coded_bytes({planes + i * count, count});
+        }
         const double sum = std::accumulate(found.begin(), found.end(), 0.0);
         if (sum < least) {
-            transform_ = transform;
+            best = transform;
             least = sum;
             sizes = found;
         }
     }
+    transform_ = best;
 
     std::array<Coder, most_planes> coders{};
-    const std::byte *planes = split(some.data(), other, count);
+    const std::byte *planes = split(some.data(), some_base, count);
     for (std::size_t i = 0; i < itemsize; ++i) {
         coders[i] = best_coder({planes + i * count, count}, sizes[i], is_whole, contents_[i]);
     }
     if (!is_whole) {
-        const std::size_t all = whole / itemsize;
-        planes = split(data, base, all);
+        const std::size_t all = whole.size() / itemsize;
+        planes = split(whole.data(), base, all);
         for (std::size_t i = 0; i < itemsize; ++i) {
             code({planes + i * all, all}, coders[i], contents_[i]);
         }
     }
-    std::size_t nbytes = head_bytes + itemsize * row_bytes + block.bytes.size() - whole;
+    std::size_t nbytes = head_bytes + itemsize * row_bytes + block.bytes.size() - whole.size();
     for (std::size_t i = 0; i < itemsize; ++i) {
         nbytes += contents_[i].bytes.size();
     }
@@ -117,17 +130,16 @@ std::byte *BlockPacker::Memory::of(std::size_t nbytes) {
     return bytes_.get();
 }
 
-// Some of the elements, of all parts of the block; all of a small one.
-std::span<const std::byte> BlockPacker::sample(const std::byte *data, std::size_t nbytes, std::size_t itemsize,
-                                               Memory &memory) {
-    const std::size_t part = sample_part_elements * itemsize;
-    if (nbytes <= sample_parts * part) {
-        return {data, nbytes};
+// Return some of the elements, from all parts of a block; those of a small one are all of them, where they are.
+std::span<const std::byte> BlockPacker::sample(std::span<const std::byte> data, Memory &memory) const {
+    const std::size_t part = sample_part_elements * block_.itemsize;
+    if (data.size() <= sample_parts * part) {
+        return data;
     }
-    const std::size_t gap = (nbytes / itemsize - sample_part_elements) / (sample_parts - 1) * itemsize;
+    const std::size_t gap = (data.size() / block_.itemsize - sample_part_elements) / (sample_parts - 1);
     std::byte *into = memory.of(sample_parts * part);
     for (std::size_t i = 0; i < sample_parts; ++i) {
-        std::memcpy(into + i * part, data + i * gap, part);
+        std::memcpy(into + i * part, data.data() + i * gap * block_.itemsize, part);
     }
     return {into, sample_parts * part};
 }
@@ -138,8 +150,8 @@ const std::byte *BlockPacker::split(const std::byte *data, const std::byte *base
     return planes;
 }
 
-// Code a plane in the way that makes it smallest, if by enough. `size` is what Huffman's code makes of it, about;
-// `is_whole` says that it is no sample of a larger one.
+// Code a plane in the way that makes it smallest, if by enough; return how. `size` is what Huffman's code makes of it,
+// about; `is_whole` says that it is no sample of a larger one.
 BlockPacker::Coder BlockPacker::best_coder(std::span<const std::byte> plane, double size, bool is_whole,
                                            Content &content) {
     // Repetitions are found also where all values are as frequent.

@@ -7,9 +7,8 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <utility>
 
-#include "planes/coded_bytes.hpp"
+#include "planes/byte_planes.hpp"
 #include "planes/forms.hpp"
 #include "planes/frame_coder.hpp"
 
@@ -21,25 +20,28 @@ struct RawBlock {
     std::size_t itemsize;
 };
 
-// A packed block takes at most so many bytes.
+// Return how many bytes a block takes at most, packed.
 std::size_t most_packed_bytes(const RawBlock &block);
 
-// What one thread has to pack with: one block after the other.
+// Packs one block after the other, in memory that it keeps from each to the next. One thread at a time may use it.
 class BlockPacker {
   public:
-    // Pack a block; return its size. `base` has as many bytes, or is null where `tried` has no transform that needs
-    // one. Of those the one is taken that makes a sample smallest. std::invalid_argument for another itemsize. What is
-    // in `block` must stay until it is written.
-    std::size_t pack(const RawBlock &block, const std::byte *base, std::span<const Transform> tried);
+    // Pack a block, in the one of the transforms that makes a sample of it smallest; return the size. `base` has as
+    // many bytes as the block, or is null where no transform needs one. std::invalid_argument for another itemsize, and
+    // without a transform. The bytes of the block must stay until `write` has returned.
+    std::size_t pack(const RawBlock &block, const std::byte *base, std::span<const Transform> transforms);
 
-    // Write what the last `pack` has made.
+    // Write what the last `pack` has made: as many bytes as it has returned.
     void write(std::byte *into) const;
 
   private:
+    // What a block says of the bytes of a plane; the numbers are those of the format.
     enum class Coding : std::uint8_t { stored = 0, frame = 1, constant = 2, quads = 3 };
+    // What is tried on a plane. Whichever it is, a plane of one value is a constant, and one that gets no smaller is
+    // stored.
     enum class Coder : std::uint8_t { none, few_matches, all_matches, quads };
 
-    // Memory that grows, and is used again.
+    // Memory that only grows. What it held is lost when it does.
     class Memory {
       public:
         std::byte *of(std::size_t nbytes);
@@ -49,21 +51,21 @@ class BlockPacker {
         std::size_t nbytes_ = 0;
     };
 
-    // The bytes of a plane as they are stored: its own, or in memory.
+    // A plane as it is stored. The bytes are in `memory`, or are those of the plane itself and live as long as it does.
     struct Content {
         Coding coding = Coding::stored;
         std::span<const std::byte> bytes;
         Memory memory;
     };
 
-    // What gathering a plane's quads needs.
+    // The parts of a plane of quads, and the memory in which they are made.
     struct Quads {
         Memory quads;
         Memory others;
         std::array<Content, 2> parts;
     };
 
-    std::span<const std::byte> sample(const std::byte *data, std::size_t nbytes, std::size_t itemsize, Memory &memory);
+    std::span<const std::byte> sample(std::span<const std::byte> data, Memory &memory) const;
     const std::byte *split(const std::byte *data, const std::byte *base, std::size_t count);
     Coder best_coder(std::span<const std::byte> plane, double size, bool is_whole, Content &content);
     void code(std::span<const std::byte> plane, Coder coder, Content &content);
@@ -78,7 +80,7 @@ class BlockPacker {
     std::array<Content, 2> tried_;
     std::array<Content, most_planes> contents_;
     Transform transform_ = Transform::plain;
-    RawBlock block_{};
+    RawBlock block_{{}, 1};
 };
 
 } // namespace dsh

@@ -10,11 +10,11 @@
 namespace dsh {
 namespace {
 
+static_assert(most_planes == std::size_t{1} << (element_kinds - 1));
+
 // The place of the loops for elements of so many bytes.
 std::size_t kind_of(std::size_t itemsize) {
-    if (!std::has_single_bit(itemsize) || itemsize > std::size_t{1} << (element_kinds - 1)) {
-        throw std::invalid_argument("itemsize is " + std::to_string(itemsize) + " where 1, 2, 4 or 8 bytes are known");
-    }
+    require_itemsize(itemsize);
     return static_cast<std::size_t>(std::countr_zero(itemsize));
 }
 
@@ -22,6 +22,12 @@ const unsigned char *raw(const std::byte *bytes) { return reinterpret_cast<const
 unsigned char *raw(std::byte *bytes) { return reinterpret_cast<unsigned char *>(bytes); }
 
 } // namespace
+
+void require_itemsize(std::size_t itemsize) {
+    if (!std::has_single_bit(itemsize) || itemsize > most_planes) {
+        throw std::invalid_argument("itemsize is " + std::to_string(itemsize) + " where 1, 2, 4 or 8 bytes are known");
+    }
+}
 
 void split_planes(const std::byte *data, const std::byte *base, std::size_t count, std::size_t itemsize,
                   Transform transform, std::byte *planes) {

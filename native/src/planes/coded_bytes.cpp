@@ -1,11 +1,11 @@
 #include "planes/coded_bytes.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <numeric>
-#include <vector>
 
 namespace dsh {
 namespace {
@@ -19,13 +19,13 @@ constexpr std::size_t word_bytes = sizeof(std::uint64_t);
 
 // Count the bytes of a plane that are not in a run. Four tables in turn: an increment waits for the one before it where
 // both are of the same place.
-Counts count_bytes(const std::byte *plane, std::size_t count) {
+Counts count_bytes(std::span<const std::byte> plane) {
     std::array<Counts, 4> turns{};
     std::uint64_t before = 0;
     std::size_t at = 0;
-    for (; at + word_bytes <= count; at += word_bytes) {
+    for (; at + word_bytes <= plane.size(); at += word_bytes) {
         std::uint64_t word;
-        std::memcpy(&word, plane + at, word_bytes);
+        std::memcpy(&word, plane.data() + at, word_bytes);
         if (word == before && at != 0) {
             continue;
         }
@@ -34,7 +34,7 @@ Counts count_bytes(const std::byte *plane, std::size_t count) {
             ++turns[i % turns.size()][word >> (8 * i) & 0xffU];
         }
     }
-    for (; at < count; ++at) {
+    for (; at < plane.size(); ++at) {
         ++turns[0][std::to_integer<std::size_t>(plane[at])];
     }
     Counts counts;
@@ -44,10 +44,11 @@ Counts count_bytes(const std::byte *plane, std::size_t count) {
     return counts;
 }
 
-// n * log2(n), from a table where n is small: most are.
+// n * log2(n), from a table where n is small: most are. The table is never destroyed: a daemon thread of Python may
+// still pack while the process exits.
 double entropy_term(std::uint64_t n) {
-    static const std::vector<double> table = [] {
-        std::vector<double> found(4097);
+    static const auto table = [] {
+        std::array<double, 4097> found{};
         for (std::size_t i = 2; i < found.size(); ++i) {
             found[i] = static_cast<double>(i) * std::log2(static_cast<double>(i));
         }
@@ -82,16 +83,6 @@ double huffman_bits(Counts counts) {
 
 } // namespace
 
-std::array<double, most_planes> coded_bytes(const std::byte *data, const std::byte *base, std::size_t count,
-                                            std::size_t itemsize, Transform transform) {
-    thread_local std::vector<std::byte> planes;
-    planes.resize(itemsize * count);
-    split_planes(data, base, count, itemsize, transform, planes.data());
-    std::array<double, most_planes> found{};
-    for (std::size_t i = 0; i < itemsize; ++i) {
-        found[i] = huffman_bits(count_bytes(planes.data() + i * count, count)) / 8;
-    }
-    return found;
-}
+double coded_bytes(std::span<const std::byte> plane) { return huffman_bits(count_bytes(plane)) / 8; }
 
 } // namespace dsh

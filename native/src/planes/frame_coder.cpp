@@ -13,9 +13,11 @@ namespace {
 // code, of which a large step between places that are looked at would make a no. In its enum 1 is yes.
 constexpr auto literal_compression = static_cast<ZSTD_cParameter>(1002);
 
-std::size_t checked(std::size_t found) {
+// Return what a call of zstd has returned, or throw its error.
+std::size_t checked(std::size_t found, const char *what) {
     if (ZSTD_isError(found) != 0) {
-        throw std::runtime_error(std::string("zstd can't code a plane: ") + ZSTD_getErrorName(found));
+        throw std::runtime_error(std::string("zstd ") + ZSTD_versionString() + " can't " + what + ": " +
+                                 ZSTD_getErrorName(found));
     }
     return found;
 }
@@ -27,7 +29,7 @@ FrameCoder::FrameCoder(Matching matching) : context_(ZSTD_createCCtx()) {
         throw std::bad_alloc();
     }
     const auto set = [this](ZSTD_cParameter parameter, int value) {
-        checked(ZSTD_CCtx_setParameter(context_.get(), parameter, value));
+        checked(ZSTD_CCtx_setParameter(context_.get(), parameter, value), "be set up for planes");
     };
     const bool few = matching == Matching::few;
     set(ZSTD_c_compressionLevel, 1);
@@ -42,7 +44,7 @@ FrameCoder::FrameCoder(Matching matching) : context_(ZSTD_createCCtx()) {
 std::size_t FrameCoder::most_bytes(std::size_t count) { return ZSTD_compressBound(count); }
 
 std::size_t FrameCoder::code(const std::byte *plane, std::size_t count, std::byte *into) {
-    return checked(ZSTD_compress2(context_.get(), into, most_bytes(count), plane, count));
+    return checked(ZSTD_compress2(context_.get(), into, most_bytes(count), plane, count), "code a plane");
 }
 
 void FrameCoder::Free::operator()(ZSTD_CCtx_s *context) const { ZSTD_freeCCtx(context); }

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import zstandard
 
-from catalog.encoding.planes import Transform, packed
+import native
+from catalog.encoding.planes import Transform
 from catalog.encoding.zstd import decompressed
 from catalog.errors import FormatError
 
@@ -20,7 +21,7 @@ def compressed(plane: bytes) -> bytes:
 
 def frame_of(plane: bytes) -> bytes:
     """Return the frame in the block of a plane, which is the only one."""
-    block = packed(memoryview(plane), itemsize=1, transform=Transform.PLAIN)
+    block = native.pack_block(plane, itemsize=1, transforms=[Transform.PLAIN])
     assert block[11] == 1
     return block[20:]
 

@@ -25,7 +25,7 @@ from capture.redo.steps import RedoRef
 from catalog.compaction.compact import compact_run
 from catalog.disk import json_file
 from catalog.disk.checked_parquet import decode_checked, encode_checked
-from catalog.encoding.planes import Transform, packed, raw_bytes, unpacked
+from catalog.encoding.planes import Transform, packed, unpacked
 from catalog.errors import FormatError
 from catalog.format import packed_file
 from catalog.format.packed_file import MAX_BLOCK_BYTES
@@ -99,8 +99,8 @@ def odd_block(block: bytes, chance: Chance) -> bytes:
 def _block_target() -> Target:
     bases = {itemsize: _numbers(itemsize, near=False).tobytes() for itemsize in (1, 2, 4, 8)}
     seeds = [
-        packed(memoryview(_numbers(itemsize, near=True).tobytes() + b"!"), itemsize=itemsize,
-               base=memoryview(base + b"!"), transform=transform)
+        native.pack_block(_numbers(itemsize, near=True).tobytes() + b"!", itemsize=itemsize,
+                          base=base + b"!", transforms=[transform])
         for itemsize, base in bases.items()
         for transform in Transform
     ]  # fmt: skip
@@ -110,7 +110,7 @@ def _block_target() -> Target:
         return odd_block(chance.choice((*seeds, *plain_seeds)), chance)
 
     def read(data: bytes) -> object:
-        nbytes = raw_bytes(data)
+        nbytes = _HEAD.unpack_from(data)[3] if len(data) >= _HEAD.size else 0
         if nbytes > MAX_BLOCK_BYTES:
             raise FormatError(f"{nbytes} bytes, which no table allows")
         into = bytearray(nbytes)
