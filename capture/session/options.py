@@ -1,17 +1,15 @@
 """The options of a session, checked where a user gives them."""
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
+from capture.on_full import OnFull
 from capture.snapshot.change_detector import Check
 from capture.state.weights_only import Rounded, What
 from catalog.errors import SetupError
 from catalog.retention.policy import Policy
 
-__all__ = ["OnFull", "SessionOptions"]
-
-OnFull = Literal["wait", "skip"]
-"""The choices of a training at a step that is due while too many snapshots are being written."""
+__all__ = ["SessionOptions"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

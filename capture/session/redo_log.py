@@ -20,7 +20,7 @@ import torch
 
 import native
 from capture.background_thread import BackgroundThread
-from capture.session.options import OnFull
+from capture.on_full import OnFull
 from capture.session.redo_room import RedoRoom
 from capture.user_warning import warn_user
 from catalog.encoding.planes import MAX_HEAD_BYTES

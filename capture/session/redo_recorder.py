@@ -17,8 +17,8 @@ import torch
 from capture.loops.deepspeed.bias_correction import TracedProducts
 from capture.loops.interface import Loop
 from capture.loops.module_hooks import install
+from capture.on_full import OnFull
 from capture.session.changed_contents import ChangedContents
-from capture.session.options import OnFull
 from capture.session.redo_log import RedoLog, StepInput
 from capture.session.redo_refusals import module_of
 from capture.session.redo_room import RedoRoom

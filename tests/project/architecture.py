@@ -38,7 +38,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "snapshot loops",
         "devices",
         "state",
-        "argument_names background_thread collectives defaults environment exit_handler lazy_doors user_warning",
+        "argument_names background_thread collectives defaults environment exit_handler lazy_doors",
+        "on_full user_warning",
     ),
     "catalog": (
         "retention compaction",
