@@ -19,6 +19,9 @@ from capture.environment import environment
 from capture.loops.interface import Loop
 from capture.loops.select import loop_for
 from capture.on_full import OnFull
+from capture.redo_log.budget_room import RedoRoom
+from capture.redo_log.recorder import RedoRecorder
+from capture.redo_log.refusals import refuse_unrecordable
 from capture.replays.batches import UnusedPosition
 from capture.replays.course import ReplayCourse
 from capture.replays.request import ReplayRequest, asked_replay
@@ -27,9 +30,6 @@ from capture.resume import resume_newest
 from capture.session.compaction import refuse_without_python
 from capture.session.new_run import begin_run
 from capture.session.options import SessionOptions
-from capture.session.redo_recorder import RedoRecorder
-from capture.session.redo_refusals import refuse_unrecordable
-from capture.session.redo_room import RedoRoom
 from capture.session.session import Session, close_at_exit
 from capture.snapshot.change_detector import Check
 from capture.snapshot.state_listing import StateListing

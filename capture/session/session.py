@@ -24,9 +24,9 @@ from capture.background_thread import BackgroundThread
 from capture.exit_handler import call_at_exit
 from capture.loops.interface import Loop
 from capture.loops.module_hooks import install
+from capture.redo_log.recorder import RedoRecorder
 from capture.session.committer import Committer
 from capture.session.options import SessionOptions
-from capture.session.redo_recorder import RedoRecorder
 from capture.session.sigterm import LastSnapshotOnSigterm
 from capture.session.step_events import Observer, StepEvents
 from capture.session.user_records import checked_metrics, checked_tag

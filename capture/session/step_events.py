@@ -13,10 +13,10 @@ import native
 from capture.collectives import Ranks
 from capture.loops.batch_digest import BatchDigest
 from capture.loops.interface import Loop
+from capture.redo_log.recorder import RedoRecorder
 from capture.session.committer import Committer
 from capture.session.current_step import CurrentStep
 from capture.session.options import SessionOptions
-from capture.session.redo_recorder import RedoRecorder
 from capture.snapshot.failures import Failures
 from capture.snapshot.snapshot import Snapshot
 from capture.snapshot.state_listing import StateListing

@@ -23,7 +23,14 @@ HEAVY = (
     "tqdm",
     "pyarrow",
 )
-RUNTIME = ("capture.enable", "capture.restore", "capture.session", "capture.snapshot", "capture.loops")
+RUNTIME = (
+    "capture.enable",
+    "capture.restore",
+    "capture.session",
+    "capture.redo_log",
+    "capture.snapshot",
+    "capture.loops",
+)
 """Only a training needs this part of `capture`; a reader of a history does not."""
 
 DOORS = ("enable", "restore", "checkpoint_engine")

@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 import capture
 import native
 from capture.redo.key_frames import compare_key_frame, key_frames
-from capture.session import redo_log
+from capture.redo_log import redo_log
 from capture.state.update_rule import update_rule
 from catalog.errors import CorruptError, FormatError, MismatchError, NotFoundError, SetupError, UnsupportedError
 from catalog.format.redo_reader import read_redo_segment
@@ -333,7 +333,7 @@ def test_a_hook_that_is_added_within_the_update_is_named(tmp_path):
 
 def test_buffers_that_outgrow_the_log_break_their_step(tmp_path, monkeypatch):
     """Readers would refuse them; the next checkpoint has them, and steps are made from it."""
-    monkeypatch.setattr("capture.session.changed_contents.MOST_MORE_BYTES", 100_000)
+    monkeypatch.setattr("capture.redo_log.changed_contents.MOST_MORE_BYTES", 100_000)
 
     def grow(step, session, model, optimizer):
         if step == 3:
@@ -396,7 +396,7 @@ def test_without_fingerprints_the_next_checkpoint_says_what_differs(tmp_path):
 @pytest.mark.parametrize("key", ["torch", "capability", "flush_denormal", "machine", "default_dtype"])
 def test_where_an_update_has_other_bits_it_is_refused(tmp_path, monkeypatch, key):
     found = redo_rule()
-    monkeypatch.setattr("capture.session.redo_recorder.update_rule", lambda _: {**found, key: "another"})
+    monkeypatch.setattr("capture.redo_log.recorder.update_rule", lambda _: {**found, key: "another"})
     train(tmp_path, every=10, redo=True)
     with pytest.raises(MismatchError, match=r"step 1 of run .* would have other bits here: .* was 'another', here "):
         capture.restore(5, history=tmp_path)

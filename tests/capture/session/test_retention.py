@@ -16,7 +16,8 @@ from catalog_helpers import Run, pieces_of
 from disk_watcher import watched
 
 import capture
-from capture.session import compaction, redo_log
+from capture.redo_log import redo_log
+from capture.session import compaction
 from capture.session.retention import Retention
 from catalog.errors import SetupError, SnapshotError
 from catalog.history import History

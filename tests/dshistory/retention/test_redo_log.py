@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import capture
-from capture.session import redo_log
+from capture.redo_log import redo_log
 from catalog.errors import NotFoundError
 from catalog.read.pins import pinned
 from catalog.records import CheckpointRef

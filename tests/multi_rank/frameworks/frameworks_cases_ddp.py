@@ -24,7 +24,7 @@ from ranks import covers, guards
 from torch.nn.parallel import DistributedDataParallel
 
 import capture
-from capture.session import redo_log
+from capture.redo_log import redo_log
 from catalog.errors import SetupError
 from catalog.format.redo_reader import read_redo_segment
 from catalog.format.redo_segment import redo_segments

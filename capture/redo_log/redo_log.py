@@ -21,7 +21,7 @@ import torch
 import native
 from capture.background_thread import BackgroundThread
 from capture.on_full import OnFull
-from capture.session.redo_room import RedoRoom
+from capture.redo_log.budget_room import RedoRoom
 from capture.user_warning import warn_user
 from catalog.encoding.planes import MAX_HEAD_BYTES
 from catalog.format.redo_segment import RedoTensor, RedoWrites

@@ -18,7 +18,7 @@ import torch
 
 import capture
 from capture.loops.pytorch.loop import count_from
-from capture.session import redo_log
+from capture.redo_log import redo_log
 from catalog.errors import MismatchError, NotFoundError
 from catalog.format.redo_writer import RedoFileWriter
 from catalog.history import History
@@ -191,8 +191,8 @@ KILLED = """
 import os, signal, sys
 sys.path.insert(0, {tests!r})
 from pathlib import Path
-from capture.session import redo_log
-from test_redo_recorder import Training
+from capture.redo_log import redo_log
+from test_recorder import Training
 redo_log._SEGMENT_S = 0.0
 training = Training(Path({history!r}))
 training.train(3)

@@ -2,7 +2,7 @@
 
 import threading
 
-from capture.session.redo_room import RedoRoom
+from capture.redo_log.budget_room import RedoRoom
 
 
 def test_nothing_is_held_beyond_the_grant():

@@ -8,9 +8,9 @@ import pytest
 import torch
 from catalog_helpers import Run
 
-from capture.session import redo_log
-from capture.session.redo_log import RedoLog, StepInput
-from capture.session.redo_room import RedoRoom
+from capture.redo_log import redo_log
+from capture.redo_log.budget_room import RedoRoom
+from capture.redo_log.redo_log import RedoLog, StepInput
 from catalog.format import redo_reader, redo_writer
 from catalog.format.redo_reader import read_redo_segment
 from catalog.format.redo_segment import RedoTensor, RedoWrites, redo_segments

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from capture.session.updated_tensors import UpdatedTensors
+from capture.redo_log.updated_tensors import UpdatedTensors
 from capture.state.optimizer_state import state_tensors
 
 __all__ = ["WrittenBeside"]

@@ -18,12 +18,12 @@ from capture.loops.deepspeed.bias_correction import TracedProducts
 from capture.loops.interface import Loop
 from capture.loops.module_hooks import install
 from capture.on_full import OnFull
-from capture.session.changed_contents import ChangedContents
-from capture.session.redo_log import RedoLog, StepInput
-from capture.session.redo_refusals import module_of
-from capture.session.redo_room import RedoRoom
-from capture.session.updated_tensors import UpdatedTensors
-from capture.session.written_beside import WrittenBeside
+from capture.redo_log.budget_room import RedoRoom
+from capture.redo_log.changed_contents import ChangedContents
+from capture.redo_log.redo_log import RedoLog, StepInput
+from capture.redo_log.refusals import module_of
+from capture.redo_log.updated_tensors import UpdatedTensors
+from capture.redo_log.written_beside import WrittenBeside
 from capture.snapshot.data_file import PlacedObject
 from capture.state.dtypes import dtype_name
 from capture.state.objects import encode_object, inlined
