@@ -18,6 +18,7 @@ from capture.defaults import DEFAULT_BUDGET_BYTES, history_path
 from capture.environment import environment
 from capture.loops.interface import Loop
 from capture.loops.select import loop_for
+from capture.maintenance.compaction import refuse_without_python
 from capture.on_full import OnFull
 from capture.redo_log.budget_room import RedoRoom
 from capture.redo_log.recorder import RedoRecorder
@@ -27,7 +28,6 @@ from capture.replays.course import ReplayCourse
 from capture.replays.request import ReplayRequest, asked_replay
 from capture.restore import all_providers, made_again, restore_live
 from capture.resume import resume_newest
-from capture.session.compaction import refuse_without_python
 from capture.session.new_run import begin_run
 from capture.session.options import SessionOptions
 from capture.session.session import Session, close_at_exit

@@ -13,9 +13,9 @@ import torch
 from capture.background_thread import BackgroundThread
 from capture.devices.marks import CUDA_MARKS, Mark, Marks, behind
 from capture.loops.batch_digest import BatchDigest
-from capture.session.compaction import Compaction
+from capture.maintenance.compaction import Compaction
+from capture.maintenance.retention import Retention
 from capture.session.fingerprint_log import FingerprintLog
-from capture.session.retention import Retention
 from capture.session.stall_notice import StallNotice
 from capture.session.statistics_thread import StatisticsThread
 from capture.session.uncommitted_parts import UncommittedParts

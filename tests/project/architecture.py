@@ -36,7 +36,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "redo",
         "session load deepspeed_checkpoints replays",
         "redo_log",
-        "snapshot loops",
+        "snapshot loops maintenance",
         "devices",
         "state",
         "argument_names background_thread collectives defaults environment exit_handler lazy_doors",

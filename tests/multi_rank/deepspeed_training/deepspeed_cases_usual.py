@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 import capture
 import dshistory
-from capture.session import compaction
+from capture.maintenance import compaction
 from catalog.errors import MismatchError
 from catalog.history import History
 from catalog.paths import data_file

@@ -21,7 +21,7 @@ from typing import IO, Any
 
 import catalog
 from capture.background_thread import BackgroundThread
-from capture.session.retention import Retention
+from capture.maintenance.retention import Retention
 from catalog.compaction.pack import BeingReadError, drop_data_files, drop_images
 from catalog.disk.durable import final_name, is_full
 from catalog.errors import HistoryError, NotFoundError, SetupError

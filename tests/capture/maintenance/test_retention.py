@@ -16,9 +16,9 @@ from catalog_helpers import Run, pieces_of
 from disk_watcher import watched
 
 import capture
+from capture.maintenance import compaction
+from capture.maintenance.retention import Retention
 from capture.redo_log import redo_log
-from capture.session import compaction
-from capture.session.retention import Retention
 from catalog.errors import SetupError, SnapshotError
 from catalog.history import History
 from catalog.read.pins import pinned

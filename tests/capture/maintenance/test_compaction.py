@@ -19,8 +19,8 @@ from packed_helpers import RUN, all_bytes, ref
 from places import SUPPORT
 
 import capture
-from capture.session import compaction
-from capture.session.compaction import Compaction
+from capture.maintenance import compaction
+from capture.maintenance.compaction import Compaction
 from catalog.disk.durable import temporary_path
 from catalog.errors import SetupError
 from catalog.history import History
