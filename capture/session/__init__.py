@@ -1,7 +1,7 @@
-"""A run being captured: which steps become snapshots, the barrier before each update, and the threads that finish the
-work.
+"""A run being captured: which steps become snapshots, the barrier before each update, and the object that users have.
 
-`capture.snapshot` makes one snapshot; `capture.loops` tells when a step ends.
+`capture.loops` tells when a step ends, and `capture.snapshot` makes one snapshot. `capture.publishing` finishes it in
+the background, and `capture.redo_log` records what the updates consume.
 """
 
 __all__: list[str] = []

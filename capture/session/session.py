@@ -24,8 +24,8 @@ from capture.background_thread import BackgroundThread
 from capture.exit_handler import call_at_exit
 from capture.loops.interface import Loop
 from capture.loops.module_hooks import install
+from capture.publishing.committer import Committer
 from capture.redo_log.recorder import RedoRecorder
-from capture.session.committer import Committer
 from capture.session.options import SessionOptions
 from capture.session.sigterm import LastSnapshotOnSigterm
 from capture.session.step_events import Observer, StepEvents

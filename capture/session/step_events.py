@@ -13,8 +13,8 @@ import native
 from capture.collectives import Ranks
 from capture.loops.batch_digest import BatchDigest
 from capture.loops.interface import Loop
+from capture.publishing.committer import Committer
 from capture.redo_log.recorder import RedoRecorder
-from capture.session.committer import Committer
 from capture.session.current_step import CurrentStep
 from capture.session.options import SessionOptions
 from capture.snapshot.failures import Failures

@@ -10,7 +10,7 @@ from capture_helpers import MIB, assert_same, make, reference
 import capture
 from capture.devices.digests import DeviceDigests, words_of
 from capture.loops.step_metrics import Losses
-from capture.session.committer import Committer
+from capture.publishing.committer import Committer
 from catalog.errors import SnapshotError
 from catalog.history import History
 from catalog.records import RunFacts

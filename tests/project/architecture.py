@@ -35,7 +35,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "huggingface enable checkpoint_engine resume restore active_sessions",
         "redo",
         "session load deepspeed_checkpoints replays",
-        "redo_log",
+        "redo_log publishing",
         "snapshot loops maintenance",
         "devices",
         "state",

@@ -28,6 +28,7 @@ RUNTIME = (
     "capture.restore",
     "capture.session",
     "capture.redo_log",
+    "capture.publishing",
     "capture.maintenance",
     "capture.snapshot",
     "capture.loops",

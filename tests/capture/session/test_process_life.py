@@ -235,7 +235,7 @@ BUSY = """
 import atexit, sys, threading
 import torch
 import capture
-from capture.session import statistics_thread
+from capture.publishing import statistics_thread
 atexit.register(lambda: print([one.name for one in threading.enumerate() if one.name == "dshistory-statistics"]))
 statistics_thread._CLOSE_PATIENCE_S = 0.0
 model = torch.nn.Linear(4000, 4000, bias=False)

@@ -17,7 +17,7 @@ from torch.optim.optimizer import _global_optimizer_pre_hooks
 import capture
 import native
 from capture.loops.pytorch.loop import count_from
-from capture.session.committer import Committer
+from capture.publishing.committer import Committer
 from capture.snapshot.snapshot import Snapshot
 from catalog.errors import NotFoundError, SetupError, SnapshotError, UnsupportedError
 from catalog.history import History

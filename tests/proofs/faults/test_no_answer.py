@@ -26,8 +26,8 @@ SCRIPT = """
 import ctypes, os, sys, threading, time
 from capture_helpers import make, one_step
 import capture
-import capture.session.session, capture.session.stall_notice
-capture.session.stall_notice.SAY_EVERY_S = 0.1
+import capture.publishing.stall_notice, capture.session.session
+capture.publishing.stall_notice.SAY_EVERY_S = 0.1
 capture.session.session._GIVE_UP_LIMIT_S = 0.5
 injector = ctypes.CDLL(None)
 injector.injector_name.restype = ctypes.c_char_p

@@ -8,8 +8,8 @@ from capture_helpers import make, one_step
 from late_marks import LateMarks
 
 import capture
-from capture.session import committer as committing
-from capture.session.committer import Committer
+from capture.publishing import committer as committing
+from capture.publishing.committer import Committer
 from catalog.format.segments import segments
 from catalog.history import History
 from catalog.index import index

@@ -15,10 +15,10 @@ from capture.devices.marks import CUDA_MARKS, Mark, Marks, behind
 from capture.loops.batch_digest import BatchDigest
 from capture.maintenance.compaction import Compaction
 from capture.maintenance.retention import Retention
-from capture.session.fingerprint_log import FingerprintLog
-from capture.session.stall_notice import StallNotice
-from capture.session.statistics_thread import StatisticsThread
-from capture.session.uncommitted_parts import UncommittedParts
+from capture.publishing.fingerprint_log import FingerprintLog
+from capture.publishing.stall_notice import StallNotice
+from capture.publishing.statistics_thread import StatisticsThread
+from capture.publishing.uncommitted_parts import UncommittedParts
 from capture.snapshot.dedup import Deduplicator
 from capture.snapshot.fingerprints import Fingerprint
 from capture.snapshot.snapshot import Snapshot

@@ -10,7 +10,7 @@ from capture_helpers import make, one_step, reference
 
 import capture
 import dshistory
-from capture.session.statistics_thread import StatisticsThread
+from capture.publishing.statistics_thread import StatisticsThread
 from catalog.errors import CorruptError
 from catalog.format.statistics_file import parse_name
 from catalog.history import History

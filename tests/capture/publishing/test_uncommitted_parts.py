@@ -3,7 +3,7 @@
 import pytest
 from catalog_helpers import Run, pieces_of
 
-from capture.session.uncommitted_parts import UncommittedParts
+from capture.publishing.uncommitted_parts import UncommittedParts
 
 
 def published(run, parts, step):
