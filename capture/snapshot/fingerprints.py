@@ -1,4 +1,4 @@
-"""The fingerprint of a step on one rank: a digest of every tensor of its weights, buffers and optimizer state.
+"""Takes the fingerprint of a step on one rank: a digest of every tensor of its weights, buffers and optimizer state.
 
 What the host reads is read on the training thread, since the memory is the step's only until the next update; devices
 compute theirs in the order of the training's work, and are waited for in the background. Digests that a step's change
@@ -23,7 +23,7 @@ __all__ = ["Fingerprint", "Traced"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fingerprint:
-    """What was read of a step; devices may still compute their part. It holds no memory of the training's."""
+    """Holds what was read of a step; devices may still compute their part. It keeps no memory of the training's."""
 
     step: int
     table: TensorTable
@@ -36,10 +36,10 @@ class Fingerprint:
         return DIGEST_BYTES * len(self.table.tensors)
 
     def digests(self) -> bytes:
-        """Wait for the devices, and return the digests of all tensors. From any thread. RuntimeError when a device
-        could not compute its own.
+        """Wait for the devices, and return the digests of all tensors. Any thread may call it. RuntimeError when a
+        device could not compute its own.
         """
-        # Of the 16 bytes of a checksum the first are taken.
+        # A digest is the first bytes of a checksum, which has 16.
         found = [one.view(np.uint8).reshape(len(one), -1)[:, :DIGEST_BYTES] for one in self.host]
         merged = np.concatenate(found) if found else np.zeros((0, DIGEST_BYTES), np.uint8)
         for places, reading in self.devices:
@@ -49,12 +49,12 @@ class Fingerprint:
 
 
 class Traced:
-    """Watched tensors in the form in which fingerprints of many steps are taken: those that change detectors look at,
-    and others, which they do not."""
+    """Keeps watched tensors in the form in which fingerprints of many steps are taken: those that change detectors look
+    at, and others, which they do not."""
 
     def __init__(self, stay: Watched, others: Watched, *, check: Check) -> None:
         self.stay, self.others = stay, others
-        # Whoever compares no bytes while tensors are read still has a sample of them here.
+        # A session that compares no bytes while tensors are read still takes a sample of them here.
         self._check: Check = "sampled" if check == "versions" else check
         self._places = (
             np.array(stay.on_device, np.intp),

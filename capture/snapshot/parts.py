@@ -1,4 +1,4 @@
-"""A part: the fragment of one item that one rank writes, and its name in a data file."""
+"""Describes a part: the fragment of one item that one rank writes, and its name in a data file."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,17 +13,17 @@ from catalog.records import Extent
 __all__ = ["HUGE", "Part", "can_be_referenced", "entry_key", "entry_shape", "widest_entry"]
 
 HUGE = 1 << 50
-"""An offset with more digits than any real one."""
+"""This offset has more digits than any real one."""
 
 _LEAST_REFERENCED_BYTES = 512
-"""Of smaller parts the row and the entry would take as much."""
+"""A smaller part is not referred to: its row and its entry would take as much."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """Elements `[start, start + numel)` of a logical tensor that this rank writes, read from `address`, or fed from
-    `device`, or `rounded` on their way. `live`: the training's own memory is read after the step too, until the
-    barrier. `itemsize` and `dtype` are those of the file.
+    """Stands for the elements `[start, start + numel)` of a logical tensor, which this rank writes: they are read from
+    `address`, or fed from `device`, or `rounded` on their way. Where it is `live`, the training's own memory is read
+    after the step too, until the barrier. `itemsize` and `dtype` are those of the file.
     """
 
     item: TensorItem
@@ -42,7 +42,7 @@ class Part:
 
     @property
     def fed(self) -> FedPart | None:
-        """What feeds the writer with its bytes, which it does not read itself."""
+        """The feeder that gives the writer the bytes, where it does not read them from memory itself."""
         return self.device or self.rounded
 
     @property

@@ -1,10 +1,10 @@
-"""The plan of one rank's data file: which bytes come from which address, or feeder, and go to which offset.
+"""Plans one rank's data file: which bytes come from which address, or feeder, and go to which offset.
 
     0            data_start                                                            data_end
     | header ... | eager and small parts | large runs, at their phase | fed | trailer
                    by falling item size    (address - offset) % align = 0   from a multiple of align on
 
-Why in this order: by falling item size every small part is aligned to its own item size without padding. A large
+The order has reasons. By falling item size every small part is aligned to its own item size without padding. A large
 *memory run* (neighbouring fragments, such as a flat ZeRO partition) gets an offset congruent to its address modulo
 `align`, so that O_DIRECT can write it from where it is, without a copy. Parts that are fed, from devices or
 rounded, come last, because their bytes arrive block by block in staging memory, which is aligned anyway.
@@ -12,8 +12,8 @@ rounded, come last, because their bytes arrive block by block in staging memory,
 The whole layout, with the length of the header, is known before the first byte is written: nothing is moved afterwards.
 A plan is pure arithmetic, and valid while no address moves.
 
-What is expected to be in the file already has no place in it: parts that are unchanged since an earlier checkpoint, and
-low-precision weights that are their masters, rounded.
+Parts that need not be written have no place in the file: those that are expected to be unchanged since an earlier
+checkpoint, and low-precision weights that are expected to be their masters, rounded.
 """
 
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
@@ -46,13 +46,13 @@ _HEADER_SLACK_BYTES = 1024
 _WIDEST_METADATA = {"format": "dshistory-1", "run": "-" * 128, "step": "-" * 20, "rank": "-" * 5}
 
 _LATE_PADS = [Entry(f"__pad__.at.{HUGE + i}", "U8", (HUGE,), HUGE, HUGE) for i in range(4)]
-"""Room for the padding behind what is appended to the planned bytes: three times late bytes, and the file's end."""
+"""They reserve room for the padding behind what is appended to the plan: three times late bytes, and the file's end."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Referable:
-    """The parts of a plan that later checkpoints may refer to: their indices by key, and the offsets and lengths of all
-    parts.
+    """Tells which parts of a plan later checkpoints may refer to: their indices by key, and the offsets and lengths of
+    all parts.
     """
 
     indices: Mapping[str, int]
@@ -62,8 +62,8 @@ class Referable:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """The layout of one rank's data file. `parts[i]` is at the absolute offset `offsets[i]`; `pads` are the gaps as
-    (offset, nbytes); all of them between data_start and data_end.
+    """States the layout of one rank's data file. `parts[i]` is at the absolute offset `offsets[i]`; `pads` are the gaps
+    as (offset, nbytes); all of them are between data_start and data_end.
 
     `mirrors` are copies of host tensors that are not dense, or that are eager and rounded, to be made anew at every
     snapshot. Parts that are fed come last, from a multiple of `align` on; `copies` copies those of device tensors. The
@@ -174,7 +174,7 @@ class Plan:
 
     @cached_property
     def fed_parts(self) -> tuple[tuple[int, FedPart], ...]:
-        """What is fed to the writer, with its offsets, in order."""
+        """The feeders of the parts that are fed to the writer, with their offsets, in order."""
         placed = zip(self.offsets, self.parts, strict=True)
         return tuple((offset, part.fed) for offset, part in placed if part.fed is not None)
 
@@ -281,7 +281,7 @@ class _Placer:
                 for part in run:
                     self._put(part)
         if fed:
-            # Small ones side by side, so that many of them need only one copy from the device.
+            # Small ones are side by side, so that many of them need only one copy from the device.
             self._align_to(self._align)
             self._pack(sorted(fed, key=lambda part: (part.nbytes >= GATHERED_BYTES, _by_itemsize(part))))
 
@@ -399,7 +399,7 @@ def _cuts(items: Sequence[TensorItem], rank: int, world_size: int) -> Iterator[t
     at = 0
     for item in items:
         numel, itemsize = item.tensor.numel(), item.stored_dtype.itemsize
-        # Rounded in the same direction on both sides of a cut, so that the shares meet.
+        # Both sides of a cut are rounded in the same direction, so that the shares meet.
         begin = min(numel, max(0, _ceil_div(lower - at, itemsize)))
         yield begin, min(numel, max(0, _ceil_div(upper - at, itemsize)))
         at += numel * itemsize

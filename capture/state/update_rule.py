@@ -1,4 +1,4 @@
-"""What the bits of an update depend on beside its input: the optimizer's class, torch, and how the processor computes.
+"""States what the bits of an update depend on beside its input: the optimizer, torch, and how the processor computes.
 
 An update that reads nothing but gradients, its own state and its param groups can be made again, bit for bit, where
 all of this is the same: so a redo log records it. The number of threads is among it, because torch cuts a large tensor
@@ -20,7 +20,7 @@ __all__ = ["CPU_ADAM", "known_optimizer", "refuse_unknown_update", "require_same
 _KNOWN: Final = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 
 CPU_ADAM: Final = "DeepSpeedCPUAdam"
-"""The class of DeepSpeed's Adam for the host, whose updates its own compiled code makes."""
+"""DeepSpeed's Adam for the host has this class; its own compiled code makes the updates."""
 
 _REDUCED: Final = (torch.bfloat16, torch.float16)
 
@@ -32,7 +32,7 @@ _MEANING: Final = {
     "default_dtype": "torch's default dtype",
     "deepspeed": "the version of DeepSpeed",
 }
-"""What must be equal, with what it is called; the class is looked up, and the number of threads is set."""
+"""These facts must be equal, and are called so; the class is looked up, and the number of threads is set."""
 
 
 def update_rule(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
