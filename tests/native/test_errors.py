@@ -25,6 +25,7 @@ from native_helpers import (
     each_backend,
     extents,
     lazy_run,
+    memory_to_unmap,
     new_writer,
 )
 from places import SUPPORT
@@ -129,7 +130,7 @@ def test_the_destructor_removes_an_unfinished_file_and_leaves_a_finished_one(tmp
 @each_backend
 def test_memory_that_vanished_fails_the_job_and_not_the_process(tmp_path: Path, backend) -> None:
     for place in (0, 64):
-        memory = mmap.mmap(-1, 4 * MIB)
+        memory = memory_to_unmap()
         plan = native.WritePlan(
             offsets=np.array([ALIGN], dtype=np.uint64),
             addresses=np.array([np.frombuffer(memory, np.uint8).ctypes.data + place], dtype=np.uint64),
@@ -254,7 +255,7 @@ def test_a_host_that_forbids_the_kernels_copies_gets_the_same_file(tmp_path: Pat
     """Old container runtimes forbid process_vm_readv and process_vm_writev by seccomp; memory that is gone is an error
     there too."""
     script = """
-        import ctypes, errno, mmap, struct, sys
+        import ctypes, errno, struct, sys
         import numpy as np
         import native, native_helpers as h
 
@@ -277,7 +278,7 @@ def test_a_host_that_forbids_the_kernels_copies_gets_the_same_file(tmp_path: Pat
         assert job.wait()
         assert job.checksums() == b"".join(map(native.checksum, data.contents()))
         job.finish(header=h.HEADER, trailer=b"")
-        memory = mmap.mmap(-1, 1 << 20)
+        memory = h.memory_to_unmap()
         address = np.frombuffer(memory, np.uint8).ctypes.data
         memory.close()
         try:

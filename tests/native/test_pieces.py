@@ -1,10 +1,10 @@
 """Checksums of bytes that come in pieces, and copies of memory that may be gone."""
 
 import errno
-import mmap
 
 import numpy as np
 import pytest
+from native_helpers import memory_to_unmap
 
 import native
 
@@ -27,9 +27,9 @@ def test_a_copy_has_the_bytes_of_the_memory():
 
 
 def test_memory_that_is_gone_is_an_error_and_no_crash():
-    page = mmap.mmap(-1, 1 << 16)
-    address = np.frombuffer(page, np.uint8).ctypes.data
-    page.close()
+    memory = memory_to_unmap()
+    address = np.frombuffer(memory, np.uint8).ctypes.data
+    memory.close()
     with pytest.raises(OSError, match="no longer mapped") as refused:
         native.copy_memory(address=address, into=bytearray(1 << 16))
     assert refused.value.errno == errno.EFAULT

@@ -1,9 +1,8 @@
 """Sampled digests find what is promised: every change of small memory and of long ranges, and most scattered ones."""
 
-import mmap
-
 import numpy as np
 import pytest
+from native_helpers import memory_to_unmap
 
 import native
 
@@ -92,7 +91,7 @@ def test_regions_do_not_mix():
 
 
 def test_memory_that_is_unmapped_has_the_digest_zero():
-    memory = mmap.mmap(-1, 1 << 20)
+    memory = memory_to_unmap()
     array = np.frombuffer(memory, np.uint8)
     address = array.ctypes.data
     del array

@@ -44,6 +44,11 @@ def arena(nbytes: int) -> np.ndarray:
     return np.frombuffer(mmap.mmap(-1, max(nbytes, 1)), dtype=np.uint8)
 
 
+def memory_to_unmap() -> mmap.mmap:
+    """Return memory to close, so large that what the process maps afterwards does not come to lie at its beginning."""
+    return mmap.mmap(-1, 1 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
 def fill(memory: np.ndarray, seed: int) -> None:
     memory[:] = np.random.default_rng(seed).integers(0, 256, memory.size, dtype=np.uint8)
 
