@@ -15,7 +15,7 @@ from pathlib import Path
 
 from places import ROOT
 
-__all__ = ["sanitized_extension", "sanitized_tests"]
+__all__ = ["FORKING", "NOT_SANITIZED", "native_tests", "sanitized_extension", "sanitized_tests"]
 
 FLAGS = "-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
 COMPILER = os.environ.get("CXX", "c++")
@@ -32,6 +32,14 @@ NOT_SANITIZED = {
     "stub": "reads the stub of the tree",
 }
 """The tests of `native` that do not run with the sanitized extension, and why."""
+
+FORKING = (
+    "test_lifetime.py::test_a_forked_child_gets_errors_and_leaves_the_parents_file",
+    "test_lifetime.py::test_a_forked_child_exits_without_hang",
+    "test_lifetime.py::test_a_forked_child_does_not_have_the_budget",
+)
+"""The tests that fork while native threads are at work do not run with it either. The allocator of AddressSanitizer
+before LLVM 17, which is GCC 12's too, takes a lock that another thread holds into the child, where nobody frees it."""
 
 
 def sanitized_extension(folder: Path) -> Path:
@@ -69,7 +77,8 @@ def sanitized_tests(place: Path, tests: list[str]) -> int:
         "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
         "DSHISTORY_SANITIZED": str(place),
     }
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *tests]
+    left_out = [f"--deselect=tests/native/{name}" for name in FORKING]
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *left_out, *tests]
     return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
 
 

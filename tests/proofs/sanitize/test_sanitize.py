@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from places import ROOT
-from sanitize import NOT_SANITIZED, native_tests
+from sanitize import FORKING, NOT_SANITIZED, native_tests
 
 import native._core
 
@@ -39,3 +39,9 @@ def test_every_test_of_the_extension_runs_or_is_left_out_by_name() -> None:
     run = {Path(name).name for name in native_tests()}
     assert run | {f"test_{name}.py" for name in NOT_SANITIZED} == found
     assert not run & {f"test_{name}.py" for name in NOT_SANITIZED}
+
+
+def test_the_tests_that_fork_are_there() -> None:
+    for name in FORKING:
+        file, function = name.split("::")
+        assert f"def {function}(" in (ROOT / "tests" / "native" / file).read_text()
