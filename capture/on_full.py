@@ -5,4 +5,4 @@ from typing import Literal
 __all__ = ["OnFull"]
 
 OnFull = Literal["wait", "skip"]
-"""It waits, or leaves a step out: of the snapshots where the step is due, and of the redo log."""
+"""The training waits, or leaves a step out: of the snapshots where the step is due, and of the redo log."""

@@ -293,7 +293,7 @@ def pack_block(data: Any, *, itemsize: int, transforms: Sequence[int], base: obj
 class ParallelPacker:
     """Packs many blocks in several threads at once: the calling one, and others that end with the call.
 
-    Any thread may use it: a call waits for those of other threads to end.
+    Any thread may use it: a call waits for those of other threads to end. A forked child needs one of its own.
     """
     def __init__(self, *, threads: int) -> None:
         """ValueError for 0 threads. There are fewer where the host gives no more."""

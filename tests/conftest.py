@@ -4,6 +4,7 @@ Torch uses one thread, so that parallel tests do not compete for the cores. Cach
 test may leave a thread behind. A test can record figures, which `--figures FILE` collects for docs/guarantees.md.
 """
 
+import contextlib
 import json
 import os
 import sys
@@ -60,8 +61,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Remove the locks of builds that were killed: every later test of DeepSpeed would wait for them."""
     if not hasattr(config, "workerinput"):
         for lock in Path(os.environ["TORCH_EXTENSIONS_DIR"]).glob("**/lock"):
-            if time.time() - lock.stat().st_mtime > _LOCK_S:
-                lock.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):  # a build may end meanwhile
+                if time.time() - lock.stat().st_mtime > _LOCK_S:
+                    lock.unlink()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -72,7 +72,8 @@ class RedoFileWriter:
     def most_bytes_with(
         self, tensors: Sequence[RedoTensor], blocks: int, groups: Any, broken: str | None, *, stored_bytes: int
     ) -> int:
-        """Return how many bytes the file takes at most when it ends with one more step, whose blocks take so many."""
+        """Return how many bytes the file takes at most when it ends with one more step, whose blocks take
+        `stored_bytes`."""
         return self.nbytes + stored_bytes + self._footer_with(tensors, blocks, groups, broken) + _END_BYTES
 
     def _footer_with(self, tensors: Sequence[RedoTensor], blocks: int, groups: Any, broken: str | None) -> int:

@@ -56,11 +56,14 @@ def test_planes_are_those_of_the_transformed_elements_the_least_significant_firs
 @ITEMSIZES
 @TRANSFORMS
 @pytest.mark.parametrize("count", [1, 15, 33, 1100])
-def test_a_block_of_noise_has_the_planes_of_the_definition(dtype, transform, count):
+def test_a_block_of_noise_has_the_planes_of_the_definition_at_any_address(dtype, transform, count):
     data, base = noise(count, dtype)
-    block = native.pack_block(data, itemsize=data.itemsize, transforms=[transform], base=base)
-    assert block[:3] == bytes([1, transform, data.itemsize])
-    assert block[11 + 9 * data.itemsize :] == by_definition(data, transform, base).tobytes()
+    odd = np.empty((2, data.nbytes + 1), np.uint8)
+    odd[:, 1:] = data.view(np.uint8), base.view(np.uint8)
+    for content, other in ((data, base), (odd[0, 1:], odd[1, 1:])):
+        block = native.pack_block(content, itemsize=data.itemsize, transforms=[transform], base=other)
+        assert block[:3] == bytes([1, transform, data.itemsize])
+        assert block[11 + 9 * data.itemsize :] == by_definition(data, transform, base).tobytes()
 
 
 @ITEMSIZES

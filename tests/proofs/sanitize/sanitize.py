@@ -34,6 +34,7 @@ NOT_SANITIZED = {
 """The tests of `native` that do not run with the sanitized extension, and why."""
 
 FORKING = (
+    "test_feed.py::test_a_forked_child_leaves_the_parents_slots_alone",
     "test_lifetime.py::test_a_forked_child_gets_errors_and_leaves_the_parents_file",
     "test_lifetime.py::test_a_forked_child_exits_without_hang",
     "test_lifetime.py::test_a_forked_child_does_not_have_the_budget",

@@ -49,25 +49,43 @@ void HashingWork::forget(WriteJob &job) {
     changed_.notify_all();
 }
 
+void HashingWork::end() {
+    ending_ = true;
+    changed_.notify_all();
+}
+
+void HashingWork::tell_end() {
+    if (ending_ && empty()) {
+        changed_.notify_all();
+    }
+}
+
 std::optional<HashingWork::Item> HashingWork::take() {
+    if (auto item = take_at_barrier()) {
+        return item;
+    }
     part_is_next_ = !part_is_next_;
-    auto item = part_is_next_ ? take_part() : take_portion_if(nullptr);
+    auto item = part_is_next_ ? take_part() : take_portion(nullptr);
     if (item) {
         return item;
     }
-    return part_is_next_ ? take_portion_if(nullptr) : take_part();
+    return part_is_next_ ? take_portion(nullptr) : take_part();
 }
 
-std::optional<HashingWork::Item> HashingWork::take_portion(const WriteJob &job) { return take_portion_if(&job); }
+std::optional<HashingWork::Item> HashingWork::take_at_barrier() {
+    const auto found = std::ranges::find_if(portions_, [](const Portion &one) { return one.job->releasing; });
+    return found == portions_.end() ? std::nullopt : std::optional(taken(found));
+}
 
-std::optional<HashingWork::Item> HashingWork::take_portion_if(const WriteJob *job) {
+std::optional<HashingWork::Item> HashingWork::take_portion(const WriteJob *job) {
     const auto found =
         std::ranges::find_if(portions_, [&](const Portion &one) { return job == nullptr || one.job.get() == job; });
-    if (found == portions_.end()) {
-        return std::nullopt;
-    }
-    Item item = std::move(*found);
-    portions_.erase(found);
+    return found == portions_.end() ? std::nullopt : std::optional(taken(found));
+}
+
+HashingWork::Item HashingWork::taken(std::deque<Portion>::iterator place) {
+    Item item = std::move(*place);
+    portions_.erase(place);
     ++held_;
     return item;
 }
@@ -98,13 +116,10 @@ HashingWork::Turn HashingWork::hash(Portion &taken, Lock &lock) {
     if (!turn.error && !job.error && !taken.portion.done()) {
         portions_.push_front({taken.job, std::move(taken.portion)});
         turn.ended = false;
-        changed_.notify_one(); // a thread at its barrier may leave the rest to others
     } else {
         --job.live_unhashed;
     }
-    if (empty()) {
-        changed_.notify_all(); // for threads that end with the last of it
-    }
+    tell_end();
     return turn;
 }
 
@@ -121,9 +136,7 @@ HashingWork::Turn HashingWork::hash(Part &taken, Lock &lock) {
         changed_.notify_one();
     }
     --job.unhashed;
-    if (empty()) {
-        changed_.notify_all();
-    }
+    tell_end();
     return turn;
 }
 

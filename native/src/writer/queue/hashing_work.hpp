@@ -1,11 +1,11 @@
 // What is to be hashed, of all jobs: portions of live memory, and parts of fed blocks.
 //
 // The mutex of the write queue guards it, and is held by whoever calls it. Hashing threads wait here and not with the
-// rest of the queue, so that they are woken only by what can be hashed: a thread that wakes for each block takes a core
-// from the training each time.
+// rest of the queue, so that they are woken by what can be hashed and not by each block that is written: a thread that
+// wakes takes a core from the training each time.
 //
-// A portion of live memory holds up a barrier, and a part of a fed block the slot that its feeder may be waiting for:
-// they are taken in turn, so that neither waits until the other kind has ended.
+// A portion whose job is at its barrier goes first, because it holds up a training. Otherwise portions and parts are
+// taken in turn: a part keeps a slot, for which its feeder may be waiting until all live memory is hashed.
 #pragma once
 
 #include <condition_variable>
@@ -54,26 +54,31 @@ class HashingWork {
 
     void add(const std::shared_ptr<WriteJob> &job, std::vector<LiveChecksums::Portion> portions);
     void add(const std::shared_ptr<WriteJob> &job, const FedChecksums::Part &part, const Slot &slot);
-    // Forget the portions of a failed job: nothing of it is hashed any more.
+    // Forget the portions of a failed job. Its parts stay until `take` lets them go; none is hashed any more.
     void forget(WriteJob &job);
 
     // Return something that can be hashed now, for `hash`; or, of a failed job, something that can be let go.
     std::optional<Item> take();
-    // Return a portion of one job.
-    std::optional<Item> take_portion(const WriteJob &job);
+    // Return a portion of one job, or of any.
+    std::optional<Item> take_portion(const WriteJob *job);
     // Hash a part, or some of a portion, without the mutex; put back what is left of the portion. Of a failed job
     // nothing is read any more.
     Turn hash(Item &item, Lock &lock);
 
     // True when nothing is left, nor held by a thread that may put some of it back.
     bool empty() const { return portions_.empty() && held_ == 0 && parts_.empty(); }
-    // Wait until something has come that may be hashed, or `tell`.
+    // Wait until something has come that may be hashed, or nothing will come any more.
     void wait(Lock &lock) { changed_.wait(lock); }
-    void tell() { changed_.notify_all(); }
+    // Say that nothing is added any more: threads end with the last of what is there.
+    void end();
+    // Wake a thread for what another one has left.
+    void wake() { changed_.notify_one(); }
 
   private:
     std::optional<Item> take_part();
-    std::optional<Item> take_portion_if(const WriteJob *job);
+    std::optional<Item> take_at_barrier();
+    Item taken(std::deque<Portion>::iterator place);
+    void tell_end();
     Turn hash(Portion &taken, Lock &lock);
     Turn hash(Part &taken, Lock &lock);
 
@@ -81,6 +86,7 @@ class HashingWork {
     std::deque<Part> parts_;       // in the order in which they were fed
     std::size_t held_ = 0;         // portions that threads hash now
     bool part_is_next_ = false;
+    bool ending_ = false;
     std::condition_variable changed_;
 };
 

@@ -109,7 +109,7 @@ double WriteQueue::release(const std::shared_ptr<WriteJob> &job, const CheckInte
         job->busy = preparing = false;
         tell(*job);
         auto looked = std::chrono::steady_clock::now();
-        while (auto portion = hashing_.take_portion(*job)) {
+        while (auto portion = hashing_.take_portion(job.get())) {
             hash(*portion, lock);
             if (std::chrono::steady_clock::now() - looked >= interrupt_interval) {
                 look_for(interrupt, lock);
@@ -121,6 +121,7 @@ double WriteQueue::release(const std::shared_ptr<WriteJob> &job, const CheckInte
     } catch (...) {
         job->releasing = false;
         job->busy = job->busy && !preparing;
+        hashing_.wake();
         tell(*job);
         throw;
     }
@@ -194,7 +195,7 @@ void WriteQueue::stop() {
         fail_locked(*job, closed(*job));
     }
     changed_.notify_all();
-    hashing_.tell();
+    hashing_.end();
 }
 
 void WriteQueue::drop_staging() {

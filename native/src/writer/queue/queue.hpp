@@ -7,7 +7,7 @@
 //      meanwhile with the threads that hash it, which only read it, as the backend does. It goes back to the pool when
 //      the last one has let it go.
 //   3. Barrier: once `release` has returned, no thread reads, and no request in flight refers to, live memory of that
-//   job. What is not hashed by then is hashed there, by the caller too.
+//      job. What is not hashed by then is hashed there, by the caller too.
 //      `release` must wait for submitted writes to complete, not only to be submitted: the device reads the memory at
 //      any time until it answers, and the caller overwrites that memory next. Fed blocks have no live memory.
 //   4. A failed job prepares nothing more, and its staged writes are dropped; what is in flight is still waited for.
