@@ -91,6 +91,7 @@ class RedoLog:
         self._room = room
         self._without_room: set[int] = set()
         self._first_without_room = -1
+        self._first_of_all: int | None = None
         self._was_told = False
         self._changed = threading.Condition()
         self._waiting: collections.deque[StepInput | _AtOnce] = collections.deque()
@@ -305,6 +306,8 @@ class RedoLog:
             self._without_room.add(step)
             if is_first:
                 self._first_without_room = step
+                if self._first_of_all is None:
+                    self._first_of_all = step
         if is_first:
             # The others are told together.
             self.left_out([step], f"{_NO_ROOM}; so are those after it, up to one that finds room")
@@ -320,7 +323,7 @@ class RedoLog:
 
     def _warn(self) -> None:
         with self._changed:
-            first = None if self._was_told or not self._without_room else self._first_without_room
+            first = None if self._was_told else self._first_of_all
             self._was_told = self._was_told or first is not None
         if first is not None:
             warn_user(

@@ -96,6 +96,24 @@ def test_every_step_without_room_is_named_also_after_a_load_that_counts_back(tmp
         assert left_out(run) == [5, 6, 10, 11, 12]
 
 
+def test_the_warning_names_the_first_step_without_room_also_when_there_is_room_again(tmp_path):
+    room = RedoRoom()
+    with Run(tmp_path / "h") as run:
+        log = RedoLog(run.writers[0], on_full="wait", room=room)
+        log.add(step_input(1))
+        while not log._without_room:
+            time.sleep(0.01)
+        room.grant(1 << 20)
+        log.add(step_input(2))
+        while log._without_room:
+            time.sleep(0.01)
+        assert not room.hold(1 << 30)
+        with pytest.warns(UserWarning, match="step 1 is not in the redo log"):
+            assert log.has_no_room_for(3)
+        log.close()
+        assert left_out(run) == [1, 3]
+
+
 def test_a_log_that_is_given_up_waits_for_no_grant(tmp_path):
     room = RedoRoom()
     room.tell()  # from here on nothing is held before the grant

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from catalog.errors import SetupError
@@ -162,6 +162,7 @@ def histories(draw: st.DrawFn) -> list[CheckpointFacts]:
     return made
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])  # a busy machine draws slowly
 @given(
     histories(), st.sampled_from(["last 2", "every 7", "best 2 by loss", "last 1, every 10", "200B", "last 3, 150B"])
 )
