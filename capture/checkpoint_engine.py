@@ -35,7 +35,8 @@ def checkpoint_engine(
 
     engine: the engine that `deepspeed.initialize` returned. All ranks must call this, and all must see the same
     folders.
-    budget_bytes: the staging memory, the only memory taken beyond the training's own.
+    budget_bytes: the staging memory, the only memory taken beyond the training's own. It is kept from the first save to
+       `close` or `engine.destroy()`: DeepSpeed does not let go of an engine that nobody uses any more.
     lazy: read memory that only an update changes until the next update. Edits of your own before that update must come
        after `engine.checkpoint_engine.release()`; otherwise they make the save fail by name, where torch counts them.
        False: copy everything at the call, which holds up the training until the copies have room.
