@@ -4,13 +4,11 @@ Torch uses one thread, so that parallel tests do not compete for the cores. Cach
 test may leave a thread behind. A test can record figures, which `--figures FILE` collects for docs/guarantees.md.
 """
 
-import contextlib
 import json
 import os
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -51,19 +49,6 @@ def figure(record_property: Callable[[str, object], None]) -> Callable[[str, flo
 
 _FIGURE = "figure: "
 _figures: dict[str, dict[str, float]] = {}
-
-
-_LOCK_S = 1200.0
-"""A build that was killed leaves a lock of this age; the longest one takes some minutes."""
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Remove the locks of builds that were killed: every later test of DeepSpeed would wait for them."""
-    if not hasattr(config, "workerinput"):
-        for lock in Path(os.environ["TORCH_EXTENSIONS_DIR"]).glob("**/lock"):
-            with contextlib.suppress(FileNotFoundError):  # a build may end meanwhile
-                if time.time() - lock.stat().st_mtime > _LOCK_S:
-                    lock.unlink()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
