@@ -61,31 +61,29 @@ void HashingWork::tell_end() {
 }
 
 std::optional<HashingWork::Item> HashingWork::take() {
-    if (auto item = take_at_barrier()) {
+    if (auto item = take_portion_if([](const WriteJob &job) { return job.releasing; })) {
         return item;
     }
+    const auto any = [](const WriteJob &) { return true; };
     part_is_next_ = !part_is_next_;
-    auto item = part_is_next_ ? take_part() : take_portion(nullptr);
+    auto item = part_is_next_ ? take_part() : take_portion_if(any);
     if (item) {
         return item;
     }
-    return part_is_next_ ? take_portion(nullptr) : take_part();
+    return part_is_next_ ? take_portion_if(any) : take_part();
 }
 
-std::optional<HashingWork::Item> HashingWork::take_at_barrier() {
-    const auto found = std::ranges::find_if(portions_, [](const Portion &one) { return one.job->releasing; });
-    return found == portions_.end() ? std::nullopt : std::optional(taken(found));
+std::optional<HashingWork::Item> HashingWork::take_portion(const WriteJob &job) {
+    return take_portion_if([&](const WriteJob &other) { return &other == &job; });
 }
 
-std::optional<HashingWork::Item> HashingWork::take_portion(const WriteJob *job) {
-    const auto found =
-        std::ranges::find_if(portions_, [&](const Portion &one) { return job == nullptr || one.job.get() == job; });
-    return found == portions_.end() ? std::nullopt : std::optional(taken(found));
-}
-
-HashingWork::Item HashingWork::taken(std::deque<Portion>::iterator place) {
-    Item item = std::move(*place);
-    portions_.erase(place);
+template <class Wanted> std::optional<HashingWork::Item> HashingWork::take_portion_if(Wanted wanted) {
+    const auto found = std::ranges::find_if(portions_, [&](const Portion &one) { return wanted(*one.job); });
+    if (found == portions_.end()) {
+        return std::nullopt;
+    }
+    Item item = std::move(*found);
+    portions_.erase(found);
     ++held_;
     return item;
 }

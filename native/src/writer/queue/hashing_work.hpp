@@ -59,8 +59,8 @@ class HashingWork {
 
     // Return something that can be hashed now, for `hash`; or, of a failed job, something that can be let go.
     std::optional<Item> take();
-    // Return a portion of one job, or of any.
-    std::optional<Item> take_portion(const WriteJob *job);
+    // Return a portion of one job.
+    std::optional<Item> take_portion(const WriteJob &job);
     // Hash a part, or some of a portion, without the mutex; put back what is left of the portion. Of a failed job
     // nothing is read any more.
     Turn hash(Item &item, Lock &lock);
@@ -76,8 +76,7 @@ class HashingWork {
 
   private:
     std::optional<Item> take_part();
-    std::optional<Item> take_at_barrier();
-    Item taken(std::deque<Portion>::iterator place);
+    template <class Wanted> std::optional<Item> take_portion_if(Wanted wanted);
     void tell_end();
     Turn hash(Portion &taken, Lock &lock);
     Turn hash(Part &taken, Lock &lock);

@@ -109,7 +109,7 @@ double WriteQueue::release(const std::shared_ptr<WriteJob> &job, const CheckInte
         job->busy = preparing = false;
         tell(*job);
         auto looked = std::chrono::steady_clock::now();
-        while (auto portion = hashing_.take_portion(job.get())) {
+        while (auto portion = hashing_.take_portion(*job)) {
             hash(*portion, lock);
             if (std::chrono::steady_clock::now() - looked >= interrupt_interval) {
                 look_for(interrupt, lock);
