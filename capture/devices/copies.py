@@ -79,6 +79,11 @@ class DeviceCopier(Protocol):
     def unpin(self, writer: native.Writer) -> None:
         """Undo `pin`, before the writer is closed; no copy may be on its way. Idempotent."""
 
+    def host_memory(self, nbytes: int) -> torch.Tensor:
+        """Return uint8 memory for a few transfers that don't go through a writer's, fit for copies. RuntimeError when
+        the device refuses.
+        """
+
     def begin(self, tensors: Iterable[torch.Tensor]) -> None:
         """Make every `copy`, and all work `beside`, from now on see these tensors as all work given to the device so
         far leaves them. For the training thread; returns at once.
@@ -172,6 +177,10 @@ class CudaDeviceCopier:
     def unpin(self, writer: native.Writer) -> None:
         if writer in self._unpin:
             self._unpin.pop(writer)()
+
+    def host_memory(self, nbytes: int) -> torch.Tensor:
+        # From torch's cache of pinned memory: to pin anew each time would cost more than the copy.
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
     def begin(self, tensors: Iterable[torch.Tensor]) -> None:
         for device in {tensor.device for tensor in tensors}:

@@ -11,7 +11,7 @@ import threading
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -44,6 +44,10 @@ class DevicePart:
     def nbytes(self) -> int:
         """How many bytes they have in the file."""
         return (self.end - self.begin) * self.stored.itemsize
+
+    def held(self) -> "DevicePart":
+        """Return the same elements of the memory that the tensor has now, whatever it is given later (`p.data = x`)."""
+        return replace(self, tensor=self.tensor.detach())
 
     def memory(self) -> torch.Tensor | None:
         """Return the memory of these elements as a vector of words, in its own order; None when it is not in one

@@ -202,7 +202,7 @@ class UnchangedCheck(BackgroundReader):
         self.mispredicted: frozenset[str] = frozenset()
         self.placed: list[PlacedPiece] = []
         self.digests: dict[str, bytes] = {}
-        self._parts = parts
+        self._parts = [part if part.device is None else replace(part, device=part.device.held()) for part in parts]
         self._stored = stored
         self._job = job
         self._root = root

@@ -31,8 +31,30 @@ class Derivable:
 
     @property
     def master_address(self) -> int:
-        """The address of the master's first element that belongs to the weight."""
+        """The address of the master's first element that belongs to the weight, where it is in host memory."""
         return self.master.address + self.skip * self.master.itemsize
+
+    def elements(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the weight's elements and those of its master as two vectors: views of the memory that both tensors,
+        which are contiguous, have now, whatever they are given later.
+        """
+        weights, masters = (
+            part.item.tensor.detach().view(-1)[part.start - part.item.start :] for part in (self.part, self.master)
+        )
+        return weights[: self.part.numel], masters[self.skip :][: self.part.numel]
+
+    @property
+    def can_be_compared(self) -> bool:
+        """Whether all of the weight's elements are among the master's, and both can be read side by side: in host
+        memory, on one device, or the weight on a device and the master in host memory, as offloading leaves them.
+        """
+        if not 0 <= self.skip <= self.master.numel - self.part.numel:
+            return False
+        weight, master = self.part.device, self.master.device
+        for device in (weight, master):
+            if device is not None and not (device.tensor.is_contiguous() and device.stored == device.tensor.dtype):
+                return False
+        return master is None or (weight is not None and weight.tensor.device == master.tensor.device)
 
 
 def masters_of(items: Sequence[TensorItem]) -> dict[int, TensorItem]:
@@ -50,9 +72,9 @@ def masters_of(items: Sequence[TensorItem]) -> dict[int, TensorItem]:
 
 
 def derivable_parts(parts: Sequence[Part]) -> list[Derivable]:
-    """Return the weights among the parts whose masters are there too. Both must stay in host memory as they are until
-    the barrier."""
-    by_item = {id(part.item): part for part in parts if part.live and part.fed is None and part.nbytes}
+    """Return the weights among the parts whose masters are there too. Both must stay in memory as they are until the
+    barrier."""
+    by_item = {id(part.item): part for part in parts if part.live and part.rounded is None and part.nbytes}
     masters = masters_of([part.item for part in by_item.values()])
     pairs = (Derivable(part, by_item[id(masters[weight])]) for weight, part in by_item.items() if weight in masters)
-    return [pair for pair in pairs if 0 <= pair.skip <= pair.master.numel - pair.part.numel]
+    return [pair for pair in pairs if pair.can_be_compared]

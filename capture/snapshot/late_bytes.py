@@ -83,7 +83,7 @@ def append(job: native.WriteJob, pieces: Sequence[Piece], chunks: Iterable[Chunk
 
 def chunks_of(part: DevicePart, copies: DeviceCopier) -> Iterator[Chunk]:
     """Yield the bytes of a device's tensor as they pass through a little host memory. For a thread that has entered."""
-    chunk = torch.empty(min(_HOST_CHUNK_BYTES, part.nbytes), dtype=torch.uint8)
+    chunk = copies.host_memory(min(_HOST_CHUNK_BYTES, part.nbytes))
     for piece in part.pieces(most_bytes=len(chunk)):
         copies.copy([piece], chunk).wait()
         yield chunk.data_ptr(), piece.nbytes

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 import native
+from capture.devices.rounded_weights import samples_are_rounded
 from capture.snapshot.derivable import Derivable
 
 __all__ = ["RoundingExpectation"]
@@ -41,7 +42,8 @@ class RoundingExpectation:
 
     def look(self, paired: Sequence[Derivable]) -> bool:
         """Sample the weights of a snapshot that have not proved to be their masters, rounded. Return whether others are
-        expected to be now: then the plan is to be made anew. To be called at the step.
+        expected to be now: then the plan is to be made anew. To be called at the step: it waits for a device that has
+        to sample, which happens until all of a weight was compared.
         """
         with self._changing:
             self._snapshots += 1
@@ -80,8 +82,12 @@ class RoundingExpectation:
 
 def _samples(pairs: Sequence[Derivable]) -> Iterator[tuple[str, bool]]:
     """Yield the key of every weight, and whether its sample is that of its master, rounded."""
-    for dtype in {one.part.dtype for one in pairs}:
-        alike = [one for one in pairs if one.part.dtype == dtype]
+    on_device = [one for one in pairs if one.part.device is not None]
+    found = samples_are_rounded([one.elements() for one in on_device])
+    yield from ((one.part.key, is_rounded) for one, is_rounded in zip(on_device, found, strict=True))
+    in_host = [one for one in pairs if one.part.device is None]
+    for dtype in {one.part.dtype for one in in_host}:
+        alike = [one for one in in_host if one.part.dtype == dtype]
         same = native.samples_are_rounded(
             masters=np.array([one.master_address for one in alike], dtype=np.uint64),
             weights=np.array([one.part.address for one in alike], dtype=np.uint64),

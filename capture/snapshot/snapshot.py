@@ -111,7 +111,7 @@ class Snapshot:
         unchanged = UnchangedCheck(
             plan.expected_unchanged, stored, job, root=run.paths.root, align=plan.align, copies=plan.copies
         )
-        derived = DerivedCheck(plan.derivable, job, align=plan.align, after=unchanged.wait)
+        derived = DerivedCheck(plan.derivable, job, align=plan.align, copies=plan.copies, after=unchanged.wait)
         appended = partial(_wait_for, unchanged, derived)
         begin_tensors = partial(listing.begin_tensors, job=job, align=plan.align, after=appended)
         snapshot = cls(
@@ -274,6 +274,7 @@ class Snapshot:
         """Hold no memory of the training any more; the barrier may still hold this snapshot."""
         self.held, self.objects, self.read_at_step = None, (), {}
         self.detector.let_go()
+        self.derived.let_go()
         if self.object_tensors is not None:
             self.object_tensors.let_go()
 

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 import torch
 from capture_helpers import MIB, assert_same, make, reference
+from mixed_precision import codecs, mixed
 
 import capture
 import native
 from capture.devices.copies import CUDA
 from capture.devices.feed import FeedTake
+from capture.devices.rounded_weights import rounds_as_defined
 from capture.snapshot.plan import Plan, make_plan
 from capture.state.interface import TensorItem
 from catalog.errors import UnsupportedError
@@ -149,3 +151,29 @@ def test_a_feeder_stays_on_its_device():
     thread.start()
     thread.join()
     assert used == [1]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_the_device_rounds_as_the_format_defines_it(dtype):
+    assert rounds_as_defined(torch.device("cuda", 0), dtype)
+
+
+@pytest.mark.parametrize("offloaded", [False, True], ids=["masters on the device", "masters in host memory"])
+def test_weights_that_are_their_masters_are_not_stored(history, offloaded):
+    """The device's own update rounds them, and the next one comes as soon as the barrier lets it."""
+    model, optimizer = mixed(1500, torch.bfloat16)
+    model.cuda()
+    if not offloaded:
+        for state in optimizer.state.values():
+            state.update({key: value.cuda() for key, value in state.items()})
+    expected = {}
+    with capture.enable(model, optimizer=optimizer, every=1, history=history, budget_bytes=40 * MIB) as session:
+        for step in range(1, 6):
+            model(torch.randn(8, 1500, device="cuda", dtype=torch.bfloat16)).float().square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            state = reference(model, optimizer)
+            expected[step] = {k: {n: t.cpu() for n, t in tensors.items()} for k, tensors in state.items() if tensors}
+    for step, state in expected.items():
+        assert_same(capture.restore(f"{session.run}:{step}", history=history), state)
+    assert {codec for (_, kind, _), codec in codecs(history).items() if kind == "model"} == {"rounded"}

@@ -93,6 +93,9 @@ class LateDevice:
         assert not self._flying
         self.pinned.discard(writer.staging)
 
+    def host_memory(self, nbytes: int) -> torch.Tensor:
+        return torch.empty(nbytes, dtype=torch.uint8)
+
     def begin(self, tensors: Sequence[torch.Tensor]) -> None:
         """Do nothing: a transfer copies the bytes that a tensor has at the time of the copy."""
 

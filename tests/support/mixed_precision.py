@@ -33,11 +33,32 @@ class MixedAdam(torch.optim.Optimizer):
                 if parameter.grad is None:
                     continue
                 state = self.state[parameter]
-                gradient = parameter.grad.float()
+                gradient = parameter.grad.to(state["master_param"])
                 state["exp_avg"].lerp_(gradient, 0.1)
                 state["exp_avg_sq"].mul_(0.999).addcmul_(gradient, gradient, value=0.001)
                 state["master_param"].addcdiv_(state["exp_avg"], state["exp_avg_sq"].sqrt().add_(1e-8), value=-0.01)
                 parameter.copy_(state["master_param"])
+
+
+class OtherRounding(MixedAdam):
+    """Rounds half of the weights to the other neighbour of their masters, as stochastic rounding does."""
+
+    rounds_otherwise = True
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters)
+        self._round_otherwise()
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        super().step(closure)
+        self._round_otherwise()
+
+    @torch.no_grad()
+    def _round_otherwise(self) -> None:
+        if self.rounds_otherwise:
+            for parameter in (parameter for group in self.param_groups for parameter in group["params"]):
+                parameter.view(torch.int16)[..., ::2] ^= 1
 
 
 def mixed(width: int, dtype: torch.dtype) -> tuple[torch.nn.Module, MixedAdam]:

@@ -9,7 +9,7 @@ import time
 import pytest
 import torch
 from capture_helpers import assert_same, bits, reference
-from mixed_precision import MixedAdam, captured_mixed, codecs, known, mixed, train_mixed, update_mixed
+from mixed_precision import MixedAdam, OtherRounding, captured_mixed, codecs, known, mixed, train_mixed, update_mixed
 
 import capture
 import dshistory
@@ -26,26 +26,6 @@ from catalog.verify import verify
 WIDTH = 64
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16}
 NAN = {"BF16": 0x7FC0, "F16": 0x7E00}
-
-
-class OtherRounding(MixedAdam):
-    """Rounds half of the weights to the other neighbour of their masters, as stochastic rounding does."""
-
-    rounds_otherwise = True
-
-    def __init__(self, parameters):
-        super().__init__(parameters)
-        self._round_otherwise()
-
-    def step(self, closure=None):
-        super().step(closure)
-        self._round_otherwise()
-
-    @torch.no_grad()
-    def _round_otherwise(self):
-        if self.rounds_otherwise:
-            for parameter in (parameter for group in self.param_groups for parameter in group["params"]):
-                parameter.view(torch.int16)[..., ::2] ^= 1
 
 
 def numbers() -> torch.Tensor:

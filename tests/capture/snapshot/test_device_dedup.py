@@ -156,3 +156,25 @@ def test_an_edit_between_digest_and_copy_leaves_no_wrong_reference(history, monk
     training.model.inner.weight.data.view(-1)[777].neg_()
     training.steps(3)
     training.assert_sound()
+
+
+@pytest.mark.guards("A checkpoint holds one step")
+def test_a_frozen_tensor_that_is_given_other_memory_after_the_step_is_the_one_of_the_step(history, monkeypatch):
+    """`p.data = x` before the device has compared: the step's memory has not changed, and no other is its state."""
+    training = Training(history, monkeypatch)
+    training.steps(3)
+    training.session.wait()
+    training.device.ending = False
+    training.device.gate.clear()
+    one_step(training.model, training.optimizer)
+    training.expected[training.session.snapshot()] = reference(training.model, training.optimizer)
+    weight = training.model.inner.weight
+    own = weight.data
+    weight.data = torch.zeros_like(own)
+    training.device.ending = True
+    training.device.gate.set()
+    training.session.wait()
+    weight.data = own
+    training.steps(1)
+    training.assert_sound()
+    assert training.owners() == dict.fromkeys(range(6), 0)

@@ -163,6 +163,9 @@ class OtherMemory:
     def owns(self, tensor: torch.Tensor) -> bool:
         return True
 
+    def host_memory(self, nbytes: int) -> torch.Tensor:
+        return torch.empty(nbytes, dtype=torch.uint8)
+
     def begin(self, tensors: Iterable[torch.Tensor]) -> None:
         self.announced += tensors
 
