@@ -23,7 +23,7 @@ from catalog.format.journal import read_segment
 from catalog.format.json_facts import read_history_json
 from catalog.format.manifest import Manifest
 from catalog.format.marker import read_marker
-from catalog.format.redo_reader import read_blocks, read_redo_segment
+from catalog.format.redo_reader import open_blocks, read_redo_segment
 from catalog.format.redo_segment import redo_segments
 from catalog.format.segments import Segment, current_segments, segments
 from catalog.format.statistics_file import parse_name, read_statistics
@@ -218,9 +218,9 @@ class _Verification:
 
 def _check_redo(path: Path, run: str) -> None:
     segment = read_redo_segment(path, run=run)
-    for step in segment.steps:
-        for _ in read_blocks(segment, step.blocks):
-            pass
+    with open_blocks(segment) as read:
+        for block in (block for step in segment.steps for block in step.blocks):
+            read(block)
 
 
 def _entries(folder: Path) -> list[Path]:

@@ -6,7 +6,9 @@ updates. Buffers and generators are each rank's own.
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from itertools import chain
+from math import prod
 from typing import Any
 
 import torch
@@ -17,7 +19,7 @@ from capture.state.dtypes import torch_dtype
 from capture.state.objects import decode_object
 from capture.state.update_rule import threads_of
 from catalog.errors import FormatError, MismatchError, UnsupportedError
-from catalog.format.redo_segment import RedoFlat, RedoFragment
+from catalog.format.redo_segment import RedoFlat, RedoFragment, RedoTensor
 from catalog.history import History
 from catalog.read.fragments import StoredTensor, choose
 from catalog.read.redo import RedoRecord
@@ -59,6 +61,7 @@ class RepeatedSteps:
         self._objects: list[dict[str, bytes]] = [{} for _ in first]
         self._tensors: dict[Key, torch.Tensor] | None = None
         self._has_updated = False
+        self._memory: dict[tuple[int, str], bytearray] = {}
         buffer_bytes = sum(buffer.nbytes for (kind, _), buffer in stored.items() if kind == "buffer")
         self._allowances = [
             RedoAllowance(self._forms(record.segment.writes.flats), buffer_bytes=buffer_bytes) for record in first
@@ -117,7 +120,7 @@ class RepeatedSteps:
         """Keep the objects and buffers of a record; return its gradients by name."""
         self._allowances[rank].admit(record)
         gradients = {}
-        for tensor, content in record.tensors():
+        for tensor, content in record.tensors(partial(self._memory_of, rank)):
             if tensor.kind == "object":
                 self._objects[rank][tensor.name] = bytes(content)
             elif tensor.kind == "buffer":
@@ -125,6 +128,16 @@ class RepeatedSteps:
             else:
                 gradients[tensor.name] = elements_of(tensor, content)
         return gradients
+
+    def _memory_of(self, rank: int, tensor: RedoTensor, nbytes: int) -> bytearray:
+        """Return memory for a recorded tensor: that of a gradient again at each step, because the update of the step
+        before has been made, and new memory costs as much time as unpacking."""
+        if tensor.kind != "gradient":
+            return bytearray(nbytes)
+        found = self._memory.get((rank, tensor.name))
+        if found is None or len(found) != nbytes:
+            found = self._memory[rank, tensor.name] = bytearray(nbytes)
+        return found
 
     def _forms(self, flats: Sequence[RedoFlat]) -> dict[str, Form]:
         """Return the dtype and shape of the gradient of each tensor that updates write, flat or a parameter."""
@@ -137,11 +150,14 @@ class RepeatedSteps:
         known: Counter[Key] = Counter()
         for updates in self._updates:
             for kind, part, elements in updates.parts():
-                key = kind, part.name
-                if key not in found:
-                    found[key] = torch.empty(self._weights[part.name].shape, dtype=elements.dtype)
-                found[key].view(-1)[part.start : part.start + part.numel] = elements
+                key, shape = (kind, part.name), self._weights[part.name].shape
                 known[key] += part.numel
+                if key not in found and part.numel == prod(shape):
+                    found[key] = elements.view(shape)
+                    continue
+                if key not in found:
+                    found[key] = torch.empty(shape, dtype=elements.dtype)
+                found[key].view(-1)[part.start : part.start + part.numel] = elements
         for (kind, name), tensor in found.items():
             if known[kind, name] != tensor.numel():
                 raise MismatchError(

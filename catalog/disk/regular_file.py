@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 from catalog.errors import FormatError
 
-__all__ = ["check_folders", "is_real_folder", "open_descriptor", "open_regular", "what_it_is"]
+__all__ = ["check_folders", "is_real_folder", "open_descriptor", "open_regular", "read_range", "what_it_is"]
 
 _KINDS = (
     (stat.S_ISLNK, "a symbolic link"),
@@ -49,6 +49,16 @@ def open_descriptor(path: Path, flags: int) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def read_range(descriptor: int, offset: int, nbytes: int) -> bytes:
+    """Return so many bytes of an open file from `offset` on, from any thread; fewer where the file ends before."""
+    parts = []
+    while nbytes and (part := os.pread(descriptor, nbytes, offset)):
+        parts.append(part)
+        offset += len(part)
+        nbytes -= len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def is_real_folder(path: Path) -> bool:

@@ -3,13 +3,14 @@
 import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, get_args
 
 import native
 from catalog.disk.json_file import MAX_JSON_BYTES, decode
-from catalog.disk.regular_file import open_regular
+from catalog.disk.regular_file import open_regular, read_range
 from catalog.errors import CorruptError, FormatError
 from catalog.format.dtypes import DTYPES, MAX_DIMENSIONS
 from catalog.format.redo_segment import (
@@ -26,7 +27,7 @@ from catalog.format.redo_segment import (
     parse_redo_name,
 )
 
-__all__ = ["read_blocks", "read_redo_segment"]
+__all__ = ["open_blocks", "read_redo_segment"]
 
 _TAIL_BYTES: Final = 8 + len(MAGIC)
 _VERSIONS: Final = (1, 2, 3)
@@ -44,7 +45,7 @@ _MOST_RANKS: Final = 100_000
 
 def read_redo_segment(path: Path, *, run: str) -> RedoSegment:
     """Read the footer of one segment. CorruptError when it is damaged or torn, FormatError when it has another version,
-    belongs to another run, or contradicts itself. The blocks are checked by `read_blocks`."""
+    belongs to another run, or contradicts itself. The blocks are checked when they are read (`open_blocks`)."""
     with open_regular(path) as file:
         size = file.seek(0, 2)
         file.seek(max(0, size - _TAIL_BYTES))
@@ -65,13 +66,14 @@ def read_redo_segment(path: Path, *, run: str) -> RedoSegment:
         raise FormatError(f"{path}: its footer is not that of a redo segment: {error!r}") from error
 
 
-def read_blocks(segment: RedoSegment, blocks: Sequence[RedoBlock]) -> Iterator[bytes]:
-    """Yield the packed bytes of the blocks, in order. CorruptError, which names the tensor, when they differ from their
-    checksum."""
+@contextmanager
+def open_blocks(segment: RedoSegment) -> Iterator[Callable[[RedoBlock], bytes]]:
+    """Give a function that returns the packed bytes of a block, for any thread. It raises CorruptError, which names the
+    tensor, when they differ from their checksum."""
     with open_regular(segment.path) as file:
-        for block in blocks:
-            file.seek(block.offset)
-            data = file.read(block.stored)
+
+        def read(block: RedoBlock) -> bytes:
+            data = read_range(file.fileno(), block.offset, block.stored)
             if len(data) != block.stored or (actual := native.checksum(data)) != block.checksum:
                 tensor = segment.tensors[block.tensor]
                 step = next(one.step for one in segment.steps if block in one.blocks)
@@ -80,7 +82,9 @@ def read_blocks(segment: RedoSegment, blocks: Sequence[RedoBlock]) -> Iterator[b
                     f"{block.checksum.hex()} is recorded, its bytes give "
                     f"{actual.hex() if len(data) == block.stored else 'fewer bytes'}: the file was changed or damaged"
                 )
-            yield data
+            return data
+
+        yield read
 
 
 def _parsed(content: Mapping[str, Any], *, path: Path, run: str, end: int) -> RedoSegment:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import native
-from catalog.disk.regular_file import check_folders, open_descriptor
+from catalog.disk.regular_file import check_folders, open_descriptor, read_range
 from catalog.encoding.planes import unpacked
 from catalog.errors import CorruptError, FormatError
 from catalog.format.packed_file import Base, Block, PackedFile, read_packed_file
@@ -243,12 +243,8 @@ def _opened(root: Path) -> Iterator[_Sources]:
 
 def _read(path: Path, descriptor: int, offset: int, nbytes: int) -> bytes:
     """Return a range of a file. OSError when the file ends before it does."""
-    parts = []
-    while nbytes:
-        part = os.pread(descriptor, nbytes, offset)
-        if not part:
-            raise OSError(5, f"ends at byte {offset}, {nbytes} bytes too early", str(path))
-        parts.append(part)
-        offset += len(part)
-        nbytes -= len(part)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+    found = read_range(descriptor, offset, nbytes)
+    if len(found) < nbytes:
+        missing = nbytes - len(found)
+        raise OSError(5, f"ends at byte {offset + len(found)}, {missing} bytes too early", str(path))
+    return found

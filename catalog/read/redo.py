@@ -4,21 +4,32 @@ A step can be made again when the log has every step from the checkpoint before 
 is what its update has made of the state before. Whatever breaks this chain is named: nothing is made up.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import Any
 
 from catalog.encoding.planes import unpacked
 from catalog.errors import CorruptError, FormatError, HistoryError, MismatchError, NotFoundError
 from catalog.format.dtypes import DTYPES
-from catalog.format.redo_reader import read_blocks, read_redo_segment
-from catalog.format.redo_segment import RedoSegment, RedoStep, RedoTensor, redo_segments
+from catalog.format.redo_reader import open_blocks, read_redo_segment
+from catalog.format.redo_segment import RedoBlock, RedoSegment, RedoStep, RedoTensor, redo_segments
 from catalog.paths import HistoryPaths
 from catalog.read.runs import steps
 from catalog.records import CheckpointRef
 
 __all__ = ["RedoChain", "RedoRecord", "recorded_steps", "redo_base"]
+
+
+Memory = Callable[[RedoTensor, int], bytearray]
+"""Gives memory for so many bytes of a tensor, which may hold anything."""
+
+
+def _new_memory(tensor: RedoTensor, nbytes: int) -> bytearray:
+    return bytearray(nbytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,20 +48,28 @@ class RedoRecord:
         """Return what the bits of the update depend on beside its input."""
         return self.segment.rule
 
-    def tensors(self) -> Iterator[tuple[RedoTensor, bytearray]]:
-        """Yield each recorded tensor with its bytes, in row-major order. CorruptError, which names the tensor, when
-        they differ from their checksum."""
-        for index, group in groupby(self.content.blocks, key=lambda block: block.tensor):
-            tensor, blocks = self.segment.tensors[index], list(group)
-            nbytes = DTYPES[tensor.dtype]
-            for size in tensor.shape:
-                nbytes *= size
-            where = f"{self.segment.path}: step {self.step}: {tensor.kind} of {tensor.name!r}"
-            if sum(block.nbytes for block in blocks) != nbytes:
-                raise FormatError(f"{where}: its blocks have {sum(block.nbytes for block in blocks)} of {nbytes} bytes")
-            content = bytearray(nbytes)
-            _unpack(content, blocks, read_blocks(self.segment, blocks), where=where)
-            yield tensor, content
+    def tensors(self, memory: Memory = _new_memory) -> Iterator[tuple[RedoTensor, bytearray]]:
+        """Yield each recorded tensor with its bytes, in row-major order, in what `memory` gives. CorruptError, which
+        names the tensor, when they differ from their checksum."""
+        if not self.content.blocks:
+            return
+        workers = len(os.sched_getaffinity(0))
+        with open_blocks(self.segment) as read, ThreadPoolExecutor(workers, "dshistory-unpack") as pool:
+            for index, group in groupby(self.content.blocks, key=lambda block: block.tensor):
+                tensor, blocks = self.segment.tensors[index], list(group)
+                nbytes = DTYPES[tensor.dtype]
+                for size in tensor.shape:
+                    nbytes *= size
+                where = f"{self.segment.path}: step {self.step}: {tensor.kind} of {tensor.name!r}"
+                if sum(block.nbytes for block in blocks) != nbytes:
+                    found = sum(block.nbytes for block in blocks)
+                    raise FormatError(f"{where}: its blocks have {found} of {nbytes} bytes")
+                content = memory(tensor, nbytes)
+                tasks = list(_unpackings(content, blocks, read, where=where))
+                # A single one is not worth another thread.
+                for _ in map(_call, tasks) if len(tasks) == 1 else pool.map(_call, tasks):
+                    pass
+                yield tensor, content
 
 
 def recorded_steps(paths: HistoryPaths, run: str) -> list[int]:
@@ -129,11 +148,23 @@ def _whole_record(ranks: Mapping[int, RedoRecord], step: int, *, what: str, inst
     return records
 
 
-def _unpack(content: bytearray, blocks: Sequence[Any], packed: Iterator[bytes], *, where: str) -> None:
-    at = 0
-    for block, data in zip(blocks, packed, strict=True):
-        try:
-            unpacked(data, into=memoryview(content)[at : at + block.nbytes])
-        except FormatError as error:
-            raise CorruptError(f"{where}: {error}") from error
+def _unpackings(
+    content: bytearray, blocks: Sequence[RedoBlock], read: Callable[[RedoBlock], bytes], *, where: str
+) -> Iterator[Callable[[], None]]:
+    """Yield for each block what fills its part of `content`, for any thread."""
+    whole, at = memoryview(content), 0
+    for block in blocks:
+        yield partial(_unpack, block, read, whole[at : at + block.nbytes], where)
         at += block.nbytes
+
+
+def _unpack(block: RedoBlock, read: Callable[[RedoBlock], bytes], into: memoryview, where: str) -> None:
+    packed = read(block)
+    try:
+        unpacked(packed, into=into)
+    except FormatError as error:
+        raise CorruptError(f"{where}: {error}") from error
+
+
+def _call(task: Callable[[], None]) -> None:
+    task()

@@ -12,7 +12,7 @@ from catalog.disk.json_file import encode
 from catalog.encoding.planes import unpacked
 from catalog.errors import CorruptError, FormatError
 from catalog.format import redo_writer
-from catalog.format.redo_reader import read_blocks, read_redo_segment
+from catalog.format.redo_reader import open_blocks, read_redo_segment
 from catalog.format.redo_segment import (
     BIAS_CORRECTION_SINCE,
     BLOCK_BYTES,
@@ -72,9 +72,10 @@ def read_all(path):
 def contents(segment, blocks):
     """Return the bytes for which these blocks stand."""
     found = []
-    for block, stored in zip(blocks, read_blocks(segment, blocks), strict=True):
-        found.append(bytearray(block.nbytes))
-        unpacked(stored, into=memoryview(found[-1]))
+    with open_blocks(segment) as read:
+        for block in blocks:
+            found.append(bytearray(block.nbytes))
+            unpacked(read(block), into=memoryview(found[-1]))
     return found
 
 
