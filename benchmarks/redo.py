@@ -1,11 +1,13 @@
 """The redo log of a training: its size, what it costs the training, and how fast a step is made again.
 
-A GPT trains on the CPU with AdamW, in fp32 or wholly in bf16, beside a redo log, beside full captures of every step,
-and without capture, in turn. *Step* is a window of a training divided by its steps; *against none* compares it with the
-training without capture of the same rotation. *Of the state* is what a step takes on the disk, as a share of weights
-and moments. *Made again* is the time that one more step takes a restore from the log, and *than trained* how many times
-as fast that is as a step of the training without capture. The checkpoints before and after the window count nowhere,
-but for the full captures of every step.
+A GPT trains on the CPU with AdamW, in fp32, in mixed precision (a DeepSpeed engine with bf16 weights and gradients, and
+fp32 masters and moments; once more with gradients that are clipped, which are no bf16 numbers then), or wholly in bf16,
+beside a redo log, beside full captures of every step, and without capture, in turn. *Step* is a window of a training
+divided by its steps; *against none* compares it with the training without capture of the same rotation. *Of the state*
+is what a step takes on the disk, as a share of weights and moments; in mixed precision, of the 12 bytes a parameter
+that a checkpoint has. *Made again* is the time that one more step takes a restore from the log, and *than trained* how
+many times as fast that is as a step of the training without capture. The checkpoints before and after the window count
+nowhere, but for the full captures of every step.
 """
 
 import shutil
@@ -18,8 +20,9 @@ from typing import Any
 import torch
 
 import capture
+from benchmarks.kept_trainings import KeptTraining, kept_trainings
 from benchmarks.measure import Rows, Series, clock, rotations
-from benchmarks.training_state import Training, filled, gpt
+from benchmarks.peers_grouped import end_group
 
 COLUMNS = {
     "step": "s",
@@ -35,15 +38,15 @@ class Contender:
     """One way to keep every step of a training in one precision; without options, to keep none."""
 
     name: str
-    dtype: torch.dtype
+    precision: str
     options: Mapping[str, Any] | None
 
 
 NONE = "no capture"
 _FAR = 1_000_000
 CONTENDERS = [
-    Contender(f"{precision}, {name}", dtype, options)
-    for precision, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16))
+    Contender(f"{precision}, {name}", precision, options)
+    for precision in ("fp32", "mixed", "mixed clipped", "bf16")
     for name, options in (
         (NONE, None),
         ("redo log", {"every": _FAR, "redo": True}),
@@ -54,10 +57,10 @@ CONTENDERS = [
 
 def run(scratch: Path, *, state_bytes: int, times: int, steps: int, batch: int) -> tuple[Rows, dict[str, object]]:
     """Measure every contender in `times` rotations, on one model for each precision that keeps training."""
-    trainings = {dtype: _training(state_bytes, dtype) for dtype in (torch.float32, torch.bfloat16)}
+    trainings = kept_trainings(state_bytes)
     rows: Rows = {contender.name: defaultdict(Series) for contender in CONTENDERS}
     for contender in rotations(CONTENDERS, times=times):
-        figures = _figures(trainings[contender.dtype], contender, scratch / "history", steps=steps, batch=batch)
+        figures = _figures(trainings[contender.precision], contender, scratch / "history", steps=steps, batch=batch)
         for figure, value in figures.items():
             rows[contender.name][figure].add(value)
     for name, row in rows.items():
@@ -66,26 +69,20 @@ def run(scratch: Path, *, state_bytes: int, times: int, steps: int, batch: int) 
         if "made again" in row:
             pairs = zip(none, row["made again"].values, strict=True)
             row["than trained"] = Series([trained / again for trained, again in pairs])
-    sizes = {str(dtype): training.state_bytes() for dtype, training in trainings.items()}
+    sizes = {precision: training.state_bytes() for precision, training in trainings.items()}
+    for training in trainings.values():
+        training.close()
+    end_group()
     return rows, {"state_bytes": sizes, "tokens": batch * 128, "steps": steps, "rotations": times}
 
 
-def _training(state_bytes: int, dtype: torch.dtype) -> Training:
-    training = filled(gpt(state_bytes))
-    model = training.model.to(dtype)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
-    return Training(model, optimizer)
-
-
-def _figures(training: Training, contender: Contender, root: Path, *, steps: int, batch: int) -> dict[str, float]:
+def _figures(training: KeptTraining, contender: Contender, root: Path, *, steps: int, batch: int) -> dict[str, float]:
     generator = torch.Generator().manual_seed(0)
     # The first steps of a model are no figure: AdamW has no state yet.
     _steps(training, 2, batch, generator)
     session = None
     if contender.options is not None:
-        session = capture.enable(
-            training.model, optimizer=training.optimizer, history=root, stats_every=0, **contender.options
-        )
+        session = training.enable(root, stats_every=0, **contender.options)
         _steps(training, 1, batch, generator)
         session.wait()
     with clock() as window:
@@ -100,7 +97,7 @@ def _figures(training: Training, contender: Contender, root: Path, *, steps: int
 
 
 def _of_history(
-    training: Training, contender: Contender, root: Path, session: capture.Session, *, steps: int, last: int
+    training: KeptTraining, contender: Contender, root: Path, session: capture.Session, *, steps: int, last: int
 ) -> dict[str, float]:
     folder = root / "runs" / session.run
     kept = folder / ("redo" if "redo" in (contender.options or {}) else "steps")
@@ -117,9 +114,6 @@ def _of_history(
     return {"of the state": written / (steps + 1) / training.state_bytes(), "made again": again}
 
 
-def _steps(training: Training, count: int, batch: int, generator: torch.Generator) -> None:
+def _steps(training: KeptTraining, count: int, batch: int, generator: torch.Generator) -> None:
     for _ in range(count):
-        tokens = torch.randint(0, 256, (batch, 129), generator=generator)
-        training.optimizer.zero_grad()
-        training.model(tokens[:, :-1], tokens[:, 1:]).backward()
-        training.update()
+        training.step(torch.randint(0, 256, (batch, 129), generator=generator))
