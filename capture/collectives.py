@@ -7,6 +7,7 @@ among their redo logs, with `gather` and `broadcast`. And with `capture.checkpoi
 at the end of a save that its files are on the disk.
 """
 
+import contextlib
 import json
 import os
 import secrets
@@ -21,9 +22,16 @@ from catalog.disk.locks import is_locked
 from catalog.errors import SetupError
 from catalog.format.lock_file import lock_owner
 
-__all__ = ["Ranks"]
+__all__ = ["Ranks", "processes_here"]
 
 _Result = TypeVar("_Result")
+
+
+def processes_here(world_size: int) -> int:
+    """Return how many ranks of a training share this host: what its launcher says, else all of them."""
+    with contextlib.suppress(KeyError, ValueError):
+        return max(1, min(world_size, int(os.environ["LOCAL_WORLD_SIZE"])))
+    return world_size
 
 
 class Ranks:

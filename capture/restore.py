@@ -15,13 +15,13 @@ import torch
 
 from capture.active_sessions import note_origin, sessions_of
 from capture.argument_names import knows_its_arguments
-from capture.collectives import Ranks
+from capture.collectives import Ranks, processes_here
 from capture.defaults import history_path
 from capture.load.assignments import Assignment, match
 from capture.load.objects import read_objects
 from capture.load.read_into import read_into
 from capture.load.rebuilt import RebuiltStep
-from capture.load.spare_memory import processes_here, spare_bytes
+from capture.load.spare_memory import spare_bytes
 from capture.load.state_dict import StateDict, state_dict_of
 from capture.load.unclaimed import TrackedObjects, warn_of_unclaimed
 from capture.load.whole_state import require_whole_state

@@ -1,11 +1,10 @@
 """How much host memory may be taken for a short time without harm to anybody: half of what is free."""
 
 import contextlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["processes_here", "spare_bytes"]
+__all__ = ["spare_bytes"]
 
 _NAMES = {
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -26,13 +25,6 @@ def spare_bytes(processes: int, *, proc: Path = Path("/proc"), groups: Path = Pa
     except (OSError, KeyError):
         return 0
     return max(0, min([free, *_free_of_groups(proc, groups)])) // 2 // processes
-
-
-def processes_here(world_size: int) -> int:
-    """Return how many ranks of a training share this host: what its launcher says, else all of them."""
-    with contextlib.suppress(KeyError, ValueError):
-        return max(1, min(world_size, int(os.environ["LOCAL_WORLD_SIZE"])))
-    return world_size
 
 
 def _free_of_groups(proc: Path, groups: Path) -> Iterator[int]:

@@ -1,16 +1,17 @@
 """Records what every optimizer update of a training consumes, on the training thread.
 
-    update_begins ─▶ (the user's own hooks) ─▶ consumed: gradients and param groups are copied
+    update_begins ─▶ (the user's own hooks) ─▶ consumed: gradients and param groups are taken
     ─▶ the update ─▶ update_ended: changed buffers are copied ─▶ is_final: changed objects, and the step goes to the log
 
-The hook that copies is the last one before the update, so that it sees the gradients that the update sees. A step is
-broken, which readers are told by name, when anything but its update has written a parameter or the optimizer's state
+The hook that takes them is the last one before the update, so that it sees the gradients that the update sees. A step
+is broken, which readers are told by name, when anything but its update has written a parameter or the optimizer's state
 since the step before: a declared edit, a load, another optimizer, or a write that torch's version counters have seen.
 """
 
 import json
+import os
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 import torch
 
@@ -20,21 +21,20 @@ from capture.loops.module_hooks import install
 from capture.on_full import OnFull
 from capture.redo_log.budget_room import RedoRoom
 from capture.redo_log.changed_contents import ChangedContents
+from capture.redo_log.gradients import Gradients, trains_on_all_cores
 from capture.redo_log.redo_log import RedoLog, StepInput
 from capture.redo_log.refusals import module_of
 from capture.redo_log.updated_tensors import UpdatedTensors
 from capture.redo_log.written_beside import WrittenBeside
 from capture.snapshot.data_file import PlacedObject
-from capture.state.dtypes import dtype_name
 from capture.state.objects import encode_object, inlined
 from capture.state.update_rule import CPU_ADAM, refuse_unknown_update, update_rule
 from catalog.errors import SnapshotError, UnsupportedError
-from catalog.format.redo_segment import BIAS_CORRECTION_SINCE, RedoTensor
+from catalog.format.redo_segment import BIAS_CORRECTION_SINCE
 from catalog.run_writer import RunWriter
 
 __all__ = ["RedoRecorder"]
 
-_ALIGN: Final = 16
 Objects = Callable[[], Sequence[PlacedObject]]
 
 
@@ -64,7 +64,10 @@ class RedoRecorder:
         self._has_updated = False
         self.room = room
         # Last, for it starts a thread.
-        self._log = RedoLog(run, on_full=on_full, room=room)
+        cores = len(os.sched_getaffinity(0))
+        at_once = trains_on_all_cores(module, world_size=run.world_size, cores=cores)
+        self._log = RedoLog(run, on_full=on_full, room=room, packs_at_once=at_once)
+        self._gradients = Gradients(self._log, self._updated)
 
     def attach(self) -> Callable[[], None]:
         """Begin to see updates; return the function that ends it."""
@@ -123,7 +126,7 @@ class RedoRecorder:
             now.broken = written or self._unreadable(called, args, kwargs)
             if now.broken is None:
                 self._note_call(now, called)
-                self._copy_gradients(now, called)
+                self._gradients.take(now, called)
         except Exception as error:  # noqa: BLE001 - as above
             now.broken = f"it could not be recorded: {error}"
 
@@ -236,7 +239,7 @@ class RedoRecorder:
         """Let go of everything without waiting for the disk."""
         self._log.give_up()
 
-    # What is copied.
+    # What is recorded.
 
     def _rule_now(self) -> dict[str, Any]:
         """Return what this update's bits depend on, the same object while nothing of it has changed."""
@@ -310,33 +313,6 @@ class RedoRecorder:
                 return f"the gradient of {name!r} is not dense in host memory, in row-major order"
         return None
 
-    def _copy_gradients(self, into: StepInput, updates: Sequence[torch.Tensor]) -> None:
-        """Copy the gradients of a call, behind those of earlier calls of the same update."""
-        found = [
-            (self._updated.known_name(one), one.grad.detach())
-            for one in updates
-            if one.grad is not None and self._updated.is_recorded(one)
-        ]
-        at = sum(_aligned(copy.nbytes) for _, copy in into.tensors)
-        if into.memory is None and not into.is_left_out:
-            into.memory = self._log.memory(self._most_bytes())
-            into.is_left_out = into.memory is None
-        if into.memory is None:
-            return
-        for name, gradient in found:
-            copy = into.memory[at : at + gradient.nbytes].view(gradient.dtype).view(gradient.shape)
-            copy.copy_(gradient)
-            dtype = dtype_name(gradient.dtype, what=f"the gradient of {name!r}")
-            into.tensors.append((RedoTensor("gradient", name, dtype, tuple(gradient.shape)), copy))
-            at += _aligned(gradient.nbytes)
-
-    def _most_bytes(self) -> int:
-        """Return how much memory the gradients of one update take; those of a flat tensor are as large as it is."""
-        recorded = [one for one in self._updated.all if self._updated.is_recorded(one)]
-        if self._updated.are_flat:
-            return sum(_aligned(one.nbytes) for one in recorded)
-        return sum(_aligned(one.grad.nbytes) for one in recorded if one.grad is not None)
-
     def _drop_unended(self) -> None:
         """Forget an update that an exception has ended: it belongs to no step, and the next one begins elsewhere."""
         if self._consumed_now is not None:
@@ -355,7 +331,3 @@ def _encoded(group: dict[str, Any]) -> Any:
     """Return the hyperparameters of a param group as a JSON tree."""
     plain = {key: value for key, value in group.items() if key != "params"}
     return json.loads(inlined(encode_object("param_group", plain)).json)
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // _ALIGN) * _ALIGN

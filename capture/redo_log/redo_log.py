@@ -1,9 +1,9 @@
-"""Brings the redo log of a session to the disk: in the background as many threads as the training has pack what the
-training thread has copied.
+"""Brings the redo log of a session to the disk: in the background what the training thread has copied is packed, or
+what it has packed is written.
 
-Gradients lie in a copy that is used again and again. There are two: one is packed while the next step fills the other.
-When both are still to be packed, the training waits, or the step is left out, as `on_full` says. What can't be written
-is left out too: the journal says so, no snapshot fails, and the training goes on.
+Gradients lie in memory that is used again and again. There are two of it: one is packed or written while the next step
+fills the other. When both are still in use, the training waits, or the step is left out, as `on_full` says. What can't
+be written is left out too: the journal says so, no snapshot fails, and the training goes on.
 """
 
 import collections
@@ -21,23 +21,23 @@ import torch
 import native
 from capture.background_thread import BackgroundThread
 from capture.on_full import OnFull
+from capture.redo_log.blocks import block_count, blocks_of, most_packed_bytes
 from capture.redo_log.budget_room import RedoRoom
 from capture.user_warning import warn_user
-from catalog.encoding.planes import MAX_HEAD_BYTES
 from catalog.format.redo_segment import RedoTensor, RedoWrites
-from catalog.format.redo_writer import RedoFileWriter
+from catalog.format.redo_writer import PackedBlock, RedoFileWriter
 from catalog.retention.redo_segments import segment_bytes
 from catalog.run_writer import RunWriter
 
 __all__ = ["RedoLog", "StepInput"]
 
 _COPIES: Final = 2
-_BLOCK_BYTES: Final = 1 << 20
-"""A block stands for at most so many bytes: while it is packed it stays in the processor's cache."""
 _MOST_THREADS: Final = 4
-"""The threads that pack are as many as those of the training, but no more than this: each has memory of its own. One
-alone would push a thread of the training from its processor for as long as all of the packing takes, and the others
-would wait for that one."""
+"""The threads that pack beside a training are as many as those of the training, but no more than this: each has memory
+of its own. One alone would push a thread of the training from its processor for as long as all of the packing takes,
+and the others would wait for that one."""
+_MOST_THREADS_AT_ONCE: Final = 8
+"""The threads that pack while the training stands still for it."""
 _SEGMENT_BYTES: Final = 256 << 20
 _SEGMENT_BLOCKS: Final = 200_000
 _SEGMENT_S: Final = 2.0
@@ -50,6 +50,7 @@ _NO_ROOM: Final = "the byte budget of keep= has no room for it beside what stays
 class StepInput:
     """Holds the input of one update. `tensors` are in `memory`, which the log takes back, or small copies of their own.
 
+    packed: the blocks that `memory` begins with, one behind the other, where gradients were packed at once
     writes: what the update writes
     applied: False where the update was skipped
     broken: why the state after the step is not what its update has made; then no tensor is needed
@@ -61,6 +62,7 @@ class StepInput:
     writes: RedoWrites
     groups: Any
     memory: torch.Tensor | None = None
+    packed: list[PackedBlock] = field(default_factory=list)
     tensors: list[tuple[RedoTensor, torch.Tensor]] = field(default_factory=list)
     broken: str | None = None
     applied: bool = True
@@ -83,9 +85,15 @@ class RedoLog:
 
     room: what may be written, where there is a byte budget. A step that may not fit is left out, and those after it up
        to the next grant, since they could not be made again either.
+    packs_at_once: whether the training thread packs the gradients itself, with `packer`, instead of copying them
     """
 
-    def __init__(self, run: RunWriter, *, on_full: OnFull, room: RedoRoom | None = None) -> None:
+    def __init__(
+        self, run: RunWriter, *, on_full: OnFull, room: RedoRoom | None = None, packs_at_once: bool = False
+    ) -> None:
+        self.packs_at_once = packs_at_once
+        most = _MOST_THREADS_AT_ONCE if packs_at_once else _MOST_THREADS
+        self.packer = native.ParallelPacker(threads=max(1, min(torch.get_num_threads(), most)))
         self._run = run
         self._on_full = on_full
         self._room = room
@@ -100,12 +108,11 @@ class RedoLog:
         self._closing = False
         self._given_up = False
         self._segment: RedoFileWriter | None = None
-        self._packer = native.ParallelPacker(threads=max(1, min(torch.get_num_threads(), _MOST_THREADS)))
         self._begun = 0.0
         self._thread = BackgroundThread(self._write_steps, name="dshistory-redo")
 
     def memory(self, nbytes: int) -> torch.Tensor | None:
-        """Return a copy's memory of at least `nbytes` bytes, once one is free; None when the step is to be left out."""
+        """Return memory of at least `nbytes` bytes, once some is free; None when the step is to be left out."""
         if self._room is not None and self._room.is_out:
             self._room.missed(nbytes)
             return None
@@ -125,7 +132,7 @@ class RedoLog:
             raise
 
     def release(self, memory: torch.Tensor | None) -> None:
-        """Take back a copy's memory."""
+        """Take back memory."""
         if memory is not None:
             with self._changed:
                 self._free.append(memory)
@@ -205,11 +212,13 @@ class RedoLog:
             if not self._holds_room(segment, step):
                 return
             if step.broken is None:
-                blocks = _blocks_of(step)
+                if step.packed:
+                    segment.add(step.packed, _packed_bytes(step))
+                blocks = blocks_of(step.tensors)
                 while blocks:
                     if self._given_up:
                         return
-                    del blocks[: segment.pack(blocks, self._packer)]
+                    del blocks[: segment.pack(blocks, self.packer)]
             _end_step(segment, step)
             if self._room is not None:
                 self._room.hold(segment_bytes(segment.most_bytes))
@@ -217,6 +226,7 @@ class RedoLog:
             self._fail([step.step], error)
         finally:
             step.tensors.clear()
+            step.packed.clear()
             self.release(step.memory)
 
     def _write_alone(self, ordered: _AtOnce) -> None:
@@ -347,33 +357,26 @@ def _has_room(segment: RedoFileWriter, step: StepInput) -> bool:
 
 def _described(step: StepInput) -> tuple[list[RedoTensor], int, Any, str | None]:
     """Return what a footer says of a step: its tensors, the number of their blocks, the groups, why it is broken."""
-    given = step.tensors if step.broken is None else []
-    return [tensor for tensor, _ in given], sum(_blocks(content) for _, content in given), step.groups, step.broken
+    if step.broken is not None:
+        return [], 0, step.groups, step.broken
+    tensors = [*dict.fromkeys(block.tensor for block in step.packed), *(tensor for tensor, _ in step.tensors)]
+    blocks = len(step.packed) + sum(block_count(content) for _, content in step.tensors)
+    return tensors, blocks, step.groups, None
 
 
 def _stored_bytes(step: StepInput) -> int:
     """Return what the blocks of a step take at most."""
-    given = step.tensors if step.broken is None else []
-    return sum(content.nbytes + _blocks(content) * MAX_HEAD_BYTES for _, content in given)
+    if step.broken is not None:
+        return 0
+    return sum(block.stored for block in step.packed) + sum(most_packed_bytes(content) for _, content in step.tensors)
 
 
-def _blocks(content: torch.Tensor) -> int:
-    return max(1, -(-content.nbytes // _BLOCK_BYTES))
+def _packed_bytes(step: StepInput) -> memoryview:
+    assert step.memory is not None
+    return step.memory.numpy().data[: sum(block.stored for block in step.packed)]
 
 
 def _end_step(segment: RedoFileWriter, step: StepInput) -> None:
     segment.end_step(
         step.step, groups=step.groups, broken=step.broken, applied=step.applied, counted_twice=step.counted_twice
     )
-
-
-def _blocks_of(step: StepInput) -> list[tuple[RedoTensor, memoryview]]:
-    found = []
-    for tensor, content in step.tensors:
-        data = _bytes_of(content)
-        found += [(tensor, data[at : at + _BLOCK_BYTES]) for at in range(0, max(1, len(data)), _BLOCK_BYTES)]
-    return found
-
-
-def _bytes_of(content: torch.Tensor) -> memoryview:
-    return content.reshape(-1).view(torch.uint8).numpy().data if content.numel() else memoryview(b"")

@@ -38,7 +38,7 @@ class DirectFile:
             path.unlink(missing_ok=True)
             raise
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | memoryview) -> None:
         """Append bytes; some may reach the file only with a later call."""
         rest = memoryview(data)
         while rest:

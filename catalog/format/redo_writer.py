@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import native
 from catalog.disk.direct_file import DirectFile
@@ -21,7 +21,7 @@ from catalog.format.dtypes import DTYPES
 from catalog.format.redo_segment import BIAS_CORRECTION_SINCE, MAGIC, RedoSegmentName, RedoTensor, RedoWrites
 from catalog.paths import HistoryPaths
 
-__all__ = ["RedoFileWriter"]
+__all__ = ["PackedBlock", "RedoFileWriter"]
 
 _END_BYTES: Final = 8 + len(MAGIC)
 _HEAD_BYTES: Final = 1024
@@ -29,6 +29,15 @@ _STEP_BYTES: Final = 128
 _BLOCK_ROW_BYTES: Final = 128
 """The footer takes at most so much for its fields without rule, params, tensors and steps; for a step without blocks,
 groups and reason; and for a block."""
+
+
+class PackedBlock(NamedTuple):
+    """A part of a tensor of `nbytes` bytes that was packed into `stored` bytes."""
+
+    tensor: RedoTensor
+    nbytes: int
+    stored: int
+    checksum: bytes
 
 
 @dataclass(slots=True)
@@ -112,6 +121,13 @@ class RedoFileWriter:
             file.extend(stored)
             self._note(tensor, content.nbytes, stored, checksum)
         return len(found)
+
+    def add(self, blocks: Sequence[PackedBlock], content: memoryview) -> None:
+        """Write the next blocks of the current step, which were packed before; `content` has them one behind the
+        other."""
+        self._opened().write(content)
+        for block in blocks:
+            self._note(block.tensor, block.nbytes, block.stored, block.checksum)
 
     def _note(self, tensor: RedoTensor, nbytes: int, stored: int, checksum: bytes) -> None:
         """Note for the footer the next block of the current step, which stands for `nbytes` bytes."""

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from capture.load.spare_memory import processes_here, spare_bytes
+from capture.load.spare_memory import spare_bytes
 
 
 @pytest.fixture
@@ -61,11 +61,3 @@ def test_a_group_beyond_its_limit_leaves_nothing(host: Path) -> None:
 
 def test_nothing_is_taken_where_the_host_says_nothing(tmp_path: Path) -> None:
     assert _spare(tmp_path) == 0
-
-
-def test_the_launcher_says_how_many_ranks_are_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    assert processes_here(16) == 16
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
-    assert processes_here(16) == 8
-    assert processes_here(1) == 1

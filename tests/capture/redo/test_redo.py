@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 import capture
 import native
 from capture.redo.key_frames import compare_key_frame, key_frames
-from capture.redo_log import redo_log
+from capture.redo_log import recorder, redo_log
 from capture.state.update_rule import update_rule
 from catalog.errors import CorruptError, FormatError, MismatchError, NotFoundError, SetupError, UnsupportedError
 from catalog.format.redo_reader import read_redo_segment
@@ -45,6 +45,13 @@ VARIANTS = {
     "sgd nesterov foreach": functools.partial(SGD, momentum=0.9, nesterov=True, foreach=True),
     "sgd fused": functools.partial(SGD, momentum=0.9, fused=True, maximize=True, weight_decay=0.1),
 }
+
+
+@pytest.fixture(params=["beside the training", "at once"])
+def packing(request, monkeypatch):
+    """Let gradients be packed in the one way or the other, whatever cores this machine has."""
+    monkeypatch.setattr(recorder, "trains_on_all_cores", lambda *_, **__: request.param == "at once")
+    return request.param
 
 
 class Model(torch.nn.Module):
@@ -129,7 +136,7 @@ def assert_equal(one, other):
 @pytest.mark.guards("A redo step has the bits of the training")
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_rebuilt_step_is_the_captured_one(tmp_path, variant, precision):
+def test_a_rebuilt_step_is_the_captured_one(tmp_path, variant, precision, packing):
     if (variant, precision) == ("sgd fused", "bf16"):
         pytest.skip("refused when the session begins, because torch gives it other bits each time")
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
@@ -170,7 +177,7 @@ def test_an_update_is_cut_among_as_many_threads_as_it_was(tmp_path):
 
 
 @pytest.mark.guards("A redo step has the bits of the training")
-def test_a_flipped_byte_is_found_and_named(tmp_path):
+def test_a_flipped_byte_is_found_and_named(tmp_path, packing):
     history, run = train(tmp_path, every=10, redo=True)
     (name,) = redo_segments(history.paths, run)
     path = history.paths.redo_dir(run) / name.name
@@ -429,10 +436,11 @@ def test_a_step_that_is_missing_is_named(tmp_path, monkeypatch):
     assert "No space left" in events[0]["detail"]
 
 
-def test_a_training_that_does_not_wait_leaves_steps_out(tmp_path, monkeypatch):
-    real, release = RedoFileWriter.pack, redo_log.RedoLog.release
+def test_a_training_that_does_not_wait_leaves_steps_out(tmp_path, monkeypatch, packing):
+    held = "add" if packing == "at once" else "pack"
+    real, release = getattr(RedoFileWriter, held), redo_log.RedoLog.release
     go, is_free = threading.Event(), threading.Event()
-    monkeypatch.setattr(RedoFileWriter, "pack", lambda *args: go.wait() and real(*args))
+    monkeypatch.setattr(RedoFileWriter, held, lambda *args: go.wait() and real(*args))
     monkeypatch.setattr(redo_log.RedoLog, "release", lambda log, memory: (release(log, memory), is_free.set()))
 
     def pack_after_the_sixth(step, *_):
@@ -505,7 +513,7 @@ def test_nothing_is_written_by_default(tmp_path):
 
 
 @pytest.mark.guards("Resume is exact")
-def test_a_training_goes_on_from_a_step_of_the_log(tmp_path):
+def test_a_training_goes_on_from_a_step_of_the_log(tmp_path, packing):
     history, run = train(tmp_path, every=10, redo=True)
     torch.manual_seed(1)
     model = Model()

@@ -18,7 +18,7 @@ import torch
 
 import capture
 from capture.loops.pytorch.loop import count_from
-from capture.redo_log import redo_log
+from capture.redo_log import recorder, redo_log
 from catalog.errors import MismatchError, NotFoundError
 from catalog.format.redo_writer import RedoFileWriter
 from catalog.history import History
@@ -134,6 +134,7 @@ def test_steps_that_were_left_out_count_too(tmp_path, monkeypatch):
     """The checkpoint of one is of the first time, although the log has the step of the second time only."""
     real, release = RedoFileWriter.pack, redo_log.RedoLog.release
     go, is_free = threading.Event(), threading.Event()
+    monkeypatch.setattr(recorder, "trains_on_all_cores", lambda *_, **__: False)
     monkeypatch.setattr(RedoFileWriter, "pack", lambda *args: go.wait() and real(*args))
     monkeypatch.setattr(redo_log.RedoLog, "release", lambda log, memory: (release(log, memory), is_free.set()))
     training = Training(tmp_path, on_full="skip")
