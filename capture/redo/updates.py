@@ -9,6 +9,7 @@ import torch
 from capture.load.assignments import Assignment, assign
 from capture.load.read_into import read_into
 from capture.loops.deepspeed.bias_correction import repeat_products, updates_of
+from capture.redo.pieces import Pieces
 from capture.state.dtypes import torch_dtype
 from capture.state.objects import Decoder
 from capture.state.update_rule import CPU_ADAM, known_optimizer
@@ -69,6 +70,8 @@ class RepeatedUpdates:
                     if state:
                         self._optimizer.state[self._updated[name]].update(state)
             self._repeat_products(self._since)
+            # DeepSpeed's own code computes in place, and counts the updates of all that it was given.
+            self._pieces = None if rule == CPU_ADAM else Pieces(self._optimizer, make)
         except _FAILURES as error:
             raise FormatError(f"{first.segment.path}: its param groups are none of a {rule}: {error}") from error
 
@@ -119,10 +122,13 @@ class RepeatedUpdates:
     def _call(self, names: frozenset[str]) -> None:
         """Let the optimizer update these, as one call of its own."""
         for group, members in zip(self._optimizer.param_groups, self._writes.params, strict=True):
-            group["params"] = [self._updated[name] for name in members if name in names]
+            whole = [self._updated[name] for name in members if name in names]
+            group["params"] = whole if self._pieces is None else self._pieces.of(whole, group)
         # Without the hooks that torch puts around it, for a script's own hooks are not of this optimizer.
         step = type(self._optimizer).step
         getattr(step, "__wrapped__", step)(self._optimizer)
+        if self._pieces is not None:
+            self._pieces.update_ended()
 
     def _repeat_products(self, since: int) -> None:
         """Bring the products of betas to where the training had them: the update `since` has taken the power."""

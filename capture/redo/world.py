@@ -62,6 +62,7 @@ class RepeatedSteps:
         self._tensors: dict[Key, torch.Tensor] | None = None
         self._has_updated = False
         self._memory: dict[tuple[int, str], bytearray] = {}
+        self._wholes: dict[Key, torch.Tensor] = {}
         buffer_bytes = sum(buffer.nbytes for (kind, _), buffer in stored.items() if kind == "buffer")
         self._allowances = [
             RedoAllowance(self._forms(record.segment.writes.flats), buffer_bytes=buffer_bytes) for record in first
@@ -156,7 +157,7 @@ class RepeatedSteps:
                     found[key] = elements.view(shape)
                     continue
                 if key not in found:
-                    found[key] = torch.empty(shape, dtype=elements.dtype)
+                    found[key] = self._whole_of(key, shape, elements.dtype)
                 found[key].view(-1)[part.start : part.start + part.numel] = elements
         for (kind, name), tensor in found.items():
             if known[kind, name] != tensor.numel():
@@ -168,8 +169,15 @@ class RepeatedSteps:
             if self._has_updated and ("master", name) in found:
                 # As the optimizer derives the weights from the masters behind each update, and before the first one
                 # they are what the checkpoint has, which need not be that.
-                found["model", name] = found["master", name].to(dtype)
+                master = found["master", name]
+                found["model", name] = self._whole_of(("model", name), master.shape, dtype).copy_(master)
         return found
+
+    def _whole_of(self, key: Key, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Return memory for a whole tensor, that of the step before again, as for gradients."""
+        if key not in self._wholes:
+            self._wholes[key] = torch.empty(shape, dtype=dtype)
+        return self._wholes[key]
 
 
 def _require_all(saved: Mapping[str, Any], updated: Collection[str], base: CheckpointRef) -> None:
