@@ -189,7 +189,7 @@ class RedoRecorder:
         """The step that has ended is final: hand it to the log, with the objects that belong to it; None where they
         could not be read.
         """
-        ended, self._ended = self._ended, None
+        ended = self._ended
         if ended is None and self._has_updated:
             return  # It was final before, and what was written since belongs to the next step.
         written = None if self._broken else self._beside.since_the_update()
@@ -200,8 +200,13 @@ class RedoRecorder:
                     ended.tensors += self._contents.changed_objects(_given(objects)())
             except Exception as error:  # noqa: BLE001 - a user's provider may raise anything
                 ended.broken = f"its objects could not be recorded: {error}"
+            except BaseException:
+                # Ctrl-C while a provider is read: the step becomes final at the next event, with all its objects.
+                self._contents.forget()
+                raise
             if ended.broken is not None:
                 self._contents.forget()
+            self._ended = None
             self._log.add(ended)
         # A declared edit is part of the checkpoint of this step, if it has one. Another write came behind it.
         self._broken = written

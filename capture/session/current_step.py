@@ -141,9 +141,20 @@ class CurrentStep:
             self._capture_again(self._dropped)
             self._dropped = None
         self._phase = _Phase.FINAL
-        self._became_final(self._kept or self._kept_by_snapshot())
-        self._hand_on_fingerprint()
-        snapshot, self._unfinalized = self._unfinalized, None
+        snapshot = self._unfinalized
+        try:
+            self._became_final(self._kept or self._kept_by_snapshot())
+            self._hand_on_fingerprint()
+            self._unfinalized = None
+            self._finalize_objects_of(snapshot)
+        except BaseException:
+            # Ctrl-C while a provider is read: the training may go on, and its next event finalizes the step.
+            if snapshot is not None and not snapshot.finalized.is_set():
+                self._unfinalized = snapshot
+            self._phase = _Phase.ENDED
+            raise
+
+    def _finalize_objects_of(self, snapshot: Snapshot | None) -> None:
         try:
             if snapshot is not None:
                 # Nothing advances before the first update: the initial state is that of `enable`.

@@ -10,7 +10,9 @@ import pytest
 from capture_helpers import committed_steps
 from places import SUPPORT
 
+import capture
 from catalog.history import History
+from catalog.read.redo import recorded_steps
 from catalog.verify import verify
 
 SLOW_S = 0.25
@@ -64,7 +66,7 @@ class Child:
 
     def end(self) -> tuple[int, str]:
         """Return the exit code and stderr of a process that ends by itself."""
-        _, errors = self.process.communicate(timeout=PATIENCE_S)
+        self.output, errors = self.process.communicate(timeout=PATIENCE_S)
         return self.process.returncode, errors
 
 
@@ -85,6 +87,52 @@ def start(history):
 def only_run(history: Path) -> str:
     (facts,) = History.open(history).runs()
     return facts.run
+
+
+INTERRUPTED_PROVIDER = """
+class Slow:
+    reads = 0
+
+    def state_dict(self):
+        self.reads += 1
+        if self.reads in {numbers}:
+            signal.raise_signal(signal.SIGINT)
+        return {{"reads": 1}}
+
+    def load_state_dict(self, state):
+        pass
+
+session = capture.enable(
+    model, optimizer=optimizer, every=2, history=root, stats_every=0, redo=True,
+    providers=[capture.Stateful("slow", Slow())],
+)
+steps = heard = 0
+while steps < 9:
+    try:
+        one_step(model, optimizer)
+        steps += 1
+    except KeyboardInterrupt:
+        heard += 1
+session.close()
+say("closed after", heard, "of", session.failures)
+"""
+
+
+@pytest.mark.guards("The process keeps its life")
+@pytest.mark.parametrize("number", range(3, 7))
+def test_ctrl_c_while_a_provider_is_read_at_the_next_forward_drops_nothing(history, start, number):
+    """The first two reads are those of `enable`. Two interrupts in a row: memory of a step that was lost would be
+    missed by the next one but one."""
+    child = start(INTERRUPTED_PROVIDER.format(numbers={number, number + 1}))
+    code, errors = child.end()
+    assert code == 0, errors
+    assert child.output.strip() == "closed after 2 of []"
+    h = History.open(history)
+    assert committed_steps(history, only_run(history)) == [0, 2, 4, 6, 8, 9]
+    assert recorded_steps(h.paths, only_run(history)) == list(range(1, 10))
+    assert verify(h) == []
+    for step in range(10):
+        assert capture.restore(step, history=history)["model"]
 
 
 INTERRUPTED = """
