@@ -18,7 +18,7 @@ FINAL     All that belongs to the step has its value: the next training forward,
 Beside that, a step that has ended is one of
 
 captured  `capture` was called with a snapshot that has begun. It is finished, and published, only when the step is
-          FINAL.
+          FINAL. Where Ctrl-C has ended that call, the step is kept, and its snapshot begins when it becomes FINAL.
 kept      It is not captured, but can be later, by `snapshot()` or `close`: `keep` has copied the state that does not
           stay until the next update, and `require_unchanged` finds out whether the rest has stayed. Where an update may
           be skipped without any event, objects advance after FINAL too; then they are kept when the step becomes FINAL.
@@ -100,7 +100,7 @@ class CurrentStep:
         self._kept: TransientState | None = None
         self._unfinalized: Snapshot | None = None
         self._unreleased: Snapshot | None = None
-        self._dropped: int | None = None
+        self._postponed: int | None = None
         self._edits_under_way = 0
         self._before_edit: Mapping[int, Sequence[PlacedObject]] = {}
         self._is_half_edited = False
@@ -137,9 +137,9 @@ class CurrentStep:
         """
         if self._phase is not _Phase.ENDED:
             return
-        if self._dropped is not None:
-            self._capture_again(self._dropped)
-            self._dropped = None
+        if self._postponed is not None:
+            self._capture_again(self._postponed)
+            self._postponed = None
         self._phase = _Phase.FINAL
         snapshot = self._unfinalized
         try:
@@ -183,7 +183,7 @@ class CurrentStep:
             with self._releasing:
                 self._kept = self._kept_by_snapshot()
                 snapshot, self._unfinalized, self._unreleased = self._unfinalized, None, None
-                self._dropped = snapshot.step
+                self._postponed = snapshot.step
                 snapshot.drop()
         self.release()
         if self._kept is not None and not self._edits_under_way and not self._next_has_begun:
@@ -214,7 +214,7 @@ class CurrentStep:
         """Forget the step whose snapshot an edit has dropped and an exception has left half edited; return it."""
         if not self._is_half_edited or self._phase is not _Phase.ENDED:
             return None
-        step, self._dropped, self._kept = self._dropped, None, None
+        step, self._postponed, self._kept = self._postponed, None, None
         self._fingerprint = None
         return step
 
@@ -261,8 +261,11 @@ class CurrentStep:
             snapshot.finalize_objects((), at_once=True)
         return snapshot
 
-    def keep(self, step: int) -> None:
-        """Keep the part of the state of `step` that a late capture could no longer read."""
+    def keep(self, step: int, *, capture: bool = False) -> None:
+        """Keep the part of the state of `step` that a late capture could no longer read; with `capture` that capture
+        begins when the step becomes FINAL, as after an edit."""
+        if capture:
+            self._postponed = step
         try:
             self._kept = self._listing.keep(step, check=self._check)
         except Exception:  # noqa: BLE001 - a provider's failure: a late capture asks it again, and reports the error

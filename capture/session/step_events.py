@@ -124,13 +124,36 @@ class StepEvents:
         if self._redo is not None:
             self._redo.update_ended(step, applied=applied)
         self._failures.warn()
-        if self._options.is_due(step) or self._due:
-            # A step whose update was skipped is no new state: the next one that is applied is captured instead.
-            self._due = not applied
-            if applied:
+        try:
+            self._capture_or_keep(step, applied=applied)
+        finally:
+            # The step is over also when Ctrl-C came while a provider was read.
+            self._tell_of_step(step, metrics, batch, began=began, applied=applied)
+
+    def _capture_or_keep(self, step: int, *, applied: bool) -> None:
+        due = self._options.is_due(step) or self._due
+        # A step whose update was skipped is no new state: the next one that is applied is captured instead.
+        self._due = due and not applied
+        try:
+            if due and applied:
                 self._try_capture(step, due=True)
-        if not self.current.is_captured(step):
-            self.current.keep(step)
+            if not self.current.is_captured(step):
+                self.current.keep(step)
+        except BaseException:
+            # Ctrl-C while a provider is read: it stops the training here, and drops nothing.
+            if not self.current.is_captured(step):
+                self.current.keep(step, capture=due and applied)
+            raise
+
+    def _tell_of_step(
+        self,
+        step: int,
+        metrics: Mapping[str, float | torch.Tensor],
+        batch: BatchDigest | None,
+        *,
+        began: float,
+        applied: bool,
+    ) -> None:
         if self._options.fingerprints:
             self.current.take_fingerprint(step)
         if batch is not None:

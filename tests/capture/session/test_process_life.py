@@ -106,11 +106,10 @@ session = capture.enable(
     model, optimizer=optimizer, every=2, history=root, stats_every=0, redo=True,
     providers=[capture.Stateful("slow", Slow())],
 )
-steps = heard = 0
-while steps < 9:
+heard = 0
+while session.step < 9:
     try:
         one_step(model, optimizer)
-        steps += 1
     except KeyboardInterrupt:
         heard += 1
 session.close()
@@ -120,9 +119,9 @@ say("closed after", heard, "of", session.failures)
 
 @pytest.mark.guards("The process keeps its life")
 @pytest.mark.parametrize("number", range(3, 7))
-def test_ctrl_c_while_a_provider_is_read_at_the_next_forward_drops_nothing(history, start, number):
-    """The first two reads are those of `enable`. Two interrupts in a row: memory of a step that was lost would be
-    missed by the next one but one."""
+def test_ctrl_c_while_a_provider_is_read_drops_nothing(history, start, number):
+    """The first two reads are those of `enable`; the others are at a step, or at the next forward. Two interrupts in a
+    row: memory of a step that was lost would be missed by the next one but one."""
     child = start(INTERRUPTED_PROVIDER.format(numbers={number, number + 1}))
     code, errors = child.end()
     assert code == 0, errors
@@ -301,3 +300,44 @@ def test_a_process_ends_well_while_statistics_are_being_computed(history):
     done = subprocess.run([sys.executable, "-c", BUSY, history], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "[]\n"
+
+
+BUFFERS = """
+class Slow:
+    armed = False
+
+    def state_dict(self):
+        if self.armed:
+            self.armed = False
+            signal.raise_signal(signal.SIGINT)
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+slow = Slow()
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8))
+optimizer = torch.optim.AdamW(model.parameters())
+providers = [capture.Stateful("slow", slow, read_at="step")]
+session = capture.enable(model, optimizer=optimizer, history=root, providers=providers, **more)
+for step in range(3):
+    model(torch.randn(4, 8)).square().mean().backward()
+    slow.armed = step == 2
+    try:
+        optimizer.step()
+    except KeyboardInterrupt:
+        say("left step", session.step)
+at_the_step = model[1].running_mean.clone()
+model(torch.randn(4, 8))
+session.close()
+say("buffers", torch.equal(capture.restore(3, history=root)["buffer"]["1.running_mean"], at_the_step), session.failures)
+"""
+
+
+@pytest.mark.guards("The process keeps its life")
+@pytest.mark.parametrize("every", [1, 50], ids=["captured", "kept"])
+def test_a_step_that_ctrl_c_has_ended_has_its_buffers_and_not_those_of_the_next_forward(history, start, every):
+    child = start(f"import torch; more = dict(every={every}, stats_every=0)\n{BUFFERS}")
+    code, errors = child.end()
+    assert code == 0, errors
+    assert child.output.splitlines() == ["left step 3", "buffers True []"]
