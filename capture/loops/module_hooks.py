@@ -9,7 +9,7 @@ import torch
 
 from capture.loops.interface import Barrier
 
-__all__ = ["Hook", "hooks_on_loading", "install", "wrap"]
+__all__ = ["Hook", "hooks_on_loading", "install", "uncompiled", "wrap"]
 
 _MISSING = object()
 
@@ -31,6 +31,12 @@ def install(hooks: Iterable[Callable[[], None]]) -> Callable[[], None]:
         remove()
         raise
     return remove
+
+
+def uncompiled(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a hook of an optimizer's step that is called as it is also where `torch.compile` compiles that step."""
+    called: Callable[..., Any] = torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
+    return called
 
 
 def wrap(owner: Any, name: str, around: Callable[..., Any]) -> Callable[[], None]:

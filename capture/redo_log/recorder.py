@@ -8,6 +8,7 @@ is broken, which readers are told by name, when anything but its update has writ
 since the step before: a declared edit, a load, another optimizer, or a write that torch's version counters have seen.
 """
 
+import inspect
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ import torch
 
 from capture.loops.deepspeed.bias_correction import TracedProducts
 from capture.loops.interface import Loop
-from capture.loops.module_hooks import install
+from capture.loops.module_hooks import install, uncompiled
 from capture.on_full import OnFull
 from capture.redo_log.budget_room import RedoRoom
 from capture.redo_log.changed_contents import ChangedContents
@@ -71,8 +72,8 @@ class RedoRecorder:
 
     def attach(self) -> Callable[[], None]:
         """Begin to see updates; return the function that ends it."""
-        before = self._optimizer.register_step_pre_hook(self._consumes)
-        after = self._optimizer.register_step_post_hook(self._has_written)
+        before = self._optimizer.register_step_pre_hook(uncompiled(self._consumes))
+        after = self._optimizer.register_step_post_hook(uncompiled(self._has_written))
         self._hook_ids = before.id, after.id
         return install([before.remove, after.remove])
 
@@ -169,13 +170,16 @@ class RedoRecorder:
             # The checkpoints before it may be of the steps that were made the first time.
             ended.broken = ended.broken or "the steps before it were counted twice, as after a load"
             self._has_gone_back = False
+        self._ended = ended
         try:
             if self._updated.are_flat:
                 self._note_update(ended, applied=applied)
             ended.tensors += self._contents.changed_buffers()
         except Exception as error:  # noqa: BLE001 - as above
             ended.broken = f"its update or its buffers could not be recorded: {error}"
-        self._ended = ended
+        except BaseException:
+            ended.broken = "an interrupt came while its buffers were recorded"
+            raise
 
     def _leave_out(self, step: int, reason: str) -> None:
         if not self._log.has_no_room_for(step):
@@ -305,6 +309,8 @@ class RedoRecorder:
         """Return why this update can't be made again from what is here; None when it can."""
         if any(one is not None for one in (*args[1:], *kwargs.values())):
             return "its update was given a closure, which makes gradients of its own"
+        if _is_compiled():
+            return "its update was compiled (torch.compile), which gives other bits than the optimizer's own code"
         if any(getattr(self._optimizer, name, None) is not None for name in ("grad_scale", "found_inf")):
             return "its update was given a gradient scale"
         for one in updates:
@@ -324,6 +330,17 @@ class RedoRecorder:
             self._log.release(self._consumed_now.memory)
             self._consumed_now = None
             self._broken = self._broken or "an exception has ended an update half-way"
+
+
+def _is_compiled() -> bool:
+    """Return whether the update that has called this may be compiled: it is within a call of a compiled function."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "compile_wrapper" and code.co_filename == torch._dynamo.eval_frame.__file__:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _given(objects: Objects | None) -> Objects:

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from capture.loops.module_hooks import uncompiled
+
 __all__ = ["ChangedRates"]
 
 
@@ -26,8 +28,8 @@ class ChangedRates:
         self._changed = changed
         self._scheduled: list[tuple[dict[str, Any], Any]] = []
         self.last: Any = None
-        self._hooks = [optimizer.register_step_pre_hook(self._change) for optimizer in optimizers]
-        self._hooks += [optimizer.register_step_post_hook(self._put_back) for optimizer in optimizers]
+        self._hooks = [optimizer.register_step_pre_hook(uncompiled(self._change)) for optimizer in optimizers]
+        self._hooks += [optimizer.register_step_post_hook(uncompiled(self._put_back)) for optimizer in optimizers]
 
     def remove(self) -> None:
         """Change nothing any more."""

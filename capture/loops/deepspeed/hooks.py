@@ -11,7 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from capture.loops.batch_digest import BatchDigests
 from capture.loops.deepspeed.engine_provider import loss_scale
 from capture.loops.interface import Barrier, LoopEvents
-from capture.loops.module_hooks import Hook, hooks_on_loading, install, wrap
+from capture.loops.module_hooks import Hook, hooks_on_loading, install, uncompiled, wrap
 from capture.loops.step_metrics import Losses, StepMetrics, loss_in
 
 __all__ = ["attach", "attach_barrier"]
@@ -98,7 +98,8 @@ def _before_update(optimizer: Any, due: Callable[[], None]) -> Callable[[], None
     if isinstance(optimizer, torch.optim.Optimizer):
         # Wrapping `step` of a torch optimizer would make its schedulers warn that they are out of order. Hooks on all
         # optimizers run before those on this one, whose order may still be changed then.
-        handle = register_optimizer_step_pre_hook(lambda one, *_: due() if one is optimizer else None)
+        before = uncompiled(lambda one, *_: due() if one is optimizer else None)
+        handle = register_optimizer_step_pre_hook(before)
         return handle.remove
 
     def step(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

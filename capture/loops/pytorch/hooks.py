@@ -23,7 +23,7 @@ from torch.optim.optimizer import (
 
 from capture.loops.batch_digest import BatchDigests
 from capture.loops.interface import LoopEvents
-from capture.loops.module_hooks import Hook, hooks_on_loading, install
+from capture.loops.module_hooks import Hook, hooks_on_loading, install, uncompiled
 from capture.loops.pytorch.unknown_optimizers import guard_foreign_updates
 from capture.loops.pytorch.wrappers import WrapperCalls
 from capture.loops.step_metrics import StepMetrics, loss_in
@@ -117,10 +117,10 @@ class TorchHooks:
         module, last = self._module, self._optimizer
         # Other hooks may write the state too. torch runs global hooks first before a step, and last after it: the first
         # one there is before everybody's, and the last one here after everybody's.
-        first = register_optimizer_step_pre_hook(self._before_update)
+        first = register_optimizer_step_pre_hook(uncompiled(self._before_update))
         yield first.remove
         _global_optimizer_pre_hooks.move_to_end(first.id, last=False)  # type: ignore[attr-defined]
-        self._after_all = register_optimizer_step_post_hook(self._updated)
+        self._after_all = register_optimizer_step_post_hook(uncompiled(self._updated))
         yield self._after_all.remove
         yield guard_foreign_updates(module, last, known=[*optimizers, *wrappers], events=self._events)
         yield from self._calls.hooks(wrappers, self._events)

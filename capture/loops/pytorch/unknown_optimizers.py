@@ -8,6 +8,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from capture.loops.interface import LoopEvents
+from capture.loops.module_hooks import uncompiled
 from capture.user_warning import warn_user
 
 __all__ = ["guard_foreign_updates"]
@@ -38,4 +39,4 @@ def guard_foreign_updates(
         if shared[optimizer]:
             events.before_access("the update of another optimizer")
 
-    return register_optimizer_step_pre_hook(before).remove
+    return register_optimizer_step_pre_hook(uncompiled(before)).remove
