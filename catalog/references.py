@@ -105,7 +105,7 @@ def _in_lineage(paths: HistoryPaths, step: int, run: str | None) -> CheckpointRe
     if found is None:
         whose = "" if run is None else f"in run {run} or its parents "
         runs = [name for name, limit in generations(paths, run or current_run(paths)) if limit is None or step <= limit]
-        missing = _removed(paths, runs, step) or f"step {step} was not captured {whose}in {paths.root}"
+        missing = _what_became_of(paths, runs, step) or f"step {step} was not captured {whose}in {paths.root}"
         raise NotFoundError(f"{missing}: {_nearest(refs, step)}")
     return found
 
@@ -130,17 +130,26 @@ def _in_run(paths: HistoryPaths, run: str, step: int) -> CheckpointRef:
     if step not in captured:
         check_folders(paths.step_dir(run, step), root=paths.root)
         refs = [CheckpointRef(run, other) for other in captured]
-        missing = _removed(paths, [run], step) or f"step {step} was not captured in run {run} of {paths.root}"
+        missing = _what_became_of(paths, [run], step) or f"step {step} was not captured in run {run} of {paths.root}"
         raise NotFoundError(f"{missing}: {_nearest(refs, step)}")
     return CheckpointRef(run, step)
 
 
-def _removed(paths: HistoryPaths, runs: list[str], step: int) -> str:
-    """Return when and why the first of these runs that had a step has lost it, as its journal tells; "" of a step that
-    none had."""
+_LOST = {
+    "removed": "was removed",
+    "redo_removed": "was not captured, and its record in the redo log was removed",
+    "redo_left_out": "was not captured, and is not in the redo log since it was left out",
+}
+"""What an event of the journal says of a step that is not there, the most telling last."""
+
+
+def _what_became_of(paths: HistoryPaths, runs: list[str], step: int) -> str:
+    """Return when and why the first of these runs that had a step has lost it, or has not recorded it, as its journal
+    tells; "" of a step that none had."""
     sql = (
-        "SELECT run, strftime(time, '%Y-%m-%d %H:%M:%S') AS at, detail ->> 'reason' AS reason FROM events "
-        "WHERE name = 'removed' AND step = $step ORDER BY time"
+        "SELECT run, name, strftime(time, '%Y-%m-%d %H:%M:%S') AS at, detail ->> 'reason' AS reason FROM events "
+        "WHERE name = 'removed' AND step = $step OR name IN ('redo_removed', 'redo_left_out') AND step <= $step "
+        "AND TRY_CAST(detail ->> 'last' AS BIGINT) >= $step ORDER BY name <> 'redo_left_out', name = 'removed', time"
     )
     try:
         rows = {row["run"]: row for row in _query(paths, sql, {"step": step}).to_pylist()}
@@ -149,7 +158,7 @@ def _removed(paths: HistoryPaths, runs: list[str], step: int) -> str:
         return ""
     for row in (rows[run] for run in runs if run in rows):
         why = f" ({row['reason']})" if row["reason"] else ""
-        return f"step {step} of run {row['run']} of {paths.root} was removed on {row['at']} UTC{why}"
+        return f"step {step} of run {row['run']} of {paths.root} {_LOST[row['name']]} on {row['at']} UTC{why}"
     return ""
 
 

@@ -5,7 +5,7 @@ updates. Buffers and generators are each rank's own.
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from math import prod
@@ -27,6 +27,29 @@ from catalog.read.redo_allowance import Form, RedoAllowance, require_fitting_fla
 from catalog.records import CheckpointRef
 
 __all__ = ["RepeatedSteps"]
+
+
+class RecordedObjects(Mapping[str, Any]):
+    """The objects of a step that is made again, of which some are named and not known."""
+
+    def __init__(self, known: Mapping[str, Any], *, too_large: Collection[str], what: str) -> None:
+        self._known = known
+        self._too_large = too_large
+        self._what = what
+
+    def __getitem__(self, name: str) -> Any:
+        if name in self._too_large:
+            raise UnsupportedError(
+                f"{self._what}: the object {name!r} was too large for the redo log, so no training can go on from this "
+                "step: restore it without a target, or a checkpoint"
+            )
+        return self._known[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**self._known, **dict.fromkeys(self._too_large)})
+
+    def __len__(self) -> int:
+        return len({*self._known, *self._too_large})
 
 
 class RepeatedSteps:
@@ -88,23 +111,18 @@ class RepeatedSteps:
             elif gradients:
                 raise FormatError(f"{record.segment.path}: step {record.step}: has gradients of what rank 0 updates")
 
-    def objects(self, rank: int) -> dict[str, Any]:
+    def objects(self, rank: int) -> Mapping[str, Any]:
         """Return the objects that a rank has at the step, by name: those of the checkpoint, and instead of them what
-        was recorded since. A rank that the training did not have gets those of the first one. UnsupportedError for one
-        that was too large to be recorded.
+        was recorded since. A rank that the training did not have gets those of the first one. One that was too large to
+        be recorded raises UnsupportedError when it is looked up.
         """
         rank = rank if rank < self.world_size else 0
         own = self._own_objects.union(*self._objects[1:])
         common = {name: text for name, text in self._objects[0].items() if rank == 0 or name not in own}
         found = {**common, **self._objects[rank]}
-        too_large = sorted(name for name, text in found.items() if not text)
-        if too_large:
-            raise UnsupportedError(
-                f"{self._what}: the object {too_large[0]!r} was too large for the redo log, so no training can go on "
-                "from this step: restore it without a target, or a checkpoint"
-            )
-        recorded = {name: decode_object(name, text, tensor=no_entry) for name, text in found.items()}
-        return {**self._saved[rank], **recorded}
+        too_large = {name for name, text in found.items() if not text}
+        recorded = {name: decode_object(name, text, tensor=no_entry) for name, text in found.items() if text}
+        return RecordedObjects({**self._saved[rank], **recorded}, too_large=too_large, what=self._what)
 
     def buffers(self, rank: int) -> Mapping[str, torch.Tensor]:
         """Return the buffers of a rank that have changed so far."""

@@ -48,9 +48,14 @@ class ChangedContents:
         self._object_hashes.clear()
 
     def changed_buffers(self) -> Recorded:
-        """Return copies of the buffers that have changed. UnsupportedError when they are more than readers take."""
+        """Return copies of the buffers that have changed. UnsupportedError when they are more than readers take, or
+        when one is not there any more, which the log can't say."""
+        live = list(self._buffers.live())
+        gone = sorted(self._buffer_hashes.keys() - {name for name, _ in live})
+        if gone:
+            raise UnsupportedError(f"the buffer {gone[0]!r} is not there any more, which can't be recorded")
         changed = []
-        for name, buffer in self._buffers.live():
+        for name, buffer in live:
             digest = _checksum(buffer)
             if self._buffer_hashes.get(name) != digest:
                 self._buffer_hashes[name] = digest

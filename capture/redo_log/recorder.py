@@ -154,6 +154,7 @@ class RedoRecorder:
     def update_ended(self, step: int, *, applied: bool) -> None:
         """The update that makes `step` is over, or was skipped: copy the buffers that have changed since the step
         before."""
+        self._log.warn()
         ended, self._consumed_now = self._consumed_now, None
         if step <= self._reached:
             if ended is not None:
@@ -238,6 +239,10 @@ class RedoRecorder:
     def captured(self) -> None:
         """A checkpoint of the step that has ended has begun: from it the steps after it are made again."""
         self._contents.captured()
+
+    def write_out(self) -> None:
+        """Return once all steps that are final are on the disk, or left out."""
+        self._log.write_now([])
 
     def close(self) -> None:
         """Write the rest of the log."""

@@ -101,6 +101,8 @@ class RedoLog:
         self._first_without_room = -1
         self._first_of_all: int | None = None
         self._was_told = False
+        self._failure: str | None = None
+        self._has_failed = False
         self._changed = threading.Condition()
         self._waiting: collections.deque[StepInput | _AtOnce] = collections.deque()
         self._free: list[torch.Tensor] = []
@@ -145,8 +147,8 @@ class RedoLog:
             self._changed.notify_all()
 
     def write_now(self, steps: Sequence[StepInput]) -> None:
-        """Write steps that have no tensors into a segment of their own, behind all that were added before, and return
-        once it is durable. What keeps it from the disk is raised."""
+        """Write all steps that were added before, then these, which have no tensors, into a segment of their own, and
+        return once that is durable. What keeps it from the disk is raised; of the steps before the journal tells."""
         ordered = _AtOnce(steps)
         with self._changed:
             self._waiting.append(ordered)
@@ -161,13 +163,20 @@ class RedoLog:
             named = f"step {steps[0]}" if len(steps) == 1 else f"{len(steps)} steps, {steps[0]} to {steps[-1]}"
             self._run.journal.event("redo_left_out", steps[0], reason=f"{named}: {reason}", last=steps[-1])
 
+    def warn(self) -> None:
+        """Warn the user, once, that steps could not be written; call it on the training thread."""
+        with self._changed:
+            failure, self._failure = self._failure, None
+        if failure is not None:
+            warn_user(failure)
+
     def has_no_room_for(self, step: int) -> bool:
         """Return whether a step is left out because the budget has no room; then the user is warned, once, and the
         journal told."""
         if self._room is None or not self._room.is_out:
             return False
         self._leave_without_room(step)
-        self._warn()
+        self._warn_of_room()
         return True
 
     def close(self) -> None:
@@ -176,7 +185,8 @@ class RedoLog:
             self._closing = True
             self._changed.notify_all()
         self._thread.wait()
-        self._warn()
+        self.warn()
+        self._warn_of_room()
         self._tell_without_room()
 
     def give_up(self) -> None:
@@ -233,13 +243,8 @@ class RedoLog:
         # A segment of the same steps that is published later would take the place of this one.
         self._publish()
         try:
-            segment = self._begun_segment(ordered.steps[0])
-            for step in ordered.steps:
-                _end_step(segment, step)
-            replaced = _bytes_there(segment.path)
-            nbytes = segment.publish()
-            if self._room is not None:  # some hundred bytes, which no budget may keep from the disk
-                self._room.published(segment_bytes(nbytes) - replaced)
+            if ordered.steps:
+                self._publish_alone(ordered.steps)
         except Exception as error:  # noqa: BLE001 - as above; whoever waits raises it
             self._abort()
             ordered.error = error
@@ -247,6 +252,15 @@ class RedoLog:
         with self._changed:
             ordered.is_done = True
             self._changed.notify_all()
+
+    def _publish_alone(self, steps: Sequence[StepInput]) -> None:
+        segment = self._begun_segment(steps[0])
+        for step in steps:
+            _end_step(segment, step)
+        replaced = _bytes_there(segment.path)
+        nbytes = segment.publish()
+        if self._room is not None:  # some hundred bytes, which no budget may keep from the disk
+            self._room.published(segment_bytes(nbytes) - replaced)
 
     def _segment_for(self, step: StepInput) -> RedoFileWriter:
         """Return the segment for a step: another one where what updates write, or what they depend on, differs, or
@@ -286,6 +300,14 @@ class RedoLog:
         """Leave out the steps of the segment that is being written, and `steps`."""
         lost = [*(self._segment.steps if self._segment is not None else ()), *steps]
         self._abort()
+        if lost and not self._has_failed:
+            self._has_failed = True
+            with self._changed:
+                self._failure = (
+                    f"run {self._run.run}: step {lost[0]} is not in the redo log: {error}. The training, and its "
+                    "checkpoints, go on as before, and so does the log once it can be written; the table `events` "
+                    "names all steps that are left out"
+                )
         with contextlib.suppress(OSError):
             self.left_out(lost, str(error))
 
@@ -331,7 +353,7 @@ class RedoLog:
         for begin, end in itertools.pairwise([*begins, len(steps)]):
             self.left_out(steps[begin:end], _NO_ROOM)
 
-    def _warn(self) -> None:
+    def _warn_of_room(self) -> None:
         with self._changed:
             first = None if self._was_told else self._first_of_all
             self._was_told = self._was_told or first is not None

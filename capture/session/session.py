@@ -315,6 +315,9 @@ class Session:
     def _take_last(self, limit_s: float) -> None:
         try:
             self._events.capture_last()
+            self._events.current.finalize_objects()
+            if self._redo is not None:
+                self._redo.write_out()
             self.wait(limit_s)
         except SnapshotError as error:
             warn_user(f"SIGTERM: {error}")

@@ -34,7 +34,7 @@ class WriterOptions:
         if self.backend is not None and self.backend not in get_args(Backend):
             raise SetupError(f'backend={self.backend!r}: give "io_uring", "posix" or None')
         budget: Any = self.budget_bytes
-        if isinstance(budget, bool) or not isinstance(budget, int) or budget < 1:
+        if isinstance(budget, bool) or not isinstance(budget, int) or not 1 <= budget < 1 << 63:
             raise SetupError(f"budget_bytes={budget!r}: give a whole number of bytes, as 256 << 20")
 
 

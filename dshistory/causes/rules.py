@@ -92,7 +92,8 @@ def step_counts(checkpoint: CheckpointTensors) -> dict[str, int]:
 
 
 def _optimizers(checkpoint: CheckpointTensors) -> Iterator[Mapping[str, Any]]:
-    for saved in checkpoint.objects.values():
+    objects = checkpoint.objects
+    for saved in (objects[name] for name in objects if name.startswith("optimizer")):
         if isinstance(saved, Mapping) and {"class", "groups", "kinds"} <= saved.keys():
             yield saved
 

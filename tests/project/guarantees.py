@@ -52,7 +52,8 @@ PROMISES = {
     "may be the cause.",
     "A redo step has the bits of the training": (
         "A step that is made again from its redo log is what a capture of that step would have been. Where that can't "
-        "be known, or is not so, the step is refused, with its number and the reason."
+        "be known, or is not so, the step is refused, with its number and the reason. Of writes that torch does not "
+        'count, those of single elements may be missed by a sample; `redo_check` and `check="hash"` miss none.'
     ),
     "Damage is found and named": "Every byte has a checksum: `dshistory verify` names the file and the field.",
     "Nothing is unpickled": (

@@ -565,17 +565,56 @@ def test_an_object_that_is_too_large_is_named(tmp_path):
     model = torch.nn.Linear(300, 1000)
     average = torch.optim.swa_utils.AveragedModel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    options = {"optimizer": optimizer, "history": tmp_path, "redo": True, "stats_every": 0}
+    options = {"optimizer": optimizer, "history": tmp_path / "h", "redo": True, "stats_every": 0}
     with capture.enable(model, every=10, providers=[capture.Stateful("ema", average)], **options) as session:
         for _ in range(13):
             model(torch.randn(2, 300)).square().mean().backward()
             optimizer.step()
             average.update_parameters(model)
     assert session.failures == []
-    assert set(capture.restore(2, history=tmp_path)) == {"model"}
+    assert set(capture.restore(2, history=tmp_path / "h")) == {"model"}
+    target = {"model": model, "optimizer": optimizer, "history": tmp_path / "h"}
     for step in (2, 12):
         with pytest.raises(UnsupportedError, match="the object 'ema' was too large for the redo log"):
-            capture.restore(step, history=tmp_path, model=model, optimizer=optimizer)
+            capture.restore(step, providers=[capture.Stateful("ema", average)], **target)
+        with pytest.warns(UserWarning, match="also has ema, which nothing here takes"):
+            capture.restore(step, **target)
+    # Whoever asks for nothing of it is not refused.
+    explorer = Explorer.open(tmp_path / "h")
+    explorer.export(12, tmp_path / "step-12.safetensors")
+    assert len(explorer.audit(11, 12)) > 0
+
+
+def test_a_buffer_that_is_not_there_any_more_breaks_its_step(tmp_path):
+    """The log can't say that it is gone: the step would be given back one that a capture of it has not."""
+
+    def let_go(step, session, model, optimizer):
+        if step == 3:
+            del model.table
+
+    train(tmp_path, every=10, redo=True, steps=12, between=let_go)
+    assert "table" in capture.restore(3, history=tmp_path)["buffer"]
+    with pytest.raises(MismatchError, match=r"after step 4 .*: the buffer 'table' is not there any more"):
+        capture.restore(5, history=tmp_path)
+    assert "table" not in capture.restore(11, history=tmp_path)["buffer"]
+
+
+def test_steps_that_the_disk_does_not_take_are_warned_of_once_and_named_afterwards(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    def empty_again(step, *_):
+        if step == 6:
+            monkeypatch.undo()
+
+    monkeypatch.setattr(RedoFileWriter, "publish", full)
+    monkeypatch.setattr(redo_log, "_SEGMENT_S", 0.0)
+    with pytest.warns(UserWarning, match=r"step 1 is not in the redo log: .*No space left") as told:
+        history, run = train(tmp_path, every=50, redo=True, steps=9, between=empty_again)
+    assert sum("not in the redo log" in str(one.message) for one in told) == 1
+    assert history.steps(run) == [0, 9]
+    with pytest.raises(NotFoundError, match=r"step 2 .* is not in the redo log since it was left out on .*No space"):
+        history.resolve(2)
 
 
 class Own(torch.optim.AdamW):

@@ -222,6 +222,23 @@ def test_sigterm_takes_the_step_whose_update_is_under_way(history, start: Callab
 
 @pytest.mark.guards("The process keeps its life")
 @pytest.mark.slow
+def test_sigterm_leaves_the_redo_log_whole(history, start: Callable[..., Child]):
+    child = start(
+        "session = faulty_session(model, optimizer, root, **options, every=1000, redo=True, sigterm_limit_s=60)\n"
+        "for _ in range(5):\n"
+        "    one_step(model, optimizer)\n"
+        "os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)\n",
+        delay_s=0.0,
+    )
+    code, errors = child.end()
+    assert code == -signal.SIGTERM, errors
+    run = only_run(history)
+    assert committed_steps(history, run) == [0, 5]
+    assert recorded_steps(History.open(history).paths, run) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.guards("The process keeps its life")
+@pytest.mark.slow
 def test_sigterm_runs_the_former_handler_after_the_last_snapshot(history, start: Callable[..., Child]):
     script = TERMINATED.format(limit_s=60).replace(
         "session =", "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\nsession =", 1

@@ -135,6 +135,12 @@ def test_a_budget_below_one_block_is_refused_with_the_least_budget(history):
         capture.enable(model, optimizer=optimizer, history=history, budget_bytes=4096)
 
 
+def test_a_budget_beyond_any_memory_is_refused_by_its_value(history):
+    model, optimizer = make()
+    with pytest.raises(SetupError, match=r"budget_bytes=\d{22}: give a whole number of bytes"):
+        capture.enable(model, optimizer=optimizer, history=history, budget_bytes=2**70)
+
+
 def test_a_file_system_without_o_direct_is_warned_about_once_and_works(history, talkative, monkeypatch):
     """The test simulates the missing O_DIRECT: since Linux 6.6 even tmpfs accepts it."""
     probe = native.probe_file_system
