@@ -94,8 +94,8 @@ class RunFacts:
 
     @property
     def holds(self) -> str:
-        """What its checkpoints hold where that is not all of the training's state: "weights only", or "weights only,
-        rounded to bf16"; else "".
+        """Says what its checkpoints hold where that is not all of the training's state: "weights only", or "weights
+        only, rounded to bf16"; else "".
         """
         if self.facts.get("what") != "weights":
             return ""

@@ -47,8 +47,8 @@ Predicate = str | Callable[["Checkpoint"], Any]
 
 
 Changes = Mapping[str, Any] | Sequence[str] | Callable[[Any, Any], object] | None
-"""What a replay does otherwise: a dict as {"lr_scale": 0.5}, texts as "lr_scale=0.5", or a function of the module and
-the optimizer.
+"""A replay's changes are a dict as {"lr_scale": 0.5}, texts as "lr_scale=0.5", or a function of the module and the
+optimizer.
 """
 
 ReplayPredicate = Callable[["ReplayTable"], Any] | None
@@ -102,7 +102,7 @@ Part = Annotated[str, Choices(PARTS)]
 """The rows of an attribution: one for each layer, tensor or group of the optimizer."""
 
 Undo = Annotated[str, Choices(UNDO)]
-"""What a replay undoes to see whether a jump is gone: it leaves out batches, or begins again without a change."""
+"""To see whether a jump is gone, a replay leaves out batches, or begins again without a change."""
 
 ExportFormat = Annotated[str, Choices(EXPORT_FORMATS)]
 """A format that `export` writes."""

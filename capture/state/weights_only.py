@@ -17,10 +17,10 @@ from catalog.records import Placement
 __all__ = ["Rounded", "What", "facts_of", "weights_of"]
 
 What = Literal["state", "weights"]
-"""What a history holds: all that a training needs to go on, or its weights and buffers."""
+"""A history holds all that a training needs to go on, or its weights and buffers."""
 
 Rounded = Literal["bf16", "fp16"]
-"""What the weights in the file are rounded to."""
+"""The weights in the file are rounded to this type."""
 
 _DTYPES: Final[Mapping[Rounded, torch.dtype]] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _WIDE: Final = (torch.float32, torch.float64)

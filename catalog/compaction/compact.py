@@ -30,7 +30,7 @@ class CompactedStep:
 
 @dataclass(slots=True)
 class Compacted:
-    """What was compacted, and what was left as it is, with the reason: also a damaged key frame that was packed
+    """Says what was compacted, and what was left as it is, with the reason: also a damaged key frame that was packed
     before."""
 
     steps: list[CompactedStep] = field(default_factory=list)

@@ -39,7 +39,7 @@ _VERSION = 1
 
 
 class Transform(IntEnum):
-    """What an element becomes before it is cut into planes; each has an inverse for all bits."""
+    """An element is transformed so before it is cut into planes; each transform has an inverse for all bits."""
 
     PLAIN = 0
     ROTATED = 1

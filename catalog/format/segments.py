@@ -47,7 +47,7 @@ _MAX_SPAN = 1_000_000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SegmentKind:
-    """What the rows of segments are: the fact that names them with its version, and their columns."""
+    """Describes the rows of segments: the fact that names them with its version, and their columns."""
 
     fact: str
     version: str

@@ -1,4 +1,4 @@
-"""What is known of each checkpoint of a history when it is decided what stays: gathered from its files and its catalog.
+"""Gathers what is known of each checkpoint of a history when it is decided what stays, from its files and its catalog.
 
 What one checkpoint needs of others is read from manifests, never from the index, since what is removed does not come
 back. Published files never change, so a `FactsReader` that is kept reads each manifest once.
@@ -56,7 +56,7 @@ class CheckpointFacts:
 
 @dataclass(frozen=True, slots=True)
 class _Published:
-    """What the published files of a checkpoint say, which never changes."""
+    """Holds what the published files of a checkpoint say, which never changes."""
 
     created_s: float
     needed: tuple[NeededFile, ...]
@@ -145,7 +145,7 @@ def _earlier(ref: CheckpointRef, refs: Sequence[CheckpointRef]) -> frozenset[Che
 
 
 class _Known:
-    """What the catalog knows of a run's checkpoints beside their files."""
+    """Holds what the catalog knows of a run's checkpoints beside their files."""
 
     def __init__(self, history: History, run: str, within: frozenset[str]) -> None:
         self._children = {

@@ -68,7 +68,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What is kept: whatever one of `rules` keeps, as far as the budget reaches. Without rules, all that fits.
+    """Whatever one of `rules` keeps is kept, as far as the budget reaches; without rules, all that fits is kept.
 
     The rules are in the order of their value: where the budget does not reach, the last rule gives way first.
     """
@@ -82,7 +82,7 @@ class Policy:
 
 
 Keep: TypeAlias = str | Policy | Rule | Budget | Sequence[Rule | Budget | str]
-"""What a user gives as a policy."""
+"""A user gives a policy in one of these forms."""
 
 
 def policy_of(keep: Keep) -> Policy:

@@ -25,7 +25,7 @@ _SHOWN = 3
 
 @dataclass(slots=True)
 class Pruned:
-    """What goes and what stays, each with the reason; the facts of all; and what nothing was done with.
+    """Says what goes and what stays, each with the reason; the facts of all; and what nothing was done with.
 
     removed: what was removed; in a dry run, what would be
     left: runs that are being written, or can't be looked at, and checkpoints that could not be removed, with the reason

@@ -40,8 +40,8 @@ EVENT = "removed"
 
 @dataclass(slots=True)
 class Removed:
-    """What was removed, and what was left after all, each with the reason. `redo_bytes`: what the segments of the redo
-    log counted for that went with them."""
+    """Says what was removed, and what was left after all, each with the reason. `redo_bytes` is what the segments of
+    the redo log counted for that went with them."""
 
     checkpoints: list[CheckpointRef] = field(default_factory=list)
     left: dict[CheckpointRef, str] = field(default_factory=dict)

@@ -34,7 +34,7 @@ those that it replaces go; by at most so much for each rank, and by a little whe
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a session needs room for beside what is committed.
+    """Says what a session needs room for beside what is committed.
 
     reserved_bytes: what is on its way, such as the snapshots that have begun
     next_bytes: what the next checkpoint is planned to take
@@ -54,7 +54,7 @@ class Demand:
 
 @dataclass(slots=True)
 class Upkept:
-    """What an upkeep has found and done.
+    """Says what an upkeep has found and done.
 
     used_bytes: what the training's runs take now and may take for their journals until the next upkeep, without what is
        not committed, and without the redo log of the run that is written

@@ -51,7 +51,7 @@ _MOMENT_ROUNDINGS = 4
 
 @dataclass(frozen=True, slots=True)
 class Rounding:
-    """What one rounding may be off by: at most the share `unit` of a value, or `least` where the value is smaller than
+    """One rounding is off by at most the share `unit` of a value, or by `least` where the value is smaller than
     `normal`, the smallest that has the full precision."""
 
     unit: float

@@ -20,7 +20,7 @@ from dshistory.registry import Verb
 __all__ = ["string_completions"]
 
 _CALLED: Final = re.compile(r"\s*(\w+)\.(\w+)(?![\w.])")
-"""What stands before the bracket of a call, read backwards, so that no more than that is looked at."""
+"""It matches what stands before the bracket of a call, read backwards, so that no more than that is looked at."""
 _KEYWORD: Final = re.compile(r"\s*(\w+)\s*=(?!=)")
 _NOT_PYTHON: Final = re.compile(r"(?m)^\s*[%!].*$")
 

@@ -18,7 +18,7 @@ from dshistory.comparison.grouping import column
 __all__ = ["MEANING", "sorted_rows"]
 
 MEANING: Final = "times_usual: how many times as far as such tensors moved, the most unusual first"
-"""What the note of a diff says about its order."""
+"""The note of a diff says this about its order."""
 
 _DIGITS: Final = re.compile(r"[0-9]+")
 

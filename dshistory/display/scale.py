@@ -81,7 +81,7 @@ class Scale:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """What a heat map shows: a number, or None, for each line and each step, what it is, and its colours.
+    """A heat map shows a number, or None, for each line and each step, what it is, and its colours.
 
     `since` is the step from which a column counts, None where it is about its step alone. `relative` is true for
     numbers that are relative to those before."""

@@ -1,4 +1,4 @@
-"""What can be computed long after a training: averages of its checkpoints, and metrics and causes of its losses.
+"""Computes what can be known long after a training: averages of its checkpoints, and metrics and causes of its losses.
 
 Nothing is exported here; `dshistory.explorer` is the public interface.
 """

@@ -33,7 +33,7 @@ __all__ = ["measured_by_workers"]
 
 @dataclass(frozen=True)
 class _Work:
-    """What a worker needs: the model without values, the devices of its tensors, and the bytes of its buffers."""
+    """A worker needs the model without values, the devices of its tensors, and the bytes of its buffers."""
 
     root: Path
     fn: Callable[[Any], Any]

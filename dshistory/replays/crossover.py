@@ -52,8 +52,8 @@ class CrossoverTable(Table):
     highest one on the set itself."""
 
     verdict: Verdict
-    """What it takes for the loss to rise: these batches whatever the state, that state whatever the batches, both
-    together, or neither."""
+    """The loss rises with these batches whatever the state, with that state whatever the batches, with both together,
+    or with neither."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ __all__ = ["Followed", "losses_of"]
 
 
 class Followed:
-    """What came after `ref`: in the lineage of the current run where `ref` is part of it, else in the run of `ref`."""
+    """Knows what came after `ref`: in the lineage of the current run where `ref` is part of it, else in its own run."""
 
     def __init__(self, history: History, ref: CheckpointRef) -> None:
         self.history = history

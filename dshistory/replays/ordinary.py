@@ -1,4 +1,4 @@
-"""What losses are ordinary: their median, and their spread by medians, which one outlier does not move."""
+"""Tells which losses are ordinary, by their median and their spread by medians, which one outlier does not move."""
 
 import math
 import statistics

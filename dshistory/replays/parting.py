@@ -41,8 +41,8 @@ class Parting:
 
 @dataclass(frozen=True, slots=True)
 class Differences:
-    """What differs between two checkpoints, bit for bit: logical tensors as (kind, name), and of the objects that both
-    have their names."""
+    """Says what differs between two checkpoints, bit for bit: logical tensors as (kind, name), and of the objects that
+    both have their names."""
 
     tensors: Sequence[tuple[str, str]] = ()
     objects: Sequence[str] = ()

@@ -24,7 +24,7 @@ class RebuiltTable(ReplayTable):
     rebuilt: CheckpointRef
     """The checkpoint that the step is now: `diff`, `tensor`, `restore` and `export` take it."""
     verified_by: tuple[str, ...]
-    """What the step was found equal to; empty where something differs."""
+    """The step was found equal to these; empty where something differs."""
 
     @property
     def is_verified(self) -> bool:

@@ -1,5 +1,5 @@
-"""What exactness needs: what a run has recorded of everything that its bits depend on, and what of it two runs do not
-share."""
+"""Says what exactness needs: what a run has recorded of everything that its bits depend on, and what of it two runs do
+not share."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -16,7 +16,7 @@ __all__ = ["environment_differences", "likely_causes", "reproducibility"]
 _SCHEMA: Final = pa.schema([("what", pa.string()), ("status", pa.string()), ("detail", pa.string())])
 
 _APART: Final = ("command", "folder")
-"""What a replay may have otherwise without another bit."""
+"""A replay may have these otherwise without another bit."""
 
 _OBJECTS: Final = {
     "rng": "random number generators",

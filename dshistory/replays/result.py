@@ -44,7 +44,7 @@ class ReplayTable(Table):
     identical_until: int
     """The last step up to which nothing that was compared differs."""
     parted: Differences | None
-    """What differs at the first checkpoint that differs; None when all are equal, bit for bit."""
+    """The differences at the first checkpoint that differs; None when all are equal, bit for bit."""
     parted_at: int | None
     """The step of that checkpoint."""
     other_batch_at: int | None

@@ -1,3 +1,3 @@
-"""What a history takes on the disk, and what of it is removed: by a policy, or by name."""
+"""Shows what a history takes on the disk, and removes part of it: by a policy, or by name."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""What a history takes on the disk, by run, by kind and by checkpoint, and what the removal of each would free."""
+"""Adds up what a history takes on the disk, by run, kind and checkpoint, and what the removal of each would free."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final

@@ -72,7 +72,7 @@ class CheckpointTensors:
 
     @property
     def held(self) -> Held:
-        """What of its tensors is in memory and not on the disk."""
+        """The part of its tensors that is in memory and not on the disk."""
         return NOTHING_HELD if self._rebuilt is None else self._rebuilt.held
 
     @property

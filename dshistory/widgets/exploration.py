@@ -110,7 +110,7 @@ class Exploration:
 
     @property
     def colour(self) -> str:
-        """What the colours mean: "absolute" values, or values "against its own past", of the same layer."""
+        """The colours mean "absolute" values, or values "against its own past", of the same layer."""
         return self._view.state.colour
 
     @colour.setter
@@ -182,8 +182,8 @@ class Exploration:
 
     @property
     def picture(self) -> str:
-        """What the picture of the compared runs shows: a metric, or how far apart they are, as their "distance", or
-        that of the "layers"."""
+        """The picture of the compared runs shows a metric, or how far apart they are, as their "distance", or that of
+        the "layers"."""
         return self._view.state.picture
 
     @picture.setter

@@ -1,4 +1,4 @@
-"""What the user has chosen in the explorer: one immutable object, from which every part of the view is drawn."""
+"""Holds what the user has chosen in the explorer: one immutable object, from which the whole view is drawn."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
@@ -16,7 +16,7 @@ Part = Literal["timeline", "layers", "anomalies", "detail", "diff", "rows", "run
 ABSOLUTE: Final = "absolute"
 OWN_PAST: Final = "against its own past"
 COLOURS: Final = (ABSOLUTE, OWN_PAST)
-"""What the colours of the heat map mean: the value, or the value relative to the usual one of the same layer before."""
+"""The colours of the heat map mean the value, or the value relative to the usual one of the same layer before."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,6 @@ class ViewState:
     runs: tuple[str, ...] = ()
     """The runs that are chosen, in the order of the choice."""
     picture: str = "loss"
-    """What the picture of the chosen runs shows, as `ComparedRuns.plot` names it."""
+    """The picture of the chosen runs shows this, as `ComparedRuns.plot` names it."""
     gesture: Part = "layers"
     """The part that the last gesture was about: the line of code and the table are that part's."""

@@ -1,4 +1,4 @@
-"""What the writers of weights need of a state: a checkpoint of a history has it, and a computed state too."""
+"""States what the writers of weights need of a state: a checkpoint of a history has it, and a computed state too."""
 
 from collections.abc import Iterator
 from typing import Protocol, TypeVar
@@ -28,7 +28,7 @@ class Weights(Protocol[T]):
 
     @property
     def ref(self) -> object:
-        """What the weights are of, for the metadata of files."""
+        """The reference that the metadata of files gives as the origin of the weights."""
 
     def parameters(self, weights: str) -> dict[str, T]:
         """Return the parameters by first name."""

@@ -41,7 +41,7 @@ _RULES: Final = (
     ({"nesterov": None}, "torch.optim.sgd.SGD"),
     ({"scale_parameter": None}, "transformers.optimization.Adafactor"),
 )
-"""What the hyperparameters tell of an optimizer's class, which its file does not name."""
+"""The hyperparameters tell an optimizer's class, which its file does not name."""
 
 
 def recognises(path: Path) -> bool:
