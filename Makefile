@@ -8,7 +8,7 @@ ALIVE := $(PYTHON) .ci/alive 15
 LAYERS := dshistory capture catalog native
 SCRIPTS := examples benchmarks tests
 NATIVE_SOURCES := $(shell find native -name '*.cpp' -o -name '*.hpp' -o -name '*.h' 2>/dev/null)
-BUILD_INPUTS := pyproject.toml CMakeLists.txt constraints.txt $(NATIVE_SOURCES)
+BUILD_INPUTS := pyproject.toml CMakeLists.txt native/CMakeLists.txt constraints.txt $(NATIVE_SOURCES)
 
 # DeepSpeed compiles its extensions on first use. In the cache of the whole account, environments would rebuild each
 # other's, and a build that was killed leaves a lock there for which everybody waits; here `setup` removes it.

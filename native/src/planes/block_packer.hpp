@@ -9,8 +9,8 @@
 #include <span>
 
 #include "planes/byte_planes.hpp"
-#include "planes/forms.hpp"
 #include "planes/frame_coder.hpp"
+#include "planes/kernels/forms.hpp"
 
 namespace dsh {
 

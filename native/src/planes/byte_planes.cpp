@@ -5,7 +5,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "planes/kernel.hpp"
+#include "planes/kernels/kernel.hpp"
 
 namespace dsh {
 namespace {

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <span>
 
-#include "planes/forms.hpp"
+#include "planes/kernels/forms.hpp"
 
 namespace dsh {
 

@@ -1,6 +1,6 @@
 #include "planes/quads.hpp"
 
-#include "planes/kernel.hpp"
+#include "planes/kernels/kernel.hpp"
 
 namespace dsh {
 namespace {

@@ -10,7 +10,7 @@
 #include <sys/mman.h>
 
 #include "harness.hpp"
-#include "planes/kernel.hpp"
+#include "planes/kernels/kernel.hpp"
 
 namespace dsh::test {
 namespace {

@@ -7,7 +7,7 @@
 #include <immintrin.h>
 #endif
 
-#include "planes/kernel.hpp"
+#include "planes/kernels/kernel.hpp"
 
 namespace dsh {
 namespace {

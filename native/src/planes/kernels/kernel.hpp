@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "planes/forms.hpp"
+#include "planes/kernels/forms.hpp"
 
 namespace dsh {
 

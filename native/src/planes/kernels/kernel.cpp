@@ -1,4 +1,4 @@
-#include "planes/kernel.hpp"
+#include "planes/kernels/kernel.hpp"
 
 #include <initializer_list>
 

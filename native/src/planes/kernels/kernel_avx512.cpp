@@ -1,5 +1,5 @@
 // The loops over byte planes for processors with AVX-512 that compress and expand bytes.
-#include "planes/kernel_body.hpp"
+#include "planes/kernels/kernel_body.hpp"
 
 namespace dsh {
 namespace {
