@@ -13,6 +13,7 @@ import torch
 import native
 from capture.active_sessions import origin_of, register_session, sessions_of
 from capture.argument_names import knows_its_arguments
+from capture.changes.change_detector import Check
 from capture.collectives import Ranks
 from capture.defaults import DEFAULT_BUDGET_BYTES, history_path
 from capture.environment import environment
@@ -31,7 +32,6 @@ from capture.resume import resume_newest
 from capture.session.new_run import begin_run
 from capture.session.options import SessionOptions
 from capture.session.session import Session, close_at_exit
-from capture.snapshot.change_detector import Check
 from capture.snapshot.state_listing import StateListing
 from capture.snapshot.writer_choice import Backend, ChosenWriter, WriterOptions, agree_on_writer
 from capture.state.averages import uncaptured_averages

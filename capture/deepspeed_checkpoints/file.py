@@ -19,10 +19,10 @@ from typing import Any, Self
 import torch
 
 import native
+from capture.changes.change_detector import ChangeDetector, Comparison
 from capture.deepspeed_checkpoints.tree import CheckpointTree
 from capture.devices.copies import CUDA, DeviceCopier
 from capture.devices.feed import Copies, FeedTake, NoCopies
-from capture.snapshot.change_detector import ChangeDetector, Comparison
 from capture.snapshot.data_file import PlacedObject, make_trailer
 from capture.snapshot.parts import HUGE
 from capture.snapshot.plan import Plan, make_plan

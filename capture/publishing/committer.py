@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from capture.background_thread import BackgroundThread
+from capture.changes.fingerprints import Fingerprint
 from capture.devices.marks import CUDA_MARKS, Mark, Marks, behind
 from capture.loops.batch_digest import BatchDigest
 from capture.maintenance.compaction import Compaction
@@ -20,7 +21,6 @@ from capture.publishing.stall_notice import StallNotice
 from capture.publishing.statistics_thread import StatisticsThread
 from capture.publishing.uncommitted_parts import UncommittedParts
 from capture.snapshot.dedup import Deduplicator
-from capture.snapshot.fingerprints import Fingerprint
 from capture.snapshot.snapshot import Snapshot
 from catalog.disk.locks import free_lock
 from catalog.errors import NotFoundError, SnapshotError

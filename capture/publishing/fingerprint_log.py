@@ -7,7 +7,7 @@ import collections
 import threading
 import time
 
-from capture.snapshot.fingerprints import Fingerprint
+from capture.changes.fingerprints import Fingerprint
 from catalog.errors import FormatError
 from catalog.format.fingerprints import FingerprintWriter, TensorTable
 from catalog.run_writer import RunWriter

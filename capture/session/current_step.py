@@ -43,9 +43,9 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from capture.snapshot.change_detector import ChangeDetector, Check
+from capture.changes.change_detector import ChangeDetector, Check
+from capture.changes.fingerprints import Fingerprint
 from capture.snapshot.data_file import PlacedObject
-from capture.snapshot.fingerprints import Fingerprint
 from capture.snapshot.snapshot import Snapshot
 from capture.snapshot.state_listing import StateListing
 from capture.snapshot.transient_state import KeptBuffers, TransientState

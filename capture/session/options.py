@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, get_args
 
+from capture.changes.change_detector import Check
 from capture.on_full import OnFull
-from capture.snapshot.change_detector import Check
 from capture.state.weights_only import Rounded, What
 from catalog.errors import SetupError
 from catalog.retention.policy import Policy

@@ -25,10 +25,10 @@ import numpy as np
 import torch
 
 import native
+from capture.changes.change_detector import Watched
 from capture.devices.copies import CUDA, GATHERED_BYTES, DeviceCopier, Mirror
 from capture.devices.feed import DevicePart, FedPart
 from capture.devices.rounding import RoundedPart
-from capture.snapshot.change_detector import Watched
 from capture.snapshot.derivable import Derivable, derivable_parts, masters_of
 from capture.snapshot.parts import HUGE, Part, can_be_referenced, entry_shape, widest_entry
 from capture.snapshot.planned_rows import PlannedRows

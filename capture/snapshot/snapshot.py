@@ -9,8 +9,9 @@ from functools import partial
 from pathlib import Path
 
 import native
+from capture.changes.change_detector import ChangeDetector, Check, Comparison
+from capture.changes.kept_items import Held
 from capture.devices.feed import Copies, NoCopies
-from capture.snapshot.change_detector import ChangeDetector, Check, Comparison
 from capture.snapshot.data_file import (
     PlacedObject,
     Trailer,
@@ -21,7 +22,6 @@ from capture.snapshot.data_file import (
 )
 from capture.snapshot.dedup import Deduplicator, Published, Samples, UnchangedCheck
 from capture.snapshot.derived_check import DerivedCheck, Place
-from capture.snapshot.kept_items import Held
 from capture.snapshot.late_bytes import ObjectTensors
 from capture.snapshot.parts import entry_key
 from capture.snapshot.plan import Plan

@@ -12,15 +12,15 @@ from functools import cached_property
 import torch
 
 import native
+from capture.changes.change_detector import ChangeDetector, Check, Watched, bytes_compared_whole
+from capture.changes.fingerprints import Fingerprint, Traced
+from capture.changes.kept_items import all_alive
+from capture.changes.listed import Listed
 from capture.devices.copies import CUDA, DeviceCopier
 from capture.devices.feed import FeedTake
-from capture.snapshot.change_detector import ChangeDetector, Check, Watched, bytes_compared_whole
 from capture.snapshot.data_file import PlacedObject, object_entries
 from capture.snapshot.dedup import StoredAt
-from capture.snapshot.fingerprints import Fingerprint, Traced
-from capture.snapshot.kept_items import all_alive
 from capture.snapshot.late_bytes import ObjectTensors
-from capture.snapshot.listed import Listed
 from capture.snapshot.plan import Plan, make_plan, signature_of
 from capture.snapshot.rounding_expectation import RoundingExpectation
 from capture.snapshot.transient_state import BufferKeeper, TransientState

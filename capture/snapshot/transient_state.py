@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from capture.snapshot.change_detector import ChangeDetector
+from capture.changes.change_detector import ChangeDetector
 from capture.snapshot.data_file import PlacedObject
 from capture.state.interface import ChangedByForward, StateProvider
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any, get_args
 
 import capture
+from capture.changes.change_detector import Check
 from capture.redo.steps import RedoRef, find_step
 from capture.replays.change import Change
 from capture.replays.course import ReplayEnded
 from capture.replays.request import ReplayRequest, asking
-from capture.snapshot.change_detector import Check
 from catalog.errors import MismatchError, NotFoundError, SetupError
 from catalog.history import History
 from catalog.records import CheckpointRef

@@ -37,6 +37,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "session load deepspeed_checkpoints replays",
         "redo_log publishing",
         "snapshot loops maintenance",
+        "changes",
         "devices",
         "state",
         "argument_names background_thread collectives defaults environment exit_handler lazy_doors",

@@ -31,6 +31,7 @@ RUNTIME = (
     "capture.publishing",
     "capture.maintenance",
     "capture.snapshot",
+    "capture.changes",
     "capture.loops",
 )
 """Only a training needs this part of `capture`; a reader of a history does not."""

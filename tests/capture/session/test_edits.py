@@ -8,7 +8,7 @@ from capture_helpers import MIB, assert_same, committed_steps, faulty_session, m
 
 import capture
 import native
-from capture.snapshot.change_detector import Comparison
+from capture.changes.change_detector import Comparison
 from capture.snapshot.snapshot import Snapshot
 from catalog.errors import CorruptError, SetupError, SnapshotError
 

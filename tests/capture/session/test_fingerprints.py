@@ -7,8 +7,8 @@ from catalog_helpers import Run
 from late_device import LateDevice, session_on, small_writer
 
 import capture
+from capture.changes.fingerprints import Fingerprint
 from capture.publishing import fingerprint_log
-from capture.snapshot.fingerprints import Fingerprint
 from catalog.errors import SetupError
 from catalog.format.fingerprints import TensorTable, TracedTensor
 from catalog.format.segments import segments

@@ -8,8 +8,8 @@ from capture_helpers import MIB, assert_same, committed_steps, faulty_session, m
 
 import capture
 import native
+from capture.changes.change_detector import Comparison
 from capture.session.step_events import StepEvents
-from capture.snapshot.change_detector import Comparison
 from catalog.errors import CorruptError
 
 pytestmark = pytest.mark.slow

@@ -19,9 +19,9 @@ import numpy.typing as npt
 import torch
 
 import native
+from capture.changes.kept_items import Held, references_to, tensors_of
 from capture.devices.copies import CUDA, DeviceCopier
 from capture.devices.digests import DeviceDigests, Reading, sample_of, words_of
-from capture.snapshot.kept_items import Held, references_to, tensors_of
 from capture.state.interface import TensorItem
 from catalog.errors import SnapshotError, UnsupportedError
 from catalog.records import CHECKSUM_BYTES

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from capture.changes.change_detector import ChangeDetector, Check, Watched
 from capture.devices.digests import Reading
-from capture.snapshot.change_detector import ChangeDetector, Check, Watched
 from capture.state.dtypes import dtype_name
 from catalog.format.fingerprints import DIGEST_BYTES, Coverage, TensorTable, TracedTensor, seed_of
 from native import SAMPLED_WHOLE_BYTES, checksum

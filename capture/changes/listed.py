@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from capture.snapshot.change_detector import addresses_of
-from capture.snapshot.kept_items import all_alive, keep_weakly
+from capture.changes.change_detector import addresses_of
+from capture.changes.kept_items import all_alive, keep_weakly
 from capture.state.interface import Fingerprinted, Rooted
 
 __all__ = ["Listed"]
