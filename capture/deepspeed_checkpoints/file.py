@@ -20,12 +20,12 @@ import torch
 
 import native
 from capture.changes.change_detector import ChangeDetector, Comparison
+from capture.data_file.data_file import PlacedObject, make_trailer
+from capture.data_file.parts import HUGE
+from capture.data_file.plan import Plan, make_plan
 from capture.deepspeed_checkpoints.tree import CheckpointTree
 from capture.devices.copies import CUDA, DeviceCopier
 from capture.devices.feed import Copies, FeedTake, NoCopies
-from capture.snapshot.data_file import PlacedObject, make_trailer
-from capture.snapshot.parts import HUGE
-from capture.snapshot.plan import Plan, make_plan
 from capture.state.dtypes import torch_dtype
 from capture.state.interface import TensorItem
 from capture.state.objects import EncodedObject

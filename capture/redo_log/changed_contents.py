@@ -9,7 +9,7 @@ from typing import Final
 import torch
 
 import native
-from capture.snapshot.data_file import PlacedObject
+from capture.data_file.data_file import PlacedObject
 from capture.state.dtypes import dtype_name
 from capture.state.objects import inlined
 from capture.state.providers import Buffers

@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from capture.data_file.data_file import PlacedObject
+from capture.data_file.data_file import PlacedObject
 from capture.loops.deepspeed.bias_correction import TracedProducts
 from capture.loops.interface import Loop
 from capture.loops.module_hooks import install, uncompiled
@@ -27,7 +29,6 @@ from capture.redo_log.redo_log import RedoLog, StepInput
 from capture.redo_log.refusals import module_of
 from capture.redo_log.updated_tensors import UpdatedTensors
 from capture.redo_log.written_beside import WrittenBeside
-from capture.snapshot.data_file import PlacedObject
 from capture.state.objects import encode_object, inlined
 from capture.state.update_rule import CPU_ADAM, refuse_unknown_update, update_rule
 from catalog.errors import SnapshotError, UnsupportedError

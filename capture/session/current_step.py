@@ -45,7 +45,7 @@ from dataclasses import replace
 
 from capture.changes.change_detector import ChangeDetector, Check
 from capture.changes.fingerprints import Fingerprint
-from capture.snapshot.data_file import PlacedObject
+from capture.data_file.data_file import PlacedObject
 from capture.snapshot.snapshot import Snapshot
 from capture.snapshot.state_listing import StateListing
 from capture.snapshot.transient_state import KeptBuffers, TransientState

@@ -20,13 +20,13 @@ import numpy as np
 import torch
 
 import native
+from capture.data_file.data_file import PlacedPiece, piece_of_part
+from capture.data_file.late_bytes import BackgroundReader, Chunk, append, chunks_of
+from capture.data_file.parts import Part
+from capture.data_file.plan import Plan, Referable
 from capture.devices.copies import DeviceCopier, Piece
 from capture.devices.digests import DeviceDigests, sample_of
 from capture.devices.feed import DevicePart
-from capture.snapshot.data_file import PlacedPiece, piece_of_part
-from capture.snapshot.late_bytes import BackgroundReader, Chunk, append, chunks_of
-from capture.snapshot.parts import Part
-from capture.snapshot.plan import Plan, Referable
 from catalog.errors import CorruptError
 from catalog.read.stored_bytes import read_unverified
 from catalog.records import CHECKSUM_BYTES, Extent

@@ -15,13 +15,13 @@ from typing import NamedTuple
 import torch
 
 import native
+from capture.data_file.data_file import PlacedPiece, piece_of_part
+from capture.data_file.derivable import Derivable
+from capture.data_file.late_bytes import BackgroundReader, Chunk, append, chunks_of
+from capture.data_file.parts import Part
 from capture.devices.copies import DeviceCopier
 from capture.devices.feed import DevicePart
 from capture.devices.rounded_weights import are_rounded, rounds_as_defined
-from capture.snapshot.data_file import PlacedPiece, piece_of_part
-from capture.snapshot.derivable import Derivable
-from capture.snapshot.late_bytes import BackgroundReader, Chunk, append, chunks_of
-from capture.snapshot.parts import Part
 from catalog.errors import SnapshotError
 from catalog.format.dtypes import ROUNDED_FROM
 from catalog.records import Extent

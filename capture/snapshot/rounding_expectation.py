@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 import native
+from capture.data_file.derivable import Derivable
 from capture.devices.rounded_weights import samples_are_rounded
-from capture.snapshot.derivable import Derivable
 
 __all__ = ["RoundingExpectation"]
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import native
 from capture.changes.change_detector import ChangeDetector, Check, Comparison
 from capture.changes.kept_items import Held
-from capture.devices.feed import Copies, NoCopies
-from capture.snapshot.data_file import (
+from capture.data_file.data_file import (
     PlacedObject,
     Trailer,
     data_file_header,
@@ -20,11 +19,12 @@ from capture.snapshot.data_file import (
     manifest_rows,
     object_entries,
 )
+from capture.data_file.late_bytes import ObjectTensors
+from capture.data_file.parts import entry_key
+from capture.data_file.plan import Plan
+from capture.devices.feed import Copies, NoCopies
 from capture.snapshot.dedup import Deduplicator, Published, Samples, UnchangedCheck
 from capture.snapshot.derived_check import DerivedCheck, Place
-from capture.snapshot.late_bytes import ObjectTensors
-from capture.snapshot.parts import entry_key
-from capture.snapshot.plan import Plan
 from capture.snapshot.rounding_expectation import RoundingExpectation
 from capture.snapshot.state_listing import StateListing
 from capture.snapshot.transient_state import TransientState

@@ -16,12 +16,12 @@ from capture.changes.change_detector import ChangeDetector, Check, Watched, byte
 from capture.changes.fingerprints import Fingerprint, Traced
 from capture.changes.kept_items import all_alive
 from capture.changes.listed import Listed
+from capture.data_file.data_file import PlacedObject, object_entries
+from capture.data_file.late_bytes import ObjectTensors
+from capture.data_file.plan import Plan, make_plan, signature_of
 from capture.devices.copies import CUDA, DeviceCopier
 from capture.devices.feed import FeedTake
-from capture.snapshot.data_file import PlacedObject, object_entries
 from capture.snapshot.dedup import StoredAt
-from capture.snapshot.late_bytes import ObjectTensors
-from capture.snapshot.plan import Plan, make_plan, signature_of
 from capture.snapshot.rounding_expectation import RoundingExpectation
 from capture.snapshot.transient_state import BufferKeeper, TransientState
 from capture.state.interface import (

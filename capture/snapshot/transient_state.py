@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from capture.changes.change_detector import ChangeDetector
-from capture.snapshot.data_file import PlacedObject
+from capture.data_file.data_file import PlacedObject
 from capture.state.interface import ChangedByForward, StateProvider
 
 __all__ = ["BufferKeeper", "KeptBuffers", "TransientState"]

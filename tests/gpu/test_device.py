@@ -13,10 +13,10 @@ from mixed_precision import codecs, mixed
 
 import capture
 import native
+from capture.data_file.plan import Plan, make_plan
 from capture.devices.copies import CUDA
 from capture.devices.feed import FeedTake
 from capture.devices.rounded_weights import rounds_as_defined
-from capture.snapshot.plan import Plan, make_plan
 from capture.state.interface import TensorItem
 from catalog.errors import UnsupportedError
 

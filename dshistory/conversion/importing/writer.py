@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, Final
 import torch
 
 import native
-from capture.snapshot.parts import HUGE, entry_key
+from capture.data_file.parts import HUGE, entry_key
 from capture.state.objects import encode_object
 from catalog.format.dtypes import DTYPES
 from catalog.format.extents import extent_table

@@ -14,10 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import capture
 import native
 from capture.changes.change_detector import Comparison
+from capture.data_file.plan import Plan, make_plan
 from capture.devices.copies import GATHERED_BYTES, Piece, coalesced
 from capture.devices.feed import FeedTake
 from capture.session.step_events import MAX_PENDING, StepEvents
-from capture.snapshot.plan import Plan, make_plan
 from capture.state.interface import TensorItem
 from catalog.errors import CorruptError, SnapshotError, UnsupportedError
 

@@ -9,7 +9,7 @@ from capture_helpers import Net, assert_same, make, one_step, reference
 from late_device import LateDevice
 
 import capture
-from capture.snapshot.plan import Plan
+from capture.data_file.plan import Plan
 from capture.snapshot.state_listing import StateListing
 from capture.state.providers import Buffers, ModuleParameters, TorchOptimizer
 

@@ -10,8 +10,8 @@ import pyarrow as pa
 import torch
 
 import native
-from capture.snapshot.parts import HUGE, Part, entry_shape
-from capture.snapshot.plan import Plan
+from capture.data_file.parts import HUGE, Part, entry_shape
+from capture.data_file.plan import Plan
 from capture.state.dtypes import dtype_name
 from capture.state.objects import EncodedObject
 from catalog.format.extents import extent_table

@@ -14,9 +14,9 @@ import torch
 import native
 from capture.background_thread import BackgroundThread
 from capture.changes.change_detector import ChangeDetector, Watched
+from capture.data_file.data_file import Piece, PlacedObject, PlacedPiece, pad_piece, piece_of_tensor
 from capture.devices.copies import DeviceCopier
 from capture.devices.feed import DevicePart
-from capture.snapshot.data_file import Piece, PlacedObject, PlacedPiece, pad_piece, piece_of_tensor
 from capture.state.interface import TensorItem
 from capture.state.objects import LiveTensor
 from catalog.records import CHECKSUM_BYTES

@@ -12,9 +12,9 @@ from capture_helpers import MIB, faulty_session, make, one_step
 
 import capture
 import native
+from capture.data_file.data_file import PlacedObject
+from capture.data_file.late_bytes import ObjectTensors
 from capture.devices.copies import CUDA, DeviceCopier, Piece
-from capture.snapshot.data_file import PlacedObject
-from capture.snapshot.late_bytes import ObjectTensors
 from capture.state.objects import MOST_COPIED_BYTES, encode_object
 from catalog.errors import SnapshotError
 from catalog.history import History

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from capture.snapshot.parts import Part
+from capture.data_file.parts import Part
 from capture.state.interface import TensorItem
 
 __all__ = ["Derivable", "derivable_parts", "masters_of"]

@@ -26,12 +26,12 @@ import torch
 
 import native
 from capture.changes.change_detector import Watched
+from capture.data_file.derivable import Derivable, derivable_parts, masters_of
+from capture.data_file.parts import HUGE, Part, can_be_referenced, entry_shape, widest_entry
+from capture.data_file.planned_rows import PlannedRows
 from capture.devices.copies import CUDA, GATHERED_BYTES, DeviceCopier, Mirror
 from capture.devices.feed import DevicePart, FedPart
 from capture.devices.rounding import RoundedPart
-from capture.snapshot.derivable import Derivable, derivable_parts, masters_of
-from capture.snapshot.parts import HUGE, Part, can_be_referenced, entry_shape, widest_entry
-from capture.snapshot.planned_rows import PlannedRows
 from capture.state.dtypes import dtype_name
 from capture.state.interface import TensorItem
 from catalog.errors import UnsupportedError
