@@ -20,8 +20,8 @@ from capture.publishing.fingerprint_log import FingerprintLog
 from capture.publishing.stall_notice import StallNotice
 from capture.publishing.statistics_thread import StatisticsThread
 from capture.publishing.uncommitted_parts import UncommittedParts
-from capture.snapshot.dedup import Deduplicator
 from capture.snapshot.snapshot import Snapshot
+from capture.unwritten.dedup import Deduplicator
 from catalog.disk.locks import free_lock
 from catalog.errors import NotFoundError, SnapshotError
 from catalog.read.pins import pin

@@ -23,12 +23,12 @@ from capture.data_file.late_bytes import ObjectTensors
 from capture.data_file.parts import entry_key
 from capture.data_file.plan import Plan
 from capture.devices.feed import Copies, NoCopies
-from capture.snapshot.dedup import Deduplicator, Published, Samples, UnchangedCheck
-from capture.snapshot.derived_check import DerivedCheck, Place
-from capture.snapshot.rounding_expectation import RoundingExpectation
 from capture.snapshot.state_listing import StateListing
 from capture.snapshot.transient_state import TransientState
 from capture.state.objects import inlined
+from capture.unwritten.dedup import Deduplicator, Published, Samples, UnchangedCheck
+from capture.unwritten.derived_check import DerivedCheck, Place
+from capture.unwritten.rounding_expectation import RoundingExpectation
 from catalog.errors import SnapshotError
 from catalog.format.fingerprints import seed_of
 from catalog.records import CHECKSUM_BYTES, Extent

@@ -21,8 +21,6 @@ from capture.data_file.late_bytes import ObjectTensors
 from capture.data_file.plan import Plan, make_plan, signature_of
 from capture.devices.copies import CUDA, DeviceCopier
 from capture.devices.feed import FeedTake
-from capture.snapshot.dedup import StoredAt
-from capture.snapshot.rounding_expectation import RoundingExpectation
 from capture.snapshot.transient_state import BufferKeeper, TransientState
 from capture.state.interface import (
     ChangedByForward,
@@ -36,6 +34,8 @@ from capture.state.interface import (
 from capture.state.objects import encode_object, have_same_content
 from capture.state.own_kinds import OWN_KINDS, STATE_OF_OPTIMIZERS
 from capture.state.row_major import dense_bytes
+from capture.unwritten.dedup import StoredAt
+from capture.unwritten.rounding_expectation import RoundingExpectation
 from catalog.disk.json_file import canonical
 from catalog.errors import UnsupportedError
 from catalog.format.fingerprints import seed_of

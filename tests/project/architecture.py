@@ -37,6 +37,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "session load deepspeed_checkpoints replays",
         "redo_log publishing",
         "snapshot loops maintenance",
+        "unwritten",
         "data_file",
         "changes",
         "devices",

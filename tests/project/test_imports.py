@@ -31,6 +31,7 @@ RUNTIME = (
     "capture.publishing",
     "capture.maintenance",
     "capture.snapshot",
+    "capture.unwritten",
     "capture.data_file",
     "capture.changes",
     "capture.loops",

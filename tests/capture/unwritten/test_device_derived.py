@@ -14,7 +14,7 @@ import native
 from capture.devices import rounded_weights
 from capture.devices.rounded_weights import are_rounded, rounds_as_defined, samples_are_rounded
 from capture.session.session import Session
-from capture.snapshot.derived_check import DerivedCheck
+from capture.unwritten.derived_check import DerivedCheck
 from catalog.history import History
 from catalog.records import CheckpointRef
 from catalog.verify import verify

@@ -11,7 +11,7 @@ from capture_helpers import assert_same, make, one_step, reference
 import capture
 import native
 from capture.session.session import Session
-from capture.snapshot.dedup import Deduplicator, Published
+from capture.unwritten.dedup import Deduplicator, Published
 from catalog.errors import SnapshotError
 from catalog.history import History
 from catalog.verify import verify
