@@ -13,6 +13,7 @@ import os
 import secrets
 from dataclasses import dataclass, field
 
+from catalog.access.locked_run import locked_run
 from catalog.disk.durable import final_name
 from catalog.disk.folders import open_folder, remove_files
 from catalog.disk.regular_file import check_folders
@@ -23,7 +24,6 @@ from catalog.format.redo_segment import is_redo_segment
 from catalog.format.segments import is_segment
 from catalog.format.statistics_file import parse_name
 from catalog.paths import HistoryPaths, is_checkpoint_file, is_part_name, parse_removed_dir, parse_step_dir
-from catalog.read.locked_run import locked_run
 from catalog.read.runs import run_names
 from catalog.records import CheckpointRef
 

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import pyarrow.compute as pc
 
+from catalog.access.pins import pinned
 from catalog.disk.regular_file import check_folders, is_real_folder
 from catalog.errors import HistoryError, NotFoundError
 from catalog.format.audit_file import audited_step, read_audit
@@ -31,7 +32,6 @@ from catalog.history import History
 from catalog.paths import HistoryPaths, is_run_id
 from catalog.read.check_data import check_data_file, check_header
 from catalog.read.checkpoint import Checkpoint, read_part
-from catalog.read.pins import pinned
 from catalog.read.runs import run_facts, steps
 from catalog.read.tensors import logical_tensors
 from catalog.records import CheckpointRef

@@ -11,10 +11,10 @@ from capture.load.assignments import Assignment, assign
 from capture.load.read_into import read_into
 from capture.load.rebuilt import RebuiltStep
 from capture.state.dtypes import torch_dtype
+from catalog.access.pins import pinned
 from catalog.errors import NotFoundError, SetupError
 from catalog.history import History
 from catalog.read.fragments import stored_tensors
-from catalog.read.pins import pinned
 from catalog.records import CheckpointRef, Extent
 
 __all__ = ["StateDict", "state_dict_of"]

@@ -22,12 +22,12 @@ from typing import IO, Any
 import catalog
 from capture.background_thread import BackgroundThread
 from capture.maintenance.retention import Retention
+from catalog.access.pins import is_pinned
 from catalog.compaction.pack import BeingReadError, drop_data_files, drop_images
 from catalog.disk.durable import final_name, is_full
 from catalog.errors import HistoryError, NotFoundError, SetupError
 from catalog.format.marker import read_marker
 from catalog.paths import is_packed_name
-from catalog.read.pins import is_pinned
 from catalog.records import CheckpointRef
 from catalog.retention.facts import bytes_on_disk, is_image
 from catalog.run_writer import RunWriter

@@ -22,9 +22,9 @@ from capture.publishing.statistics_thread import StatisticsThread
 from capture.publishing.uncommitted_parts import UncommittedParts
 from capture.snapshot.snapshot import Snapshot
 from capture.unwritten.dedup import Deduplicator
+from catalog.access.pins import pin
 from catalog.disk.locks import free_lock
 from catalog.errors import NotFoundError, SnapshotError
-from catalog.read.pins import pin
 from catalog.records import CheckpointRef
 from catalog.retention.policy import Policy
 from catalog.run_writer import RunWriter

@@ -20,11 +20,11 @@ from capture.redo.steps import RedoRef
 from capture.redo.updates import Key, read_later
 from capture.redo.world import RepeatedSteps
 from capture.state.update_rule import require_same_update
+from catalog.access.pins import pinned
 from catalog.errors import MismatchError
 from catalog.format.fingerprints import StepFingerprint
 from catalog.history import History
 from catalog.read.fragments import RankFragments, choose, rank_of, stored_tensors
-from catalog.read.pins import pinned
 from catalog.read.redo import RedoChain, RedoRecord
 from catalog.records import CheckpointRef, Extent, Placement
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from capture.collectives import Ranks
 from capture.user_warning import warn_user
+from catalog.access.liveness import DEAD_AFTER_S
 from catalog.errors import SetupError
 from catalog.gc import collect_garbage
 from catalog.history import History
-from catalog.read.liveness import DEAD_AFTER_S
 from catalog.records import CheckpointRef, RunFacts
 from catalog.run_writer import RunWriter, create_run, new_run_id
 

@@ -6,12 +6,12 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from catalog.access.locked_run import locked_run
 from catalog.compaction.key_frames import KeyFrames
 from catalog.compaction.pack import drop_data_files
 from catalog.errors import HistoryError, SetupError
 from catalog.history import History
 from catalog.paths import HistoryPaths, packed_file
-from catalog.read.locked_run import locked_run
 from catalog.records import CheckpointRef
 
 __all__ = ["Compacted", "CompactedStep", "compact_run"]

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple, TypeAlias
 
 import native
+from catalog.access.pins import alone_with
 from catalog.compaction.spans import Span, SpanReader, SpanSums, cut
 from catalog.disk.durable import publish, publish_exclusive, sync_dir, temporary_path
 from catalog.encoding.planes import needs_base, packed, unpacked
@@ -32,7 +33,6 @@ from catalog.read.data_files import image_of
 from catalog.read.needed_files import NeededFile, bases_of, missing_file
 from catalog.read.packed_bytes import Wanted, unpack_image
 from catalog.read.pieces import Piece
-from catalog.read.pins import alone_with
 from catalog.read.stored_bytes import Buffer, ReadBuffer
 from catalog.records import CHECKSUM_BYTES, CheckpointRef, Extent
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
+from catalog.access.locked_run import locked_run
 from catalog.errors import HistoryError, NotFoundError, SetupError
 from catalog.history import History
-from catalog.read.locked_run import locked_run
 from catalog.records import CheckpointRef
 from catalog.retention.choice import beyond, choose, in_the_way
 from catalog.retention.facts import CheckpointFacts, FactsReader, bytes_on_disk

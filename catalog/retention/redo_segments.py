@@ -9,12 +9,12 @@ from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
+from catalog.access.pins import alone_with
 from catalog.disk.folders import open_folder, remove_files
 from catalog.errors import NotFoundError
 from catalog.format.journal import Journal
 from catalog.format.redo_segment import RedoSegmentName, redo_segments
 from catalog.paths import HistoryPaths
-from catalog.read.pins import alone_with
 from catalog.read.runs import steps
 from catalog.records import CheckpointRef
 

@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from catalog.access.pins import alone_with
 from catalog.disk.durable import final_name, sync_dir, temporary_path
 from catalog.disk.folders import open_folder, remove_files
 from catalog.disk.regular_file import check_folders
@@ -27,7 +28,6 @@ from catalog.errors import HistoryError, NotFoundError
 from catalog.format.journal import NO_RANK, Journal
 from catalog.format.statistics_file import parse_name
 from catalog.paths import HistoryPaths, is_checkpoint_file
-from catalog.read.pins import alone_with
 from catalog.records import CheckpointRef
 from catalog.retention.facts import CheckpointFacts
 from catalog.retention.redo_segments import remove_useless_segments
@@ -62,7 +62,7 @@ def remove_checkpoints(
 ) -> Removed:
     """Remove checkpoints of one run, and record the reason of each in its journal first.
 
-    The caller makes sure that no other process writes the run (see `catalog.read.locked_run`), and that no other
+    The caller makes sure that no other process writes the run (see `catalog.access.locked_run`), and that no other
     checkpoint that stays refers to these. Those that a reader has open, that hold files of somebody else, or that can't
     be removed are left, and with them those that they need.
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
+from catalog.access.locked_run import locked_run
 from catalog.errors import HistoryError, SetupError
 from catalog.format.journal import Journal
 from catalog.history import History
-from catalog.read.locked_run import locked_run
 from catalog.retention.choice import Choice, beyond, choose
 from catalog.retention.facts import CheckpointFacts, FactsReader, bytes_on_disk
 from catalog.retention.policy import Policy

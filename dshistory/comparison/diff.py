@@ -19,11 +19,11 @@ import torch
 
 from capture.load.rebuilt import RebuiltStep
 from capture.load.state_dict import state_dict_of
+from catalog.access.pins import pinned
 from catalog.errors import SetupError
 from catalog.format.dtypes import DTYPES
 from catalog.history import History
 from catalog.read.fragments import StoredTensor, stored_tensors
-from catalog.read.pins import pinned
 from catalog.records import CheckpointRef
 from dshistory.comparison.grouping import grouped, require_grouping
 from dshistory.comparison.ranking import MEANING, sorted_rows

@@ -15,10 +15,10 @@ from capture.load.objects import read_objects
 from capture.load.read_into import read_into
 from capture.redo.steps import RedoRef, find_step
 from capture.state.dtypes import torch_dtype
+from catalog.access.pins import pin_while_alive
 from catalog.errors import NotFoundError
 from catalog.history import History
 from catalog.read.fragments import StoredTensor, choose, stored_tensors
-from catalog.read.pins import pin_while_alive
 from catalog.records import CheckpointRef, RunFacts
 from dshistory.tensors.stream import NOTHING_HELD, FragmentStream, Held
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from catalog_helpers import Run, pieces_of
 
+from catalog.access import liveness
+from catalog.access.locked_run import locked_run
 from catalog.compaction.compact import compact_run
 from catalog.disk import json_file
 from catalog.format.lock_file import lock_owner
@@ -16,8 +18,6 @@ from catalog.gc import Collected, collect_garbage
 from catalog.history import History
 from catalog.later_metrics import LaterMetrics
 from catalog.paths import HistoryPaths
-from catalog.read import liveness
-from catalog.read.locked_run import locked_run
 from catalog.records import CheckpointRef
 from catalog.retention.prune import remove
 from catalog.statistics.compute import analyze_part

@@ -49,7 +49,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "retention compaction",
         "run_writer gc damage verify history lineage_metrics lineage_batches lineage_query references later_metrics",
         "index",
-        "statistics",
+        "statistics access",
         "read",
         "format",
         "disk encoding",

@@ -21,11 +21,11 @@ from places import SUPPORT
 import capture
 from capture.maintenance import compaction
 from capture.maintenance.compaction import Compaction
+from catalog.access.pins import pinned
 from catalog.disk.durable import temporary_path
 from catalog.errors import SetupError
 from catalog.history import History
 from catalog.paths import data_file, packed_file
-from catalog.read.pins import pinned
 from catalog.verify import verify
 
 PATIENCE_S = 300.0

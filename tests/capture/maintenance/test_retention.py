@@ -19,9 +19,9 @@ import capture
 from capture.maintenance import compaction
 from capture.maintenance.retention import Retention
 from capture.redo_log import redo_log
+from catalog.access.pins import pinned
 from catalog.errors import SetupError, SnapshotError
 from catalog.history import History
-from catalog.read.pins import pinned
 from catalog.read.redo import recorded_steps
 from catalog.records import CheckpointRef
 from catalog.retention.facts import FactsReader, bytes_on_disk

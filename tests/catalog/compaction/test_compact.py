@@ -10,6 +10,7 @@ from catalog_helpers import Run, flip_bit
 from packed_helpers import RUN, STEPS, all_bytes, compacted, make_history, packed_files_of, ref
 from retention_helpers import cut_off
 
+from catalog.access.pins import pinned
 from catalog.compaction import pack, spans
 from catalog.compaction.compact import compact_run
 from catalog.encoding.planes import packed
@@ -18,7 +19,6 @@ from catalog.format.packed_file import read_packed_file
 from catalog.gc import collect_garbage
 from catalog.history import History
 from catalog.paths import data_file, packed_file
-from catalog.read.pins import pinned
 from catalog.read.stored_bytes import Buffer, Piece, ReadBuffer
 from catalog.retention.facts import bytes_on_disk
 from catalog.verify import verify

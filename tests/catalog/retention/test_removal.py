@@ -7,11 +7,11 @@ import pytest
 from catalog_helpers import Run
 from retention_helpers import commit, contents, cut_off, model_extents
 
+from catalog.access.pins import pinned
 from catalog.errors import SetupError
 from catalog.gc import collect_garbage
 from catalog.history import History
 from catalog.index import index
-from catalog.read.pins import pinned
 from catalog.records import CheckpointRef
 from catalog.retention.facts import FactsReader
 from catalog.retention.policy import policy_of

@@ -12,9 +12,9 @@ import torch
 from capture_helpers import assert_same, make, one_step, reference
 
 import capture
+from catalog.access.pins import pinned
 from catalog.errors import NotFoundError, SetupError
 from catalog.history import History
-from catalog.read.pins import pinned
 from catalog.records import CheckpointRef
 from dshistory.commands.cli import main
 from dshistory.explorer import Explorer

@@ -11,9 +11,9 @@ from explorer_helpers import Run, whole
 
 from capture.load.state_dict import state_dict_of
 from capture.restore import restore
+from catalog.access.pins import is_pinned
 from catalog.errors import NotFoundError
 from catalog.history import History
-from catalog.read.pins import is_pinned
 from catalog.records import CheckpointRef
 from catalog.verify import verify
 from dshistory.comparison.diff import diff

@@ -7,8 +7,8 @@ import torch
 
 import capture
 from capture.redo_log import redo_log
+from catalog.access.pins import pinned
 from catalog.errors import NotFoundError
-from catalog.read.pins import pinned
 from catalog.records import CheckpointRef
 from catalog.retention.facts import bytes_on_disk
 from catalog.retention.redo_segments import remove_segments, segment_facts

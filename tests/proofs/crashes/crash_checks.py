@@ -28,11 +28,11 @@ from folders import fast_folder, measure_file_system
 from recorded_training import BUDGET_BYTES
 
 import capture
+from catalog.access.liveness import DEAD_AFTER_S
 from catalog.disk.durable import is_temporary
 from catalog.gc import collect_garbage
 from catalog.history import History
 from catalog.paths import HistoryPaths
-from catalog.read.liveness import DEAD_AFTER_S
 from catalog.records import CheckpointRef
 from catalog.verify import verify
 

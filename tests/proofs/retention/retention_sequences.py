@@ -24,6 +24,7 @@ from catalog_helpers import Run
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from retention_helpers import commit, contents, cut_off, model_extents
 
+from catalog.access.pins import pinned
 from catalog.compaction.compact import compact_run
 from catalog.errors import SetupError
 from catalog.format import marker
@@ -31,7 +32,6 @@ from catalog.format.manifest import Manifest
 from catalog.gc import collect_garbage
 from catalog.history import History
 from catalog.read import checkpoint
-from catalog.read.pins import pinned
 from catalog.records import CheckpointRef
 from catalog.retention.choice import choose
 from catalog.retention.facts import CheckpointFacts

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from catalog_helpers import Run, pieces_of
 
+from catalog.access.pins import alone_with, is_pinned, pin, pinned
 from catalog.disk.locks import free_lock
 from catalog.errors import NotFoundError
 from catalog.paths import HistoryPaths
-from catalog.read.pins import alone_with, is_pinned, pin, pinned
 from catalog.records import CheckpointRef
 
 REF = CheckpointRef("run-a", 0)

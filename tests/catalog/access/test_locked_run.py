@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from catalog_helpers import Run, pieces_of
 
+from catalog.access.locked_run import locked_run
 from catalog.compaction.compact import compact_run
 from catalog.errors import SetupError
 from catalog.history import History
-from catalog.read.locked_run import locked_run
 
 
 @pytest.mark.guards("A checkpoint exists whole or not at all")

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+from catalog.access.liveness import is_certainly_dead
 from catalog.disk.locks import free_lock, try_lock
 from catalog.disk.regular_file import check_folders
 from catalog.paths import HistoryPaths
-from catalog.read.liveness import is_certainly_dead
 from catalog.read.runs import run_facts
 
 __all__ = ["locked_run"]
