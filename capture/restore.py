@@ -31,12 +31,12 @@ from capture.redo.steps import RedoRef, find_step
 from capture.state.interface import Available, StateProvider, TensorItem
 from capture.state.providers import DataloaderPosition, ModuleParameters, RandomState
 from catalog.access.pins import pinned
+from catalog.data_files.check_data import check_extents
+from catalog.data_files.stored_bytes import Buffer
 from catalog.errors import CorruptError, MismatchError, RestoreError, SetupError
 from catalog.format.manifest import NOT_STATE
 from catalog.history import History
-from catalog.read.check_data import check_extents
 from catalog.read.fragments import RankFragments, choose
-from catalog.read.stored_bytes import Buffer
 from catalog.records import CheckpointRef, Extent
 
 __all__ = ["all_providers", "made_again", "restore", "restore_live"]

@@ -10,8 +10,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from catalog.data_files.needed_files import NeededFile, missing_file
 from catalog.paths import HistoryPaths
-from catalog.read.needed_files import NeededFile, missing_file
 from catalog.records import CheckpointRef
 
 if TYPE_CHECKING:

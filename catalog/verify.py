@@ -16,6 +16,7 @@ from typing import TypeVar
 import pyarrow.compute as pc
 
 from catalog.access.pins import pinned
+from catalog.data_files.check_data import check_data_file, check_header
 from catalog.disk.regular_file import check_folders, is_real_folder
 from catalog.errors import HistoryError, NotFoundError
 from catalog.format.audit_file import audited_step, read_audit
@@ -30,7 +31,6 @@ from catalog.format.segments import Segment, current_segments, segments
 from catalog.format.statistics_file import parse_name, read_statistics
 from catalog.history import History
 from catalog.paths import HistoryPaths, is_run_id
-from catalog.read.check_data import check_data_file, check_header
 from catalog.read.checkpoint import Checkpoint, read_part
 from catalog.read.runs import run_facts, steps
 from catalog.read.tensors import logical_tensors

@@ -29,11 +29,11 @@ from capture.devices.feed import Copies, FeedTake, NoCopies
 from capture.state.dtypes import torch_dtype
 from capture.state.interface import TensorItem
 from capture.state.objects import EncodedObject
+from catalog.data_files.pieces import Piece
+from catalog.data_files.stored_bytes import read_to
 from catalog.disk.durable import publish, temporary_path
 from catalog.errors import CorruptError, FormatError, SnapshotError
 from catalog.format.header import Entry, Header, encode_header, entries_json, parse_header, read_header
-from catalog.read.pieces import Piece
-from catalog.read.stored_bytes import read_to
 from catalog.records import CHECKSUM_BYTES
 
 __all__ = ["FileWrite", "is_tree_file", "map_tree", "read_tree"]

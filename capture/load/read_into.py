@@ -10,8 +10,8 @@ from capture.devices.marks import CUDA_MARKS, Marks
 from capture.load.assignments import Assignment
 from capture.load.staging import copy_elements, fill_through_host
 from capture.state.dtypes import torch_dtype
-from catalog.read.pieces import Piece, piece_of
-from catalog.read.stored_bytes import Buffer, read_unverified, read_verified
+from catalog.data_files.pieces import Piece, piece_of
+from catalog.data_files.stored_bytes import Buffer, read_unverified, read_verified
 from catalog.records import Extent
 
 __all__ = ["read_extents", "read_into", "read_part"]

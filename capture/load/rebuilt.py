@@ -10,8 +10,8 @@ import torch
 
 import native
 from capture.state.dtypes import dtype_name
+from catalog.data_files.stored_bytes import Buffer
 from catalog.format.dtypes import DTYPES
-from catalog.read.stored_bytes import Buffer
 from catalog.records import CheckpointRef, Extent, Placement
 
 __all__ = ["RebuiltStep", "held_extent"]

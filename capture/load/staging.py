@@ -15,8 +15,8 @@ from capture.devices.marks import Mark, Marks, behind
 from capture.load.assignments import Assignment
 from capture.state.dtypes import torch_dtype
 from capture.state.row_major import row_major
-from catalog.read.pieces import piece_of
-from catalog.read.stored_bytes import Buffer, ReadBuffer, place_batches, read_verified
+from catalog.data_files.pieces import piece_of
+from catalog.data_files.stored_bytes import Buffer, ReadBuffer, place_batches, read_verified
 from catalog.records import Extent
 
 __all__ = ["copy_elements", "fill_through_host"]

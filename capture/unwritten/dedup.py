@@ -27,8 +27,8 @@ from capture.data_file.plan import Plan, Referable
 from capture.devices.copies import DeviceCopier, Piece
 from capture.devices.digests import DeviceDigests, sample_of
 from capture.devices.feed import DevicePart
+from catalog.data_files.stored_bytes import read_unverified
 from catalog.errors import CorruptError
-from catalog.read.stored_bytes import read_unverified
 from catalog.records import CHECKSUM_BYTES, Extent
 
 __all__ = ["Deduplicator", "Published", "Samples", "StoredAt", "UnchangedCheck"]

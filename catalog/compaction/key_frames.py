@@ -9,14 +9,14 @@ turns out to be damaged nothing more is packed: the next checkpoint becomes a ke
 from collections.abc import Callable, Sequence
 
 from catalog.compaction.pack import Bases, bases_in, bytes_with_base, pack_data_file
+from catalog.data_files.check_data import check_extents
+from catalog.data_files.data_files import only_packed
+from catalog.data_files.needed_files import NeededFile, bases_of, missing_file
 from catalog.disk.durable import is_full
 from catalog.errors import HistoryError
 from catalog.format.manifest import Manifest
 from catalog.paths import HistoryPaths, data_file
-from catalog.read.check_data import check_extents
 from catalog.read.checkpoint import read_checkpoint
-from catalog.read.data_files import only_packed
-from catalog.read.needed_files import NeededFile, bases_of, missing_file
 from catalog.read.runs import run_facts
 
 __all__ = ["KeyFrames"]

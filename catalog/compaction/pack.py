@@ -22,6 +22,11 @@ from typing import BinaryIO, NamedTuple, TypeAlias
 import native
 from catalog.access.pins import alone_with
 from catalog.compaction.spans import Span, SpanReader, SpanSums, cut
+from catalog.data_files.data_files import image_of
+from catalog.data_files.needed_files import NeededFile, bases_of, missing_file
+from catalog.data_files.packed_bytes import Wanted, unpack_image
+from catalog.data_files.pieces import Piece
+from catalog.data_files.stored_bytes import Buffer, ReadBuffer
 from catalog.disk.durable import publish, publish_exclusive, sync_dir, temporary_path
 from catalog.encoding.planes import needs_base, packed, unpacked
 from catalog.errors import CorruptError, FormatError, SetupError
@@ -29,11 +34,6 @@ from catalog.format.dtypes import DTYPES
 from catalog.format.manifest import Manifest
 from catalog.format.packed_file import MAGIC, Base, Block, encode_end, read_packed_file
 from catalog.paths import HistoryPaths, packed_file
-from catalog.read.data_files import image_of
-from catalog.read.needed_files import NeededFile, bases_of, missing_file
-from catalog.read.packed_bytes import Wanted, unpack_image
-from catalog.read.pieces import Piece
-from catalog.read.stored_bytes import Buffer, ReadBuffer
 from catalog.records import CHECKSUM_BYTES, CheckpointRef, Extent
 
 __all__ = ["Bases", "BeingReadError", "bases_in", "bytes_with_base", "drop_data_files", "drop_images", "pack_data_file"]

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import native
-from catalog.read.pieces import Piece, piece_of
-from catalog.read.stored_bytes import Buffer, ReadBuffer, batches
+from catalog.data_files.pieces import Piece, piece_of
+from catalog.data_files.stored_bytes import Buffer, ReadBuffer, batches
 from catalog.records import Extent
 
 __all__ = ["BLOCK_BYTES", "Span", "SpanReader", "SpanSums", "cut"]

@@ -6,14 +6,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import native
+from catalog.data_files.data_files import data_file_bytes
+from catalog.data_files.needed_files import NeededFile
 from catalog.disk.checked_parquet import read_bounded
 from catalog.disk.regular_file import check_folders
 from catalog.errors import CorruptError, FormatError
 from catalog.format.manifest import Manifest, decode_manifest
 from catalog.format.marker import check_manifest, read_marker
 from catalog.paths import HistoryPaths
-from catalog.read.data_files import data_file_bytes
-from catalog.read.needed_files import NeededFile
 from catalog.records import Marker, MarkerPart
 
 __all__ = ["Checkpoint", "check_data_files", "needed_by", "read_checkpoint", "read_part"]

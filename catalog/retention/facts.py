@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from catalog.access.pins import is_pinned
+from catalog.data_files.needed_files import NeededFile, bases_of, missing_file
 from catalog.disk.durable import final_name
 from catalog.errors import HistoryError, NotFoundError
 from catalog.history import History
 from catalog.paths import is_packed_name, parse_data_file
 from catalog.read.checkpoint import needed_by, read_checkpoint
-from catalog.read.needed_files import NeededFile, bases_of, missing_file
 from catalog.records import CheckpointRef
 
 __all__ = ["BLOCK_BYTES", "CheckpointFacts", "FactsReader", "bytes_on_disk", "is_image"]

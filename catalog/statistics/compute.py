@@ -14,6 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 import native
+from catalog.data_files.pieces import Piece, piece_of
+from catalog.data_files.stored_bytes import Buffer, ReadBuffer, bytes_in_files, mismatches, place_batches
 from catalog.errors import CorruptError, HistoryError
 from catalog.format.dtypes import DTYPES
 from catalog.format.extents import extent_records
@@ -21,9 +23,7 @@ from catalog.format.marker import read_marker
 from catalog.format.statistics_file import SCHEMA, StatisticsFile, publish_statistics, read_statistics
 from catalog.paths import HistoryPaths, parse_data_file
 from catalog.read.checkpoint import read_part
-from catalog.read.pieces import Piece, piece_of
 from catalog.read.provider_tensors import state_only
-from catalog.read.stored_bytes import Buffer, ReadBuffer, bytes_in_files, mismatches, place_batches
 from catalog.records import CheckpointRef, Extent
 
 __all__ = ["BUCKETS", "analyze_part", "buckets_of", "missing_parts", "sketch_key"]

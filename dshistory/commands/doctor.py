@@ -19,9 +19,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 import native
+from catalog.data_files.pieces import Piece
+from catalog.data_files.stored_bytes import read_to
 from catalog.errors import NotFoundError, SetupError
-from catalog.read.pieces import Piece
-from catalog.read.stored_bytes import read_to
 from dshistory import current
 from dshistory.display.formats import Format
 from dshistory.display.report import Report

@@ -5,11 +5,11 @@ from typing import Final
 
 import pyarrow as pa
 
+from catalog.data_files.data_files import data_file_bytes
 from catalog.errors import SetupError
 from catalog.history import History
 from catalog.index import index
 from catalog.paths import data_file
-from catalog.read.data_files import data_file_bytes
 from catalog.records import CheckpointRef
 from catalog.statistics.compute import analyze_part, missing_parts
 from dshistory.display.formats import counted

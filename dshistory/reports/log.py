@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from catalog.damage import damaged_checkpoints
+from catalog.data_files.data_files import packed_bytes
 from catalog.history import History
-from catalog.read.data_files import packed_bytes
 from catalog.read.redo import recorded_steps
 from catalog.records import CheckpointRef
 from dshistory.display.formats import Format, counted

@@ -8,9 +8,9 @@ from typing import Final
 import pyarrow as pa
 
 from catalog.compaction.compact import Compacted, compact_run
+from catalog.data_files.data_files import data_file_bytes, only_packed
 from catalog.errors import HistoryError, SetupError
 from catalog.history import History
-from catalog.read.data_files import data_file_bytes, only_packed
 from catalog.records import CheckpointRef
 from dshistory.display.formats import Format, counted, text_of
 from dshistory.display.progress import ByteProgress

@@ -16,8 +16,8 @@ import torch
 
 from capture.load.read_into import read_extents, read_part
 from capture.state.dtypes import torch_dtype
+from catalog.data_files.pieces import piece_of
 from catalog.read.fragments import StoredTensor
-from catalog.read.pieces import piece_of
 from catalog.records import Extent
 
 __all__ = ["NOTHING_HELD", "PIECE_BYTES", "FragmentStream", "Held", "read_small", "side_by_side"]

@@ -12,10 +12,10 @@ from capture_helpers import assert_same, make, one_step, reference
 import capture
 from capture.load.assignments import Assignment
 from capture.load.read_into import read_into
+from catalog.data_files import check_data
+from catalog.data_files.check_data import check_extents
+from catalog.data_files.stored_bytes import Piece, ReadBuffer
 from catalog.history import History
-from catalog.read import check_data
-from catalog.read.check_data import check_extents
-from catalog.read.stored_bytes import Piece, ReadBuffer
 
 WIDTH = 512
 ALL = 1 << 40

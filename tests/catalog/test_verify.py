@@ -7,8 +7,8 @@ from catalog_helpers import ALIGN, Piece, Run, flip_bit, pieces_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from catalog.data_files.check_data import BATCH_BYTES
 from catalog.history import History
-from catalog.read.check_data import BATCH_BYTES
 from catalog.records import CheckpointRef
 from catalog.verify import Problem, verify
 

@@ -51,6 +51,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "index",
         "statistics access",
         "read",
+        "data_files",
         "format",
         "disk encoding",
         "paths records errors cell_traceback",

@@ -93,7 +93,7 @@ def test_reading_tensors_loads_nothing_of_the_runtime(question, root, tmp_path):
 
 def test_only_one_module_reads_data_files_through_the_native_reader():
     users = {relative(path) for path in all_modules() if "native.read(" in path.read_text()}
-    assert users == {"catalog/read/stored_bytes.py"}
+    assert users == {"catalog/data_files/stored_bytes.py"}
 
 
 def test_capture_is_available_from_the_facade(tmp_path):

@@ -8,9 +8,9 @@ from catalog_helpers import Piece, Run, data_file_bytes
 from retention_helpers import model_extents
 
 from catalog.compaction.compact import Compacted, compact_run
+from catalog.data_files.stored_bytes import read_verified
 from catalog.format.extents import extent_table
 from catalog.history import History
-from catalog.read.stored_bytes import read_verified
 from catalog.records import CheckpointRef, Extent
 
 __all__ = ["RUN", "STEPS", "all_bytes", "compacted", "make_history", "packed_files_of", "ref", "special_numbers"]

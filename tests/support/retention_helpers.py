@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from catalog_helpers import Run, data_file_bytes, pieces_of
 
+from catalog.data_files.stored_bytes import read_verified
 from catalog.format.extents import extent_table
 from catalog.history import History
-from catalog.read.stored_bytes import read_verified
 from catalog.records import CheckpointRef, Extent
 
 __all__ = ["Cut", "commit", "contents", "cut_off", "model_extents"]

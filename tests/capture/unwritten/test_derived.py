@@ -16,9 +16,9 @@ import dshistory
 import native
 from capture.snapshot.snapshot import Snapshot
 from catalog.compaction.pack import bases_in
+from catalog.data_files import check_data
 from catalog.errors import CorruptError
 from catalog.history import History
-from catalog.read import check_data
 from catalog.read.checkpoint import read_checkpoint
 from catalog.records import CheckpointRef
 from catalog.verify import verify

@@ -13,13 +13,13 @@ from retention_helpers import cut_off
 from catalog.access.pins import pinned
 from catalog.compaction import pack, spans
 from catalog.compaction.compact import compact_run
+from catalog.data_files.stored_bytes import Buffer, Piece, ReadBuffer
 from catalog.encoding.planes import packed
 from catalog.errors import SetupError
 from catalog.format.packed_file import read_packed_file
 from catalog.gc import collect_garbage
 from catalog.history import History
 from catalog.paths import data_file, packed_file
-from catalog.read.stored_bytes import Buffer, Piece, ReadBuffer
 from catalog.retention.facts import bytes_on_disk
 from catalog.verify import verify
 

@@ -10,14 +10,14 @@ from places import GOLDEN_COUNTED_TWICE, GOLDEN_PACKED_REDO
 
 from capture.redo.rebuild import RebuiltSteps
 from capture.redo.steps import RedoRef
+from catalog.data_files.check_data import check_header
+from catalog.data_files.pieces import piece_of
+from catalog.data_files.stored_bytes import ReadBuffer
 from catalog.errors import MismatchError
 from catalog.history import History
 from catalog.paths import data_file, packed_file
-from catalog.read.check_data import check_header
 from catalog.read.checkpoint import read_checkpoint
-from catalog.read.pieces import piece_of
 from catalog.read.redo import RedoChain, RedoRecord, recorded_steps
-from catalog.read.stored_bytes import ReadBuffer
 from catalog.records import CheckpointRef
 from catalog.verify import verify
 

@@ -21,10 +21,10 @@ from torch.utils.checkpoint import checkpoint
 import capture
 import dshistory
 from capture.maintenance import compaction
+from catalog.data_files.data_files import only_packed
 from catalog.errors import MismatchError
 from catalog.history import History
 from catalog.paths import data_file
-from catalog.read.data_files import only_packed
 from catalog.verify import verify
 
 WORLD, RANK = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])

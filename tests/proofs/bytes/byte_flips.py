@@ -18,11 +18,11 @@ from catalog_helpers import Piece, Run
 from small_training import train
 
 from catalog.compaction.compact import compact_run
+from catalog.data_files.check_data import check_data_file, check_header
 from catalog.errors import HistoryError
 from catalog.format.manifest import Manifest
 from catalog.history import History
 from catalog.paths import parse_step_dir
-from catalog.read.check_data import check_data_file, check_header
 from catalog.read.checkpoint import read_checkpoint
 from catalog.records import CheckpointRef
 from catalog.verify import verify

@@ -23,6 +23,8 @@ import native
 from capture.redo.rebuild import rebuilt_step
 from capture.redo.steps import RedoRef
 from catalog.compaction.compact import compact_run
+from catalog.data_files.data_files import data_file_bytes
+from catalog.data_files.stored_bytes import read_verified
 from catalog.disk import json_file
 from catalog.disk.checked_parquet import decode_checked, encode_checked
 from catalog.encoding.planes import Transform, packed, unpacked
@@ -35,10 +37,8 @@ from catalog.history import History
 from catalog.paths import data_file
 from catalog.paths import packed_file as image_name
 from catalog.read.checkpoint import read_checkpoint
-from catalog.read.data_files import data_file_bytes
 from catalog.read.redo import RedoRecord
 from catalog.read.redo_allowance import RedoAllowance
-from catalog.read.stored_bytes import read_verified
 from catalog.records import CheckpointRef
 
 __all__ = ["packed_targets"]

@@ -8,15 +8,15 @@ import pytest
 from catalog_helpers import flip_bit
 from packed_helpers import RUN, all_bytes, compacted, make_history, ref
 
+from catalog.data_files import packed_bytes, stored_bytes
+from catalog.data_files.check_data import check_data_file
+from catalog.data_files.pieces import Piece, piece_of
 from catalog.encoding.planes import packed
 from catalog.errors import CorruptError, FormatError
 from catalog.format.packed_file import MAGIC, MAX_BLOCK_BYTES, Base, Block, encode_end, read_packed_file
 from catalog.history import History
 from catalog.paths import data_file, packed_file
-from catalog.read import packed_bytes, stored_bytes
-from catalog.read.check_data import check_data_file
 from catalog.read.checkpoint import check_data_files, read_checkpoint
-from catalog.read.pieces import Piece, piece_of
 from catalog.verify import verify
 from native import checksum
 

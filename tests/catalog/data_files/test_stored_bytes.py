@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import native
+from catalog.data_files.pieces import Piece
+from catalog.data_files.stored_bytes import ReadBuffer, read_to, read_unverified, read_verified
 from catalog.errors import CorruptError
-from catalog.read.pieces import Piece
-from catalog.read.stored_bytes import ReadBuffer, read_to, read_unverified, read_verified
 from catalog.records import Extent
 
 CONTENT = bytes(range(64))

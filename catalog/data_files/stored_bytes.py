@@ -20,11 +20,11 @@ import numpy as np
 import numpy.typing as npt
 
 import native
+from catalog.data_files.data_files import only_packed
+from catalog.data_files.packed_bytes import Wanted, read_images
+from catalog.data_files.pieces import Cut, Piece, RawPieces, cuts_of, piece_of
+from catalog.data_files.side_threads import begun
 from catalog.errors import CorruptError
-from catalog.read.data_files import only_packed
-from catalog.read.packed_bytes import Wanted, read_images
-from catalog.read.pieces import Cut, Piece, RawPieces, cuts_of, piece_of
-from catalog.read.side_threads import begun
 from catalog.records import CHECKSUM_BYTES, Extent
 
 __all__ = [

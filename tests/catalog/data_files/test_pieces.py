@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import native
-from catalog.read import stored_bytes
-from catalog.read.pieces import Piece, piece_of
-from catalog.read.stored_bytes import ReadBuffer
+from catalog.data_files import stored_bytes
+from catalog.data_files.pieces import Piece, piece_of
+from catalog.data_files.stored_bytes import ReadBuffer
 from catalog.records import Extent
 
 NUMEL, BEGIN = 1000, 4096

@@ -6,14 +6,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from catalog.read.side_threads import begun
+from catalog.data_files.side_threads import begun
 
 
 def test_work_is_done_while_the_interpreter_exits() -> None:
     script = """
 import atexit
 from concurrent.futures import ThreadPoolExecutor
-from catalog.read.side_threads import begun
+from catalog.data_files.side_threads import begun
 
 pool = ThreadPoolExecutor(1)
 atexit.register(lambda: print(begun(pool, divmod, 7, 2).result()))

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import native
+from catalog.data_files.data_files import image_of
 from catalog.disk.regular_file import check_folders, open_descriptor, read_range
 from catalog.encoding.planes import unpacked
 from catalog.errors import CorruptError, FormatError
 from catalog.format.packed_file import Base, Block, PackedFile, read_packed_file
 from catalog.paths import packed_file
-from catalog.read.data_files import image_of
 
 __all__ = ["Wanted", "read_images", "unpack_image"]
 

@@ -9,9 +9,9 @@ import stat
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from catalog.data_files.data_files import image_of, only_packed
 from catalog.errors import HistoryError
 from catalog.paths import HistoryPaths, packed_file, parse_data_file
-from catalog.read.data_files import image_of, only_packed
 
 __all__ = ["NeededFile", "bases_of", "missing_file"]
 

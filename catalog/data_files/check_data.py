@@ -8,13 +8,13 @@ from math import prod
 from pathlib import Path
 from time import monotonic
 
+from catalog.data_files.data_files import data_file_bytes, only_packed
+from catalog.data_files.pieces import Piece, piece_of
+from catalog.data_files.side_threads import begun
+from catalog.data_files.stored_bytes import Buffer, ReadBuffer, by_place, bytes_in_files, mismatches, place_batches
 from catalog.errors import FormatError
 from catalog.format.header import HEADER_LENGTH_BYTES, MAX_HEADER_BYTES, Entry, Header, parse_header, read_header
 from catalog.format.manifest import Manifest
-from catalog.read.data_files import data_file_bytes, only_packed
-from catalog.read.pieces import Piece, piece_of
-from catalog.read.side_threads import begun
-from catalog.read.stored_bytes import Buffer, ReadBuffer, by_place, bytes_in_files, mismatches, place_batches
 from catalog.records import Extent
 
 __all__ = ["DamagedExtent", "check_data_file", "check_extents", "check_header"]
