@@ -29,7 +29,7 @@ from catalog.records import CheckpointRef
 __all__ = ["RepeatedSteps"]
 
 
-class RecordedObjects(Mapping[str, Any]):
+class _RecordedObjects(Mapping[str, Any]):
     """The objects of a step that is made again, of which some are named and not known."""
 
     def __init__(self, known: Mapping[str, Any], *, too_large: Collection[str], what: str) -> None:
@@ -122,7 +122,7 @@ class RepeatedSteps:
         found = {**common, **self._objects[rank]}
         too_large = {name for name, text in found.items() if not text}
         recorded = {name: decode_object(name, text, tensor=no_entry) for name, text in found.items() if text}
-        return RecordedObjects({**self._saved[rank], **recorded}, too_large=too_large, what=self._what)
+        return _RecordedObjects({**self._saved[rank], **recorded}, too_large=too_large, what=self._what)
 
     def buffers(self, rank: int) -> Mapping[str, torch.Tensor]:
         """Return the buffers of a rank that have changed so far."""

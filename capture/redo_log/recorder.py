@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from capture.data_file.data_file import PlacedObject
-from capture.data_file.data_file import PlacedObject
 from capture.loops.deepspeed.bias_correction import TracedProducts
 from capture.loops.interface import Loop
 from capture.loops.module_hooks import install, uncompiled
