@@ -140,7 +140,7 @@ _LOST = {
     "redo_removed": "was not captured, and its record in the redo log was removed",
     "redo_left_out": "was not captured, and is not in the redo log since it was left out",
 }
-"""What an event of the journal says of a step that is not there, the most telling last."""
+"""An event of the journal says this of a step that is not there; where several do, the last of these counts."""
 
 
 def _what_became_of(paths: HistoryPaths, runs: list[str], step: int) -> str:
