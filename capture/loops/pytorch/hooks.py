@@ -3,14 +3,15 @@
 The weights of step n belong with the scheduler's and the scaler's n-th move, and those follow `optimizer.step()`. So a
 step ends there, and its objects are final when the next training forward (or the barrier) begins: the objects that can
 move in between, and nothing else, are read then. A scheduler that moves by epochs is an exception: the loop that is
-resumed at an epoch's last step moves it itself, so the step keeps the state from before. It shows by not moving after
-some update.
+resumed at an epoch's last step moves it itself, so the step keeps the state from before. It shows by never moving after
+two updates in a row.
 """
 
 import sys
 import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -31,13 +32,30 @@ from capture.state.interface import ReadAt
 
 __all__ = ["Pace", "TorchHooks"]
 
-_by_epochs: weakref.WeakKeyDictionary[torch.optim.Optimizer, bool] = weakref.WeakKeyDictionary()
-"""True for the optimizers whose scheduler was seen not to move with an update."""
+_SKIPPED: Final = 10
+"""A scheduler that moves with updates may be left out, as a script does after an overflow, for at most so many of them
+in a row. One that stands still for longer moves by epochs from then on, as after a warm-up."""
 
 _NEVER: Final = object()
 
 _STEP: Final = "Optimizer.profile_hook_step.<locals>.wrapper"
 """The qualified name of the function that torch puts around the `step` of every class of optimizers."""
+
+
+@dataclass(slots=True)
+class _Moves:
+    """How a scheduler was seen to move.
+
+    by_updates: it has moved after two updates in a row, as none does that moves by epochs of more than one step
+    """
+
+    by_epochs: bool = False
+    by_updates: bool = False
+    has_moved: bool = False
+    stood_still: int = 0
+
+
+_moves: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Moves] = weakref.WeakKeyDictionary()
 
 
 class Pace:
@@ -52,12 +70,17 @@ class Pace:
 
     @property
     def by_epochs(self) -> bool:
-        """True when the scheduler has stood still after some update; also when there is none."""
-        return _by_epochs.get(self._optimizer, False)
+        """True when the scheduler stands still after most updates; also when there is none."""
+        return self._seen.by_epochs
 
-    @by_epochs.setter
-    def by_epochs(self, by_epochs: bool) -> None:
-        _by_epochs[self._optimizer] = by_epochs
+    @property
+    def _seen(self) -> _Moves:
+        return _moves.setdefault(self._optimizer, _Moves())
+
+    def restored(self, *, by_epochs: bool, step: int) -> None:
+        """Take over what was learned until `step`, of the training that goes on from there."""
+        # After one update nothing was known yet.
+        _moves[self._optimizer] = _Moves(by_epochs, by_updates=not by_epochs and step > 1)
 
     @property
     def read_at(self) -> ReadAt:
@@ -72,9 +95,16 @@ class Pace:
 
     def learn(self) -> None:
         """Compare positions: by now the scheduler has moved, if it moves with updates at all."""
-        if self._at_update is not _NEVER and self._position() == self._at_update:
-            self.by_epochs = True
+        if self._at_update is _NEVER:
+            return
+        seen, moved = self._seen, self._position() != self._at_update
         self._at_update = _NEVER
+        seen.stood_still = 0 if moved else seen.stood_still + 1
+        if moved and seen.has_moved:
+            seen.by_epochs, seen.by_updates = False, True
+        elif not moved and (not seen.by_updates or seen.stood_still > _SKIPPED):
+            seen.by_epochs, seen.by_updates = True, False
+        seen.has_moved = moved
 
     def _position(self) -> Any:
         """Return a value that tells two positions apart: a count, or for schedulers without one their whole state."""

@@ -163,7 +163,8 @@ class TorchLoop:
     def _set_counters(self, counters: Mapping[str, int]) -> None:
         if self._optimizers:
             _steps[self._ending()] = int(counters["global_steps"])
-            self._pace().by_epochs = bool(counters.get("scheduler_by_epochs", False))
+            by_epochs = bool(counters.get("scheduler_by_epochs", False))
+            self._pace().restored(by_epochs=by_epochs, step=self.step())
 
 
 def count_from(optimizer: Any, step: int) -> None:
