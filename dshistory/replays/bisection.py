@@ -147,7 +147,7 @@ def bisect_replay(
             batches_per_step=batches_per_step,
             until=last,
             linear=linear,
-            gone=_ordinary(history, good) if predicate is None else predicate,
+            gone=_ordinary(history, good, last) if predicate is None else predicate,
             ranks=live.ranks() if command is None and live.train_step is not None else Ranks(0, 1),
             bar=bar,
         )
@@ -240,13 +240,24 @@ def _not_again(good: CheckpointRef, bad: int) -> str:
     )
 
 
-def _ordinary(history: History, good: CheckpointRef) -> Callable[[ReplayTable], bool]:
-    """Return a predicate: every loss of a replay is as those before `good`. SetupError where few are known."""
+def _ordinary(history: History, good: CheckpointRef, last: int) -> Callable[[ReplayTable], bool]:
+    """Return a predicate: every loss of a replay is as those before `good`. SetupError where few are known, and where
+    the losses up to `last` are so in the run itself."""
     before = recorded_before(history, good)
     if before is None:
         raise SetupError(
             f"bisect_replay: too few losses are recorded up to {good} to tell what is ordinary: give predicate= a "
             "function of a replay's result that returns whether the jump is gone, as lambda r: r[-1]['loss'] < 5"
+        )
+
+    losses = {step: loss for step, loss in Followed(history, good).losses().items() if good.step < step <= last}
+    worst = max(losses, key=lambda step: _size(losses[step]), default=None)
+    if worst is not None and before.times(_size(losses[worst])) < _FAR:
+        raise SetupError(
+            f"bisect_replay: there is no jump to look for between {good} and step {last}: the highest loss is "
+            f"{losses[worst]:.6g} at step {worst}, where those before {good} are {before.middle:.6g} and one from "
+            f"{before.middle + _FAR * before.spread:.6g} on would be out of the ordinary: name a later step as bad, or "
+            "give predicate= a function of a replay's result that returns whether the jump is gone"
         )
 
     def gone(table: ReplayTable) -> bool:
@@ -260,8 +271,11 @@ def _ordinary(history: History, good: CheckpointRef) -> Callable[[ReplayTable], 
 
 def _highest(table: ReplayTable) -> float | None:
     """Return the highest loss of a replay; one that is not finite is the highest there can be."""
-    losses = [loss for loss in table["loss"].to_pylist() if loss is not None]
-    return max((loss if math.isfinite(loss) else math.inf for loss in losses), default=None)
+    return max((_size(loss) for loss in table["loss"].to_pylist() if loss is not None), default=None)
+
+
+def _size(loss: float) -> float:
+    return loss if math.isfinite(loss) else math.inf
 
 
 def _span(steps: Sequence[int]) -> str:

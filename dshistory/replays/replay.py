@@ -3,7 +3,7 @@
 import dataclasses
 import uuid
 from collections.abc import Callable, Collection, Iterator
-from typing import Any, get_args
+from typing import Any, Final, get_args
 
 import capture
 from capture.changes.change_detector import Check
@@ -109,6 +109,10 @@ def replay(
     return ranks.agree("comparing a replay", lambda: compared_with(followed, session.run, change=change))
 
 
+_MOST_CALLS: Final = 1000
+"""A step may be made of many batches, of which each is a call, but hardly of more than this."""
+
+
 def _train(
     session: capture.Session,
     request: ReplayRequest,
@@ -125,7 +129,14 @@ def _train(
     with CountProgress(steps, description=f"replay {request.ref}", quiet=quiet, unit="step") as bar:
         made = session.step
         of_step: list[float] = []
+        calls = 0
         while session.step < request.until:
+            if calls == _MOST_CALLS:
+                raise SetupError(
+                    f"replay: train_step was called {calls} times behind step {made}, and has made no step: it must "
+                    "train on the batch that it is given, up to optimizer.step() or engine.step()"
+                )
+            calls += 1
             try:
                 loss = live.loss_on(next(batches), verb="replay")
             except ReplayEnded:
@@ -139,7 +150,7 @@ def _train(
                         session.log(loss=mean)
                     bar.describe(beside(mean, losses.get(session.step)))
                 bar.advance(session.step - made)
-                made, of_step = session.step, []
+                made, of_step, calls = session.step, [], 0
 
 
 def beside(loss: float, before: float | None) -> str:

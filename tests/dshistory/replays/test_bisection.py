@@ -149,6 +149,7 @@ def test_a_predicate_of_the_user_decides(jumped):
         (16, 20, {"until": 19}, "bad=20, until=19: these steps must follow each other"),
         (16, 20, {"predicate": "loss > 5"}, "predicate='loss > 5': give a function"),
         (0, 20, {}, "too few losses are recorded up to .*:0"),
+        (8, 12, {}, r"no jump to look for between .*:8 and step 12: the highest loss is .* at step (9|1[0-2]), where"),
         (16, 20, {"train_step": None}, "give what trains"),
         (
             16,

@@ -283,6 +283,12 @@ def test_what_does_not_fit_is_said_before_anything_runs(recorded, options, messa
     assert len(h.history.runs()) == runs
 
 
+def test_a_function_that_makes_no_step_is_named_and_not_called_for_ever(recorded):
+    h, _ = recorded
+    with pytest.raises(SetupError, match="train_step was called 1000 times behind step 4, and has made no step"):
+        h.replay(4, **Training().parts(train_step=lambda batch: None))
+
+
 def test_ctrl_c_leaves_a_valid_child(recorded):
     h, _ = recorded
     training = Training()
