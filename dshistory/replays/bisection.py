@@ -9,7 +9,7 @@ the batches, or in the state before them; one that does not was no part of the t
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -27,7 +27,7 @@ from dshistory.options import UNDO, Command
 from dshistory.patterns import nearest
 from dshistory.replays.followed import Followed
 from dshistory.replays.live import Live
-from dshistory.replays.ordinary import recorded_before
+from dshistory.replays.ordinary import Ordinary, recorded_before
 from dshistory.replays.result import ReplayTable
 from dshistory.replays.start import start
 from dshistory.user_functions import whether
@@ -136,6 +136,12 @@ def bisect_replay(
         raise SetupError(f"bisect_replay: good={good}, bad={bad}, until={last}: these steps must follow each other")
     if predicate is not None and not callable(predicate):
         raise SetupError(f"bisect_replay: predicate={predicate!r}: give a function of the result of a replay")
+    if predicate is None:
+        before = _before(history, good)
+        nothing = _no_jump(history, good, last, before)
+        if nothing is not None:
+            return _answered([], _Found(_NOTHING, nothing))
+        predicate = _ordinary(before)
     checkpoints = [good, *(ref for step, ref in Followed(history, good).checkpoints.items() if step < bad)]
     places = len(checkpoints) if undo == "redo" else bad - good.step
     total = 1 + (places if linear else math.ceil(math.log2(places + 1)) + 2)
@@ -147,22 +153,26 @@ def bisect_replay(
             batches_per_step=batches_per_step,
             until=last,
             linear=linear,
-            gone=_ordinary(history, good, last) if predicate is None else predicate,
+            gone=predicate,
             ranks=live.ranks() if command is None and live.train_step is not None else Ranks(0, 1),
             bar=bar,
         )
         search = _redo if undo == "redo" else _skip_each if linear else _skip
         found = search(trials, checkpoints, bad)
-    table = ReplayBisection(pa.Table.from_pylist(trials.rows, schema=_SCHEMA))
-    table.steps, table.alone = found.steps, found.alone
-    table.note = f"{found.note}; {counted(len(trials.rows), 'replay')}"
-    return table
+    return _answered(trials.rows, found)
 
 
 class _Found(NamedTuple):
     steps: range
     note: str
     alone: bool | None = None
+
+
+def _answered(rows: Sequence[Mapping[str, Any]], found: _Found) -> ReplayBisection:
+    table = ReplayBisection(pa.Table.from_pylist(list(rows), schema=_SCHEMA))
+    table.steps, table.alone = found.steps, found.alone
+    table.note = f"{found.note}; {counted(len(rows), 'replay')}"
+    return table
 
 
 _NOTHING: Final = range(0)
@@ -240,25 +250,33 @@ def _not_again(good: CheckpointRef, bad: int) -> str:
     )
 
 
-def _ordinary(history: History, good: CheckpointRef, last: int) -> Callable[[ReplayTable], bool]:
-    """Return a predicate: every loss of a replay is as those before `good`. SetupError where few are known, and where
-    the losses up to `last` are so in the run itself."""
+def _no_jump(history: History, good: CheckpointRef, last: int, before: Ordinary) -> str | None:
+    """Return that the run itself has no loss up to `last` that is not as those before `good`; None where it has one, or
+    has recorded none."""
+    losses = {step: loss for step, loss in Followed(history, good).losses().items() if good.step < step <= last}
+    worst = max(losses, key=lambda step: _size(losses[step]), default=None)
+    if worst is None or before.times(_size(losses[worst])) >= _FAR:
+        return None
+    return (
+        f"there is no jump to look for between {good} and step {last}: the highest loss is {losses[worst]:.6g} at step "
+        f"{worst}, where those before {good} are {before.middle:.6g} and one from "
+        f"{before.middle + _FAR * before.spread:.6g} on would be out of the ordinary: name a later step as bad, or "
+        "give predicate= a function of a replay's result that returns whether the jump is gone"
+    )
+
+
+def _before(history: History, good: CheckpointRef) -> Ordinary:
     before = recorded_before(history, good)
     if before is None:
         raise SetupError(
             f"bisect_replay: too few losses are recorded up to {good} to tell what is ordinary: give predicate= a "
             "function of a replay's result that returns whether the jump is gone, as lambda r: r[-1]['loss'] < 5"
         )
+    return before
 
-    losses = {step: loss for step, loss in Followed(history, good).losses().items() if good.step < step <= last}
-    worst = max(losses, key=lambda step: _size(losses[step]), default=None)
-    if worst is not None and before.times(_size(losses[worst])) < _FAR:
-        raise SetupError(
-            f"bisect_replay: there is no jump to look for between {good} and step {last}: the highest loss is "
-            f"{losses[worst]:.6g} at step {worst}, where those before {good} are {before.middle:.6g} and one from "
-            f"{before.middle + _FAR * before.spread:.6g} on would be out of the ordinary: name a later step as bad, or "
-            "give predicate= a function of a replay's result that returns whether the jump is gone"
-        )
+
+def _ordinary(before: Ordinary) -> Callable[[ReplayTable], bool]:
+    """Return a predicate: every loss of a replay is as those before."""
 
     def gone(table: ReplayTable) -> bool:
         highest = _highest(table)

@@ -1,5 +1,7 @@
 """A bisection by replays names the batch that brings a jump about, or the steps in which it arose otherwise."""
 
+import re
+
 import pytest
 import torch
 
@@ -149,7 +151,6 @@ def test_a_predicate_of_the_user_decides(jumped):
         (16, 20, {"until": 19}, "bad=20, until=19: these steps must follow each other"),
         (16, 20, {"predicate": "loss > 5"}, "predicate='loss > 5': give a function"),
         (0, 20, {}, "too few losses are recorded up to .*:0"),
-        (8, 12, {}, r"no jump to look for between .*:8 and step 12: the highest loss is .* at step (9|1[0-2]), where"),
         (16, 20, {"train_step": None}, "give what trains"),
         (
             16,
@@ -163,6 +164,14 @@ def test_a_predicate_of_the_user_decides(jumped):
 def test_what_does_not_fit_is_named(jumped, good, bad, options, message):
     with pytest.raises(SetupError, match=message):
         jumped.bisect_replay(good, bad, **Training().parts(batch_of) | options)
+
+
+def test_where_the_run_has_no_jump_nothing_is_replayed(jumped):
+    found = jumped.bisect_replay(8, 12, **Training().parts(batch_of))
+    assert (list(found.steps), found.alone, len(found)) == ([], None, 0)
+    assert re.search(
+        r"no jump to look for between .*:8 and step 12: the highest loss is .* at step (9|1[0-2])", found.note
+    )
 
 
 def test_a_misspelt_way_has_a_nearest_one(jumped):
