@@ -39,6 +39,7 @@ class Pieces:
         for tensor in tensors:
             grad = tensor.grad
             if grad is None or tensor.numel() <= _PIECE_ELEMENTS or not self._is_same(tensor, grad, group):
+                self._make_whole(tensor)
                 found.append(tensor)
                 continue
             if tensor not in self._cut:
@@ -66,6 +67,11 @@ class Pieces:
                         # The update has made it anew, as the first one does.
                         state[name] = shared.copy_(value)
                 begin = end
+
+    def _make_whole(self, tensor: torch.Tensor) -> None:
+        """Forget the pieces of a tensor: its own updates would not be counted in their state."""
+        for piece in self._cut.pop(tensor, ()):
+            self._optimizer.state.pop(piece, None)
 
     def _pieces_of(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         pieces = list(_parts(tensor.detach(), _PIECE_ELEMENTS))

@@ -94,6 +94,22 @@ def test_pieces_that_are_not_tried_have_other_bits(monkeypatch):
     assert not same(forced, whole)
 
 
+def test_updates_of_the_whole_between_those_of_pieces_count_in_their_state(monkeypatch):
+    """Options may come and go with which pieces have other bits."""
+    is_same, calls = Pieces._is_same, []
+
+    def at_times(*args):
+        calls.append(None)
+        return len(calls) not in (2, 4) and is_same(*args)
+
+    monkeypatch.setattr(Pieces, "_is_same", at_times)
+    whole, state, _, _ = trained(torch.optim.AdamW, {"lr": 1e-2}, steps=5, cut=False)
+    cut, cut_state, given, _ = trained(torch.optim.AdamW, {"lr": 1e-2}, steps=5)
+    assert given == [11, 1, 11, 1, 11]
+    assert same(cut, whole)
+    assert all(same(cut_state[name], value) for name, value in state.items())
+
+
 def test_small_tensors_and_those_without_a_gradient_stay_whole():
     small, without = torch.nn.Parameter(torch.zeros(1000)), torch.nn.Parameter(torch.zeros(5000))
     optimizer = torch.optim.AdamW([small, without])
