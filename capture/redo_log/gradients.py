@@ -42,7 +42,7 @@ class Gradients:
         """Take the gradients of a call of the optimizer, behind those of earlier calls of the same update. They may be
         overwritten once this returns."""
         found = [
-            (self._updated.known_name(one), one.grad.detach())
+            (self._described(one, one.grad), one.grad.detach())
             for one in updates
             if one.grad is not None and self._updated.is_recorded(one)
         ]
@@ -51,17 +51,15 @@ class Gradients:
             into.is_left_out = into.memory is None
         if into.memory is None:
             return
-        described = [
-            (
-                RedoTensor("gradient", name, dtype_name(one.dtype, what=f"the gradient of {name!r}"), tuple(one.shape)),
-                one,
-            )
-            for name, one in found
-        ]
         if self._log.packs_at_once:
-            self._pack(into, described)
+            self._pack(into, found)
         else:
-            self._copy(into, described)
+            self._copy(into, found)
+
+    def _described(self, updated: torch.Tensor, gradient: torch.Tensor) -> RedoTensor:
+        name = self._updated.known_name(updated)
+        dtype = dtype_name(gradient.dtype, what=f"the gradient of {name!r}")
+        return RedoTensor("gradient", name, dtype, tuple(gradient.shape))
 
     def _copy(self, into: StepInput, gradients: Sequence[tuple[RedoTensor, torch.Tensor]]) -> None:
         assert into.memory is not None

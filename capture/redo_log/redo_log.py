@@ -99,10 +99,8 @@ class RedoLog:
         self._room = room
         self._without_room: set[int] = set()
         self._first_without_room = -1
-        self._first_of_all: int | None = None
-        self._was_told = False
-        self._failure: str | None = None
-        self._has_failed = False
+        self._warnings: dict[str, str] = {}
+        self._warned = 0
         self._changed = threading.Condition()
         self._waiting: collections.deque[StepInput | _AtOnce] = collections.deque()
         self._free: list[torch.Tensor] = []
@@ -164,11 +162,13 @@ class RedoLog:
             self._run.journal.event("redo_left_out", steps[0], reason=f"{named}: {reason}", last=steps[-1])
 
     def warn(self) -> None:
-        """Warn the user, once, that steps could not be written; call it on the training thread."""
+        """Warn the user of the first step that is not in the log, once for each reason; call it on the training
+        thread."""
         with self._changed:
-            failure, self._failure = self._failure, None
-        if failure is not None:
-            warn_user(failure)
+            texts = list(self._warnings.values())[self._warned :]
+            self._warned += len(texts)
+        for text in texts:
+            warn_user(text)
 
     def has_no_room_for(self, step: int) -> bool:
         """Return whether a step is left out because the budget has no room; then the user is warned, once, and the
@@ -176,7 +176,7 @@ class RedoLog:
         if self._room is None or not self._room.is_out:
             return False
         self._leave_without_room(step)
-        self._warn_of_room()
+        self.warn()
         return True
 
     def close(self) -> None:
@@ -186,7 +186,6 @@ class RedoLog:
             self._changed.notify_all()
         self._thread.wait()
         self.warn()
-        self._warn_of_room()
         self._tell_without_room()
 
     def give_up(self) -> None:
@@ -300,14 +299,8 @@ class RedoLog:
         """Leave out the steps of the segment that is being written, and `steps`."""
         lost = [*(self._segment.steps if self._segment is not None else ()), *steps]
         self._abort()
-        if lost and not self._has_failed:
-            self._has_failed = True
-            with self._changed:
-                self._failure = (
-                    f"run {self._run.run}: step {lost[0]} is not in the redo log: {error}. The training, and its "
-                    "checkpoints, go on as before, and so does the log once it can be written; the table `events` "
-                    "names all steps that are left out"
-                )
+        if lost:
+            self._will_warn("disk", lost[0], str(error), until="it can be written")
         with contextlib.suppress(OSError):
             self.left_out(lost, str(error))
 
@@ -338,9 +331,9 @@ class RedoLog:
             self._without_room.add(step)
             if is_first:
                 self._first_without_room = step
-                if self._first_of_all is None:
-                    self._first_of_all = step
         if is_first:
+            until = "there is room; give keep= a larger budget, or fewer checkpoints that it must keep"
+            self._will_warn("room", step, _NO_ROOM, until=until)
             # The others are told together.
             self.left_out([step], f"{_NO_ROOM}; so are those after it, up to one that finds room")
 
@@ -353,16 +346,14 @@ class RedoLog:
         for begin, end in itertools.pairwise([*begins, len(steps)]):
             self.left_out(steps[begin:end], _NO_ROOM)
 
-    def _warn_of_room(self) -> None:
+    def _will_warn(self, kind: str, step: int, reason: str, *, until: str) -> None:
+        """Let the next `warn` tell of a step, unless one of this kind was told already."""
+        text = (
+            f"run {self._run.run}: step {step} is not in the redo log: {reason}. The training, and its checkpoints, go "
+            f"on as before, and so does the log once {until}. The table `events` names all steps that are left out"
+        )
         with self._changed:
-            first = None if self._was_told else self._first_of_all
-            self._was_told = self._was_told or first is not None
-        if first is not None:
-            warn_user(
-                f"run {self._run.run}: step {first} is not in the redo log: {_NO_ROOM}. The training, and its "
-                "checkpoints, go on as before, and so does the log once there is room; give keep= a larger budget, or "
-                "fewer checkpoints that it must keep. The table `events` names all steps that are left out"
-            )
+            self._warnings.setdefault(kind, text)
 
 
 def _bytes_there(path: Path) -> int:
