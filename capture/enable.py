@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import logging
+import mmap
 import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -42,7 +43,7 @@ from capture.user_warning import warn_user
 from catalog.errors import HistoryError, SetupError
 from catalog.history import History
 from catalog.records import CheckpointRef
-from catalog.retention.policy import Keep, policy_of
+from catalog.retention.policy import Keep, Policy, policy_of
 from catalog.retention.upkeep import FACT
 from catalog.run_writer import create_history
 
@@ -188,7 +189,8 @@ def enable(
         ranks.agree("looking at the optimizer", lambda: refuse_unrecordable(loop))
     if options.what == "state":
         _warn_of_averages(subjects, every_provider)
-    _close_sessions_before(subjects, rank=ranks.rank)
+    captured = every_provider if options.what == "state" else weights_of(every_provider, options.dtype)
+    _close_sessions_before(subjects, captured, ranks, keep=options.keep)
     if sigterm_limit_s is not None:
         _refuse_sigterm_for(ranks)
     with _naming(root):
@@ -200,9 +202,7 @@ def enable(
             course = _put_back(replay, root, ranks, loop, dataloader, every_provider)
         elif resume == "auto":
             parent = resume_newest(History.open(root), ranks, every_provider) or parent
-        session = _begin(
-            root, ranks, loop, every_provider, parent=parent, options=options, writing=writing, course=course
-        )
+        session = _begin(root, ranks, loop, captured, parent=parent, options=options, writing=writing, course=course)
     register_session(subjects, session)
     close_at_exit(session)
     if ranks.rank == 0:
@@ -233,13 +233,11 @@ def _begin(
     course: ReplayCourse | None,
 ) -> Session:
     """Choose the writer, begin the run and capture the first step; leave nothing open when one of these fails."""
-    if options.what == "weights":
-        providers = weights_of(providers, options.dtype)
     file_system = native.probe_file_system(str(root))
     listing = StateListing(
         providers, rank=ranks.rank, world_size=ranks.world_size, align=int(file_system["place_align"])
     )
-    layout_hash = ranks.broadcast(ranks.agree("looking at the state", listing.layout_hash))
+    layout_hash = _looked_at(listing, ranks, keep=options.keep)
     with contextlib.ExitStack() as undo:
         writer = agree_on_writer(root, ranks, options=writing, file_system=file_system)
         undo.callback(writer.writer.close)
@@ -300,15 +298,36 @@ def _warn_of_averages(subjects: Sequence[Any], providers: Sequence[StateProvider
         )
 
 
-def _close_sessions_before(subjects: Sequence[Any], *, rank: int) -> None:
-    """Close the sessions that capture one of these objects; warn where one of them is still open."""
-    for previous in sessions_of(subjects):
-        if previous.is_open and rank == 0:
+def _close_sessions_before(
+    subjects: Sequence[Any], providers: Sequence[StateProvider], ranks: Ranks, *, keep: Policy | None
+) -> None:
+    """Close the sessions that capture one of these objects. Where one of them is still open, warn, and refuse before
+    that what can't be captured by the next."""
+    before = sessions_of(subjects)
+    if ranks.any(any(previous.is_open for previous in before)):
+        listing = StateListing(providers, rank=ranks.rank, world_size=ranks.world_size, align=mmap.PAGESIZE)
+        _looked_at(listing, ranks, keep=keep)
+    for previous in before:
+        if previous.is_open and ranks.rank == 0:
             warn_user(
                 f"the session of run {previous.run} captures these objects already: it is closed, and a new run "
                 "begins; call session.close() first if that is meant"
             )
         previous.close()
+
+
+def _looked_at(listing: StateListing, ranks: Ranks, *, keep: Policy | None) -> str:
+    """Return the hash of the state's layout, the same on all ranks. Refuse state that can't be stored, and a budget in
+    which not even what there is of it now has room."""
+    layout_hash: str = ranks.broadcast(ranks.agree("looking at the state", listing.layout_hash))
+    if keep is not None and keep.budget_bytes is not None:
+        needed_bytes = sum(ranks.gather(listing.planned_bytes({})))
+        if needed_bytes > keep.budget_bytes:
+            raise SetupError(
+                f"keep={str(keep)!r}: one checkpoint takes at least {needed_bytes} bytes, more than the budget of "
+                f"{keep.budget_bytes}, and there are two while the next one is written: give a larger budget, or none"
+            )
+    return layout_hash
 
 
 def _refuse_sigterm_for(ranks: Ranks) -> None:

@@ -30,6 +30,7 @@ from capture.redo.rebuild import rebuilt_step
 from capture.redo.steps import RedoRef, find_step
 from capture.state.interface import Available, StateProvider, TensorItem
 from capture.state.providers import DataloaderPosition, ModuleParameters, RandomState
+from capture.user_warning import warn_user
 from catalog.access.pins import pinned
 from catalog.data_files.check_data import check_extents
 from catalog.data_files.stored_bytes import Buffer
@@ -65,8 +66,8 @@ def restore(
        is all or nothing: everything, including every byte, is checked before the first byte is overwritten.
        What is read for that is kept in half of the host memory that is free; what does not fit there is read a second
        time. `verify=False` keeps nothing and reads everything once: checksums are then compared while overwriting, and
-       RestoreError says that the live state is mixed if they differ. A session of the target is closed first; the next
-       `enable` begins a child run. Returns the checkpoint.
+       RestoreError says that the live state is mixed if they differ. A session of the target that is open is closed
+       first, with a warning; the next `enable` begins a child run. Returns the checkpoint.
 
     Without both: `{kind: {name: tensor}}` in host memory, in their global shapes; `names` and `kinds` (glob patterns)
        choose, and only what is chosen is read.
@@ -95,9 +96,14 @@ def restore(
     if isinstance(engine, torch.nn.Module) and not hasattr(engine, "global_steps"):
         raise SetupError("restore: engine= is for a DeepSpeed engine; pass a plain module as model=")
     loop = loop_for(target, optimizer=optimizer, scheduler=scheduler, scaler=scaler)
-    for session in sessions_of(loop.subjects()):
-        session.close()
     ranks = Ranks(*loop.ranks())
+    for session in sessions_of(loop.subjects()):
+        if session.is_open and ranks.rank == 0:
+            warn_user(
+                f"the session of run {session.run} is closed, since its training is put back: call capture.enable "
+                "again to capture what comes, as a child run"
+            )
+        session.close()
     text = ranks.agree("resolving the step", lambda: str(_named(opened, ref)) if ranks.rank == 0 else "")
     step = find_step(opened, ranks.broadcast(text))
     found = step.ref if isinstance(step, RedoRef) else step

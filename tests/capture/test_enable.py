@@ -55,6 +55,28 @@ def test_a_second_enable_says_that_it_ends_the_first_session(history):
 
 
 @pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("options", [{"providers": [capture.Stateful("model", {})]}, {"keep": "last 2, 1kB"}])
+def test_an_enable_that_is_refused_leaves_the_open_session_alone(history, tmp_path, options):
+    model, optimizer = make()
+    with capture.enable(model, optimizer=optimizer, every=1, history=history, stats_every=0) as first:
+        with pytest.raises((UnsupportedError, SetupError)):
+            capture.enable(model, optimizer=optimizer, history=tmp_path / "other", **options)
+        one_step(model, optimizer)
+        assert first.is_open
+    assert committed_steps(history, first.run) == [0, 1]
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_restore_says_that_it_ends_the_session(history):
+    model, optimizer = make()
+    session = capture.enable(model, optimizer=optimizer, every=1, history=history, stats_every=0)
+    one_step(model, optimizer)
+    with pytest.warns(UserWarning, match=f"the session of run {session.run} is closed, since its training is put back"):
+        capture.restore(0, history=history, model=model, optimizer=optimizer)
+    assert (session.is_open, session.step) == (False, 0)
+
+
+@pytest.mark.filterwarnings("error")
 def test_a_tag_of_a_step_that_is_not_captured_is_told(history):
     model, optimizer = make()
     with capture.enable(model, optimizer=optimizer, every=2, history=history, stats_every=0) as session:

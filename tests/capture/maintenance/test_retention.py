@@ -63,6 +63,16 @@ def test_a_policy_may_be_rules_and_a_misspelt_one_leaves_nothing_behind(history)
     assert committed_steps(history, steps_of(history, model, optimizer, 4, keep=Last(1))) == [4]
 
 
+def test_a_budget_in_which_no_checkpoint_has_room_is_refused_with_both_values(history):
+    model, optimizer = make(WIDTH)
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    with pytest.raises(SetupError, match=r"takes at least (\d+) bytes, more than the budget of 100000, ") as refused:
+        capture.enable(model, optimizer=optimizer, history=history, keep="last 2, 100kB")
+    told = int(str(refused.value).split("at least ")[1].split()[0])
+    assert weights <= told < 1.2 * weights
+    assert History.open(history).runs() == []
+
+
 @pytest.mark.guards("A removed checkpoint is removed whole")
 def test_what_later_checkpoints_refer_to_stays(history):
     model, optimizer = make(WIDTH)
