@@ -63,6 +63,19 @@ class Followed:
             None,
         )
 
+    def first_other_rate(self, run: str) -> tuple[int, float, float] | None:
+        """Return the first step after `ref` that `run`, which goes on from `ref`, made with another learning rate than
+        was used here, then that rate, then the one here; None where all that both have recorded are the same."""
+        ours, theirs = (lineage_metrics(self.history.paths, one, ["lr"]).get("lr", {}) for one in (self.run, run))
+        return next(
+            (
+                (step, theirs[step], ours[step])
+                for step in sorted(ours.keys() & theirs.keys())
+                if step > self.ref.step and theirs[step] != ours[step]
+            ),
+            None,
+        )
+
     def last_step(self) -> int:
         """Return the last step that was captured or has a loss. SetupError when nothing came after `ref`."""
         known = [*self.checkpoints, *self.losses()]

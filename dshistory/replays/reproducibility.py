@@ -1,7 +1,9 @@
 """Says what exactness needs: what a run has recorded of everything that its bits depend on, and what of it two runs do
 not share."""
 
+import shlex
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
@@ -55,12 +57,28 @@ def environment_differences(one: RunFacts, other: RunFacts) -> dict[str, tuple[A
 
 def likely_causes(history: History, ref: CheckpointRef, run: str) -> list[str]:
     """Return in words what may make `run`, a replay from `ref`, differ from the run of `ref`: state that was not
-    captured, and differences of the environment."""
-    facts = history.run_facts(ref.run)
+    captured, other arguments of the same script, and differences of the environment."""
+    facts, again = history.run_facts(ref.run), history.run_facts(run)
     causes = [f"the {row['what']} was not captured" for row in _of_state(history, ref, facts) if _is_missing(row)]
-    for name, (before, after) in environment_differences(facts, history.run_facts(run)).items():
+    causes += _other_arguments(facts, again)
+    for name, (before, after) in environment_differences(facts, again).items():
         causes.append(f"{name.replace('_', ' ')} is {after!r}, was {before!r}")
     return causes
+
+
+def _other_arguments(one: RunFacts, other: RunFacts) -> Iterator[str]:
+    """Yield in words what the same script was called with, where that is not the same."""
+    scripts, arguments = zip(*(_command(facts) for facts in (one, other)), strict=True)
+    if scripts[0] and scripts[0] == scripts[1] and arguments[0] != arguments[1]:
+        before, after = (shlex.join(of_run) or "none" for of_run in arguments)
+        yield f"the arguments of {scripts[0]} are {after}, were {before}"
+
+
+def _command(facts: RunFacts) -> tuple[str, list[str]]:
+    """Return the name of a run's script, without its folder, and its arguments; "" where no script is on record."""
+    command: list[str] = (facts.facts.get("environment") or {}).get("command", [])
+    place = next((place for place, one in enumerate(command) if one.endswith(".py")), None)
+    return ("", []) if place is None else (Path(command[place]).name, command[place + 1 :])
 
 
 def _is_missing(row: Mapping[str, str]) -> bool:

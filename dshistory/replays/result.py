@@ -1,12 +1,11 @@
 """The result of a replay: a row for each step, beside the run that was replayed, and the verdict."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
 from capture.replays.change import Change
-from catalog.history import History
 from catalog.records import CheckpointRef
 from dshistory.display.table import Table
 from dshistory.replays.followed import Followed, losses_of
@@ -96,8 +95,24 @@ def compared_with(followed: Followed, run: str, *, change: Change) -> ReplayTabl
     )
     last = max((row["step"] for row in rows), default=None)
     table.other_batch_at = followed.first_other_batch(run)
-    table.note = _verdict(history, table, found, change=change, loss_apart=_first_apart(rows), last=last)
+    loss_apart = _first_apart(rows)
+    causes = _likely_causes(followed, table, loss_apart) if change.changes_nothing else []
+    table.note = _verdict(table, found, change=change, causes=causes, loss_apart=loss_apart, last=last)
     return table
+
+
+def _likely_causes(followed: Followed, table: ReplayTable, loss_apart: int | None) -> list[str]:
+    """Return in words what may be why a replay without a change parts from its training; [] where it does not."""
+    apart = min((step for step in (table.first_difference, loss_apart) if step is not None), default=None)
+    if apart is None:
+        return []
+    causes = likely_causes(followed.history, table.of, table.run)
+    rate = followed.first_other_rate(table.run)
+    if rate is not None and rate[0] <= apart:
+        causes.insert(0, f"step {rate[0]} was made with the learning rate {rate[1]!r}, before with {rate[2]!r}")
+    if table.other_batch_at is not None and table.other_batch_at <= apart:
+        causes.insert(0, f"step {table.other_batch_at} was given another batch than before")
+    return causes
 
 
 def _row(
@@ -123,11 +138,11 @@ def _first_apart(rows: list[dict[str, Any]]) -> int | None:
 
 
 def _verdict(
-    history: History,
     table: ReplayTable,
     found: Mapping[int, Differences],
     *,
     change: Change,
+    causes: Sequence[str],
     loss_apart: int | None,
     last: int | None,
 ) -> str:
@@ -149,10 +164,6 @@ def _verdict(
     if table.first_difference is not None:
         said += _what_differs(table, found)
     if change.changes_nothing:
-        causes = likely_causes(history, table.of, table.run)
-        apart = min(step for step in (table.first_difference, loss_apart) if step is not None)
-        if table.other_batch_at is not None and table.other_batch_at <= apart:
-            causes.insert(0, f"step {table.other_batch_at} was given another batch than before")
         said.append(
             f"likely cause: {'; '.join(causes)}"
             if causes

@@ -2,6 +2,7 @@
 
 import random
 import signal
+import sys
 
 import numpy as np
 import pytest
@@ -214,6 +215,25 @@ def test_each_part_that_is_left_out_is_named(tmp_path, left_out, monkeypatch):
     missing = [row["what"] for row in h.reproducibility() if row["status"] == "not captured"]
     assert ("position of the data loader" in missing) == (left_out == "dataloader")
     assert ("learning rate scheduler" in missing) == (left_out == "scheduler")
+
+
+def test_another_rate_and_other_arguments_are_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "orig_argv", ["python", "here/train.py", "--lr", "0.05"])
+    train(tmp_path / "h", Training())
+    monkeypatch.setattr(sys, "orig_argv", ["python", "there/train.py"])
+    training = Training()
+
+    def warmer(batch):
+        if training.loader.position == 7:
+            training.optimizer.param_groups[0]["lr"] *= 2
+        return training.step(batch)
+
+    replayed = dshistory.Explorer.open(tmp_path / "h").replay(4, **training.parts(train_step=warmer))
+    causes = replayed.note.partition("likely cause: ")[2].split("; ")
+    assert causes == [
+        f"step 7 was made with the learning rate {training.rates[2]!r}, before with {training.rates[2] / 2!r}",
+        "the arguments of train.py are none, were --lr 0.05",
+    ]
 
 
 def test_learning_rates_are_changed_for_every_update_and_only_there(recorded):
