@@ -115,9 +115,10 @@ def enable(
        what SIGTERM would have done without a session happens: the handler that was there before, or the end of the
        process. An update that is under way is ended first. For trainings of one process, in the main thread.
     keep: which checkpoints stay, as "last 20, every 1000, best 3 by loss, 50GB", or as rules of
-       `catalog.retention.rules`; None keeps all. After each commit the others are removed, in the background, and room
-       is left for the next one: a snapshot that does not fit into the budget is not written, which is a failure by
-       name. The newest checkpoint always stays, and the newest healthy one, tagged ones, what a reader has open or
+       `catalog.retention.rules`; None keeps all. The others are removed in the background after a commit, or a little
+       later where nothing needs their room, and before `close` has returned. Room is left for the next one: a snapshot
+       that does not fit into the budget is not written, which is a failure by name. SetupError for a budget without
+       room for one. The newest checkpoint always stays, the newest healthy one, tagged ones, what a reader has open or
        another run goes on from, and what these refer to. The budget is for this run and the dead ones that it goes on
        from, as far as they have the same policy. It counts the redo log too: where there are rules, its oldest steps go
        before any checkpoint that a rule keeps, and else with the checkpoint from which they are made.

@@ -1,6 +1,6 @@
 """Retention beside a training: room in the budget is asked for before a byte is written, and made after a commit.
 
-The first rank decides for all. After each commit its background thread removes what the policy does not keep, the parts
+The first rank decides for all. After a commit its background thread removes what the policy does not keep, the parts
 of all ranks, and leaves room for the next checkpoint. The training thread only does sums: what the disk had after the
 last upkeep, what has begun since, what the next snapshot is going to take, and what the redo log may take.
 
@@ -74,6 +74,17 @@ class Retention:
     def has_budget(self) -> bool:
         """Whether a snapshot must ask for room, on every rank."""
         return self._policy.budget_bytes is not None
+
+    @property
+    def can_wait(self) -> bool:
+        """Whether an upkeep may come later than right after a commit, because nothing needs the room that it makes: no
+        redo log, and not the next two checkpoints."""
+        if self._policy.budget_bytes is None:
+            return True
+        with self._changed:
+            if self._last is None or self._redo_granted or any(self._redo_told):
+                return False
+            return self._taken_bytes(self._last) + 2 * self._next_bytes(self._last) <= self._policy.budget_bytes
 
     def admit(self, step: int, planned_bytes: int) -> bool:
         """Return whether a snapshot fits into the budget beside all that there is, and then reserve its room; False

@@ -36,6 +36,9 @@ FLUSH_INTERVAL_S = 60.0
 REGISTER_PATIENCE_S = 0.1
 _REGISTER_SHARE = 0.01
 """The index takes at most this share of a core. A checkpoint that waits for it loses nothing: queries see it."""
+_UPKEEP_SHARE = 0.05
+"""Where nothing needs the room, removals take at most this share of a core, so that short steps do not wait for them:
+what a policy does not keep goes a little later, and before `close` has returned."""
 
 _Metrics = tuple[int, Mapping[str, float | torch.Tensor], Sequence[Mark]]
 
@@ -78,6 +81,8 @@ class Committer:
                 retention=self.retention,
             )
         self._upkeeps_asked = self._upkeeps_done = 0
+        self._is_behind = False
+        self._keep_up_at = 0.0
         self._pins: list[int] = []
         self.deduplicator = Deduplicator(
             lambda step: run.paths.marker(run.run, step).exists(), pin=lambda step: keep is None or self._pin(step)
@@ -242,7 +247,8 @@ class Committer:
                 # After the snapshot has left the queue: `wait` need not wait for the index, which loses nothing.
                 self._register_when_due()
                 self._fingerprints.write_now_and_then()
-                self._keep_up()
+                self._is_behind = self.retention is not None
+                self._keep_up_when_due()
             elif closing:
                 if self._compaction is not None:
                     self._compaction.close()
@@ -257,6 +263,8 @@ class Committer:
                 self._register_when_due()
                 if asked:
                     self._keep_up()
+                else:
+                    self._keep_up_when_due()
             # The other ranks read in the journal that this one has failed a step.
             self._flush(force=failure)
             self._under_way = None
@@ -324,15 +332,27 @@ class Committer:
         self._register_at = time.monotonic() + (time.thread_time() - began) / _REGISTER_SHARE
 
     def _until_due_s(self) -> float:
-        until_flush = self._until_flush_s()
-        return min(until_flush, max(0.0, self._register_at - time.monotonic())) if self._unregistered else until_flush
+        due = [self._flushed + FLUSH_INTERVAL_S]
+        if self._unregistered:
+            due.append(self._register_at)
+        if self._is_behind:
+            due.append(self._keep_up_at)
+        return max(0.0, min(due) - time.monotonic())
+
+    def _keep_up_when_due(self) -> None:
+        """Remove what the policy does not keep, unless the removals have had their share of the time already."""
+        has_time = time.monotonic() >= self._keep_up_at
+        if self._is_behind and self.retention is not None and (has_time or not self.retention.can_wait):
+            self._keep_up()
 
     def _keep_up(self) -> None:
         """Remove what the session's policy does not keep."""
         if self.retention is None:
             return
+        self._is_behind = False
         with self._changed:
             asked = self._upkeeps_asked
+        began = time.thread_time()
         self._begin("the removal of checkpoints")
         try:
             with self._removing:
@@ -342,6 +362,7 @@ class Committer:
         except Exception as error:  # noqa: BLE001 - what can't be removed must not end the thread others wait for
             self._report(f"checkpoints of run {self._run.run} could not be removed: {error}", error)
             self._run.journal.event("upkeep_failed", None, reason=str(error))
+        self._keep_up_at = time.monotonic() + (time.thread_time() - began) / _UPKEEP_SHARE
         with self._changed:
             self._upkeeps_done = asked
             self._changed.notify_all()

@@ -18,6 +18,7 @@ from disk_watcher import watched
 import capture
 from capture.maintenance import compaction
 from capture.maintenance.retention import Retention
+from capture.publishing import committer
 from capture.redo_log import redo_log
 from catalog.access.pins import pinned
 from catalog.errors import SetupError, SnapshotError
@@ -53,6 +54,19 @@ def test_what_the_policy_does_not_keep_is_removed(history):
     assert removed == [1, 2, 3, 4, 6, 7, 8, 9]
     assert not opened.query("SELECT * FROM events WHERE name LIKE '%failed%'").num_rows
     assert [path.name for path in opened.paths.steps_dir(run).iterdir() if path.name.startswith(".")] == []
+
+
+@pytest.mark.parametrize(("keep", "are_late"), [("last 2", True), ("last 2, 50MB", True), ("last 2, 4MB", False)])
+def test_removals_come_later_where_nothing_needs_their_room(history, monkeypatch, keep, are_late):
+    monkeypatch.setattr(committer, "_UPKEEP_SHARE", 1e-6)
+    model, optimizer = make(WIDTH)
+    with capture.enable(model, optimizer=optimizer, every=1, history=history, stats_every=0, keep=keep) as session:
+        for _ in range(8):
+            one_step(model, optimizer)
+            session.wait()
+        assert (len(committed_steps(history, session.run)) == 9) == are_late
+    assert session.failures == []
+    assert committed_steps(history, session.run) == [7, 8]
 
 
 def test_a_policy_may_be_rules_and_a_misspelt_one_leaves_nothing_behind(history):
