@@ -386,6 +386,8 @@ class Session:
         self._committer.close()
         self._listing.end(self._writer)
         self._writer.close()
+        if self._run.rank == 0 and not self._interrupted:
+            self._run.journal.event("closed", None)
         # A journal that can't be written is among the committer's failures already; the lock is released either way.
         with contextlib.suppress(OSError):
             self._run.close()

@@ -71,8 +71,9 @@ def split(line: str) -> list[str]:
 def parse(verb: Verb, words: Sequence[str], *, prog: str, forms: bool) -> Call:
     """Bind words to the verb's parameters; with `forms`, --json and --csv are options too.
 
-    The first argument names the history when it is an existing folder, or when there is one argument more than the verb
-    takes. Raises UsageError for an argument that is missing, superfluous or not understood."""
+    The first argument names the history when it is an existing folder, when it is written as a path is (`./runs`), or
+    when there is one argument more than the verb takes. Raises UsageError for an argument that is missing, superfluous
+    or not understood."""
     words, rest = _without_rest(verb, words)
     given = _parser(verb, prog, forms).parse_intermixed_args(words)
     if given.help:
@@ -80,7 +81,7 @@ def parse(verb: Verb, words: Sequence[str], *, prog: str, forms: bool) -> Call:
     history, texts = given.history, list(given.arguments)
     places = [parameter for parameter in parameters(verb) if parameter.positional]
     one_more = len(texts) > len(places) and not texts[0].lstrip("+-").isdigit()
-    if verb.needs_history and history is None and texts and (one_more or _is_folder(texts[0])):
+    if verb.needs_history and history is None and texts and (one_more or _names_folder(texts[0])):
         history = texts.pop(0)
     missing = [place.name for place in places[len(texts) :] if place.required]
     if missing:
@@ -100,9 +101,9 @@ def _without_rest(verb: Verb, words: Sequence[str]) -> tuple[Sequence[str], dict
     return words[:place], {taking.name: tuple(words[place + 1 :])}
 
 
-def _is_folder(text: str) -> bool:
+def _names_folder(text: str) -> bool:
     try:
-        return Path(text).is_dir()
+        return text.startswith(("/", "./", "../", "~/")) or Path(text).is_dir()
     except OSError:
         # A text that is longer than any file name, such as a query.
         return False

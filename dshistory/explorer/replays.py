@@ -291,6 +291,7 @@ class Replays(OpenedHistory):
         """List the runs as a tree: a row for each, with the step where it forked, what was changed, and its losses.
 
         `.plot()` draws the tree. A replay is a run of the kind replay, a run that goes on from a restored step a child.
+        A run is being written, has ended, or was cut off, as by a kill.
         """
         from dshistory.replays import runs
 

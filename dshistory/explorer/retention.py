@@ -24,8 +24,9 @@ class Retention(OpenedHistory):
 
         Bytes are those of the file system. A checkpoint to whose bytes others refer frees nothing as long as they are
         there: `needed_by` counts them. `redo` is the redo log of a run, and `other` what it takes beside log and
-        checkpoints, such as its journal. Of a kind, `referred` are bytes that earlier checkpoints have, and `derived`
-        those that are in no file, because readers make them of float32 masters.
+        checkpoints, such as its journal; `index` is the index that answers queries, which belongs to no run. Of a kind
+        they are the bytes before packing: `referred` those that earlier checkpoints have, and `derived` those that are
+        in no file, because readers make them of float32 masters.
 
         Args:
             run: only this run; default: all runs

@@ -1,6 +1,6 @@
 """The runs of a history as a tree: where each forked from its parent, what was changed, and what came of it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -36,6 +36,7 @@ _LOSSES: Final = """
 SELECT run, max(step) AS last, arg_max(value, step) AS loss, min(value) FILTER (NOT isnan(value)) AS lowest
 FROM metrics WHERE name = 'loss' GROUP BY run
 """
+_CLOSED: Final = "SELECT DISTINCT run FROM events WHERE name = 'closed'"
 
 
 class RunsTable(Table):
@@ -53,6 +54,7 @@ def runs(history: History) -> RunsTable:
     every = {facts.run: facts for facts in history.runs()}
     current = _current(history)
     losses = {row["run"]: row for row in history.query(_LOSSES).to_pylist()}
+    closed = set(history.query(_CLOSED)["run"].to_pylist())
     children: dict[str | None, list[RunFacts]] = {}
     for facts in every.values():
         children.setdefault(facts.parent_run if facts.parent_run in every else None, []).append(facts)
@@ -60,7 +62,7 @@ def runs(history: History) -> RunsTable:
 
     def add(facts: RunFacts, indent: str, branch: str, seen: frozenset[str]) -> None:
         tree = f"{indent}{branch}{'*' if facts.run == current else 'o'}"
-        rows.append({"tree": tree, **_row(history, facts, losses.get(facts.run, {}))})
+        rows.append({"tree": tree, **_row(history, facts, losses.get(facts.run, {}), closed)})
         below = [child for child in children.get(facts.run, []) if child.run not in seen]
         inner = indent + {"": "", "├─": "│ ", "└─": "  "}[branch]
         for place, child in enumerate(below):
@@ -81,7 +83,7 @@ def _current(history: History) -> str | None:
         return None
 
 
-def _row(history: History, facts: RunFacts, losses: Mapping[str, Any]) -> dict[str, Any]:
+def _row(history: History, facts: RunFacts, losses: Mapping[str, Any], closed: Set[str]) -> dict[str, Any]:
     steps = history.steps(facts.run)
     replay = facts.facts.get("replay")
     return {
@@ -94,8 +96,14 @@ def _row(history: History, facts: RunFacts, losses: Mapping[str, Any]) -> dict[s
         "checkpoints": len(steps),
         "loss": losses.get("loss"),
         "lowest_loss": losses.get("lowest"),
-        "state": "being written" if history.held(facts.run) else "ended",
+        "state": _state(history, facts, closed),
     }
+
+
+def _state(history: History, facts: RunFacts, closed: Set[str]) -> str:
+    if history.held(facts.run):
+        return "being written"
+    return "ended" if facts.run in closed or facts.facts.get("imported") else "cut off"
 
 
 def _changed(replay: Mapping[str, Any]) -> str:

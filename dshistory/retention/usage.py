@@ -14,7 +14,9 @@ from dshistory.display.text import Layout
 
 __all__ = ["usage"]
 
-_FORMATS: Final[dict[str, Format]] = dict.fromkeys(("bytes", "frees", "referred", "derived", "redo", "other"), "bytes")
+_FORMATS: Final[dict[str, Format]] = dict.fromkeys(
+    ("bytes", "index", "frees", "referred", "derived", "redo", "other"), "bytes"
+)
 _LAYOUT: Final = Layout(gives_way=("other",))
 _RUNS: Final = pa.schema(
     [(name, pa.string() if name == "run" else pa.int64()) for name in ("run", "checkpoints", "bytes", "redo", "other")]
@@ -48,10 +50,12 @@ def usage(history: History, *, run: str | None) -> Report:
     runs = [facts.run for facts in history.runs()] if run is None else [run]
     lines = {name: reader.line(name) for name in runs}
     rows = [_run_row(history, name, line) for name, line in lines.items()]
-    total = (
-        bytes_on_disk(history.root) if run is None else sum(bytes_on_disk(history.paths.run_dir(name)) for name in runs)
-    )
-    facts = {"bytes": total, "checkpoints": sum(map(len, lines.values()))}
+    of_runs = sum(bytes_on_disk(history.paths.run_dir(name)) for name in runs)
+    total = {"bytes": of_runs}
+    if run is None:
+        nbytes = bytes_on_disk(history.root)
+        total = {"bytes": nbytes, "index": max(0, nbytes - of_runs)}
+    facts = {**total, "checkpoints": sum(map(len, lines.values()))}
     tables = {
         "runs": Table(pa.Table.from_pylist(rows, schema=_RUNS), formats=_FORMATS, layout=_LAYOUT),
         "kinds": Table(history.query(_KINDS, {"runs": runs}), formats=_FORMATS),

@@ -13,6 +13,7 @@ from capture_helpers import assert_same, make, reference
 from places import SUPPORT
 
 import capture
+import dshistory
 from catalog.history import History
 from catalog.verify import verify
 
@@ -83,3 +84,5 @@ def test_a_resumed_child_goes_on_as_the_killed_one_would_have(history):
     model, optimizer = make(256)
     capture.restore(str(last), history=history, model=model, optimizer=optimizer)
     assert_same(reference(model, optimizer), capture.restore(str(last), history=history))
+    capture.enable(model, optimizer=optimizer, history=history, stats_every=0).close()
+    assert dshistory.Explorer.open(history).runs()["state"].to_pylist() == ["cut off", "ended"]

@@ -109,6 +109,8 @@ def test_a_known_error_is_one_line_and_exit_code_2(root: Path, tmp_path: Path) -
     for words, message in [
         (("log", str(tmp_path / "nothing")), "no history at"),
         (("log", "-C", str(tmp_path)), "no history at"),
+        (("verify", str(tmp_path / "nothing")), f"no history at {tmp_path / 'nothing'}"),
+        (("diagnose", "./nothing"), "/nothing (no history.json there)"),
         (("show", str(root), "11"), "the nearest are 10 and 20"),
         (("diff", str(root), "0", "20", "--names", "head.wieght"), "head.weight"),
         (("sql", str(root), "SELEC 1"), "SELEC"),

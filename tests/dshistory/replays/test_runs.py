@@ -29,6 +29,7 @@ def forked(tmp_path_factory):
     training.checkpoint(0, pieces(), loss=3.0)
     training.checkpoint(10, pieces(0.1, 0.1), loss=2.0)
     training.checkpoint(20, pieces(0.2, 0.2), loss=2.5, lr=0.5)
+    training.writers[0].journal.event("closed", None)
     training.close()
     replay = {"id": "x", "of": "training:10", "until": 20, "change": {"lr_scale": 0.5}}
     child = Run(root, "child", parent=("training", 10), facts={"number": 2, "replay": replay})

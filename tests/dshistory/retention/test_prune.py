@@ -78,6 +78,9 @@ def test_usage_says_what_a_removal_frees(explorer: Explorer) -> None:
     kinds = {row["kind"]: row for row in report.tables["kinds"]}
     assert (kinds["model"]["bytes"], kinds["model"]["referred"]) == (4 + 3 * 13, 13)
     assert report.tables["runs"][0]["bytes"] == sum(row["bytes"] for row in rows)
+    parts = sum(row["bytes"] + row["redo"] + row["other"] for row in report.tables["runs"])
+    assert report["bytes"] == parts + report["index"]
+    assert explorer.usage(run="run-a")["bytes"] == parts
 
 
 def test_the_command_line_removes_nothing_without_yes(explorer: Explorer) -> None:
