@@ -1,6 +1,7 @@
 """Replays steps at random: on kernels that are deterministic, one that differs points to hardware or a race."""
 
 import random
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ from catalog.references import committed_lineage
 from dshistory.display.table import Table
 from dshistory.replays.live import Live
 from dshistory.replays.replay import replay
+from dshistory.replays.result import ReplayTable
 
 __all__ = ["replay_check"]
 
@@ -43,29 +45,37 @@ def replay_check(
         raise NotFoundError(f"run {refs[-1].run} has one checkpoint only, and two are needed to compare a replay with")
     drawn = sorted(random.Random(seed).sample(range(len(spans)), k=min(count, len(spans))))
     chosen: list[int] = live.ranks().broadcast(drawn)
-    rows = [_checked(history, *spans[place], live, batches_per_step=batches_per_step, quiet=quiet) for place in chosen]
-    wrong = [row for row in rows if not row["identical"]]
-    note = (
-        f"{len(wrong)} of {len(rows)} replays differ: where kernels are deterministic and all state is captured "
-        "(`reproducibility`), that is faulty hardware or a race"
-        if wrong
-        else f"{len(rows)} of {len(rows)} replays give the same bits"
-    )
-    return Table(pa.Table.from_pylist(rows, schema=_SCHEMA), note=note)
+    again = [
+        replay(
+            history,
+            spans[place][0],
+            live,
+            until=spans[place][1].step,
+            change=Change(),
+            batches_per_step=batches_per_step,
+            quiet=quiet,
+        )
+        for place in chosen
+    ]
+    rows = [_row(*spans[place], one) for place, one in zip(chosen, again, strict=True)]
+    return Table(pa.Table.from_pylist(rows, schema=_SCHEMA), note=_verdict(again))
 
 
-def _checked(
-    history: History, before: CheckpointRef, after: CheckpointRef, live: Live, *, batches_per_step: int, quiet: bool
-) -> dict[str, Any]:
-    again = replay(
-        history,
-        before,
-        live,
-        until=after.step,
-        change=Change(),
-        batches_per_step=batches_per_step,
-        quiet=quiet,
+def _verdict(again: Sequence[ReplayTable]) -> str:
+    differing = [one for one in again if one.parted is not None]
+    if not differing:
+        return f"{len(again)} of {len(again)} replays give the same bits"
+    said = f"{len(differing)} of {len(again)} replays differ: "
+    causes = list(dict.fromkeys(cause for one in differing for cause in one.causes))
+    if causes:
+        return f"{said}likely cause: {'; '.join(causes)}"
+    return (
+        f"{said}where kernels are deterministic and all state is captured (`reproducibility`), that is faulty hardware "
+        "or a race"
     )
+
+
+def _row(before: CheckpointRef, after: CheckpointRef, again: ReplayTable) -> dict[str, Any]:
     first = again.parted.first if again.parted is not None else None
     return {
         "step": before.step,

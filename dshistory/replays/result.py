@@ -46,6 +46,8 @@ class ReplayTable(Table):
     """The differences at the first checkpoint that differs; None when all are equal, bit for bit."""
     parted_at: int | None
     """The step of that checkpoint."""
+    causes: Sequence[str]
+    """What on record may be why it parts, in words; empty where nothing differs or something was changed."""
     other_batch_at: int | None
     """The first step that was given another batch than before, as far as digests of both are kept; None where all are
     the same."""
@@ -96,8 +98,8 @@ def compared_with(followed: Followed, run: str, *, change: Change) -> ReplayTabl
     last = max((row["step"] for row in rows), default=None)
     table.other_batch_at = followed.first_other_batch(run)
     loss_apart = _first_apart(rows)
-    causes = _likely_causes(followed, table, loss_apart) if change.changes_nothing else []
-    table.note = _verdict(table, found, change=change, causes=causes, loss_apart=loss_apart, last=last)
+    table.causes = _likely_causes(followed, table, loss_apart) if change.changes_nothing else []
+    table.note = _verdict(table, found, change=change, loss_apart=loss_apart, last=last)
     return table
 
 
@@ -142,7 +144,6 @@ def _verdict(
     found: Mapping[int, Differences],
     *,
     change: Change,
-    causes: Sequence[str],
     loss_apart: int | None,
     last: int | None,
 ) -> str:
@@ -165,8 +166,8 @@ def _verdict(
         said += _what_differs(table, found)
     if change.changes_nothing:
         said.append(
-            f"likely cause: {'; '.join(causes)}"
-            if causes
+            f"likely cause: {'; '.join(table.causes)}"
+            if table.causes
             else "no cause is on record: replay once more; two replays that differ mean kernels that are not "
             "deterministic or faulty hardware, two that agree that the script draws on something that is not captured"
         )

@@ -1,6 +1,7 @@
 """A replay makes the same bits again, says where and why it does not, and changes what it is asked to change."""
 
 import random
+import re
 import signal
 import sys
 
@@ -344,6 +345,11 @@ def test_steps_are_replayed_at_random(recorded):
     )
     assert wrong["identical"].to_pylist() == [False]
     assert wrong["first"].to_pylist()[0].startswith("0.bias[0] of rank 0: ")
-    assert "faulty hardware or a race" in wrong.note
+    assert re.search(r"1 of 1 replays differ: likely cause: step \d+ was given another batch than before$", wrong.note)
+
+    training.model[3].weight.register_hook(lambda gradient: 1.5 * gradient)
+    broken = h.replay_check(1, seed=0, **training.parts())
+    assert "1 of 1 replays differ: where kernels are deterministic" in broken.note
+    assert "faulty hardware or a race" in broken.note
     with pytest.raises(SetupError, match="count=0"):
         h.replay_check(0, **parts)
