@@ -28,13 +28,14 @@ from capture.load.whole_state import require_whole_state
 from capture.loops.select import loop_for
 from capture.redo.rebuild import rebuilt_step
 from capture.redo.steps import RedoRef, find_step
+from capture.session.session import Session
 from capture.state.interface import Available, StateProvider, TensorItem
 from capture.state.providers import DataloaderPosition, ModuleParameters, RandomState
 from capture.user_warning import warn_user
 from catalog.access.pins import pinned
 from catalog.data_files.check_data import check_extents
 from catalog.data_files.stored_bytes import Buffer
-from catalog.errors import CorruptError, MismatchError, RestoreError, SetupError
+from catalog.errors import CorruptError, MismatchError, NotFoundError, RestoreError, SetupError, SnapshotError
 from catalog.format.manifest import NOT_STATE
 from catalog.history import History
 from catalog.read.fragments import RankFragments, choose
@@ -97,7 +98,9 @@ def restore(
         raise SetupError("restore: engine= is for a DeepSpeed engine; pass a plain module as model=")
     loop = loop_for(target, optimizer=optimizer, scheduler=scheduler, scaler=scaler)
     ranks = Ranks(*loop.ranks())
-    for session in sessions_of(loop.subjects()):
+    sessions = sessions_of(loop.subjects())
+    ranks.agree("resolving the step", lambda: _require_there(opened, ref, [one for one in sessions if one.is_open]))
+    for session in sessions:
         if session.is_open and ranks.rank == 0:
             warn_user(
                 f"the session of run {session.run} is closed, since its training is put back: call capture.enable "
@@ -114,6 +117,20 @@ def restore(
     restore_live(opened, found, ranks=ranks, providers=takers, whole=whole, verify=verify, rebuilt=rebuilt)
     note_origin(loop.subjects(), found)
     return found
+
+
+def _require_there(history: History, ref: int | str | CheckpointRef, open_sessions: Sequence[Session]) -> None:
+    """Raise NotFoundError, before a session is closed for it, for the number of a step that is not there and that its
+    end would not publish."""
+    if not isinstance(ref, int) or not open_sessions or any(session.may_publish(ref) for session in open_sessions):
+        return
+    try:
+        _named(history, ref)
+    except NotFoundError:
+        for session in open_sessions:
+            with contextlib.suppress(SnapshotError):
+                session.wait()
+        _named(history, ref)
 
 
 def _named(history: History, ref: int | str | CheckpointRef) -> CheckpointRef:

@@ -215,6 +215,10 @@ class Session:
             )
         self._run.journal.tag(text, number)
 
+    def may_publish(self, step: int) -> bool:
+        """Whether `close` may bring a step into the history: the one that has just ended, or one of the redo log."""
+        return step == self.step or (self._redo is not None and step < self.step)
+
     def wait(self, timeout_s: float | None = None) -> None:
         """Return once every snapshot started so far is committed. SnapshotError when one failed, or when the time is
         over. Returns at once when the session is closed: `failures` has them all. To be called when all that belongs to

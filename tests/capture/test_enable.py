@@ -6,7 +6,7 @@ from capture_helpers import committed_steps, make, one_step
 
 import capture
 import dshistory
-from catalog.errors import SetupError, UnsupportedError
+from catalog.errors import NotFoundError, SetupError, UnsupportedError
 from catalog.history import History
 
 
@@ -71,6 +71,9 @@ def test_a_restore_says_that_it_ends_the_session(history):
     model, optimizer = make()
     session = capture.enable(model, optimizer=optimizer, every=1, history=history, stats_every=0)
     one_step(model, optimizer)
+    with pytest.raises(NotFoundError, match="2"):
+        capture.restore(2, history=history, model=model, optimizer=optimizer)
+    assert session.is_open, "a step that is not there ends nothing"
     with pytest.warns(UserWarning, match=f"the session of run {session.run} is closed, since its training is put back"):
         capture.restore(0, history=history, model=model, optimizer=optimizer)
     assert (session.is_open, session.step) == (False, 0)
