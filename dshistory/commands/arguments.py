@@ -102,8 +102,11 @@ def _without_rest(verb: Verb, words: Sequence[str]) -> tuple[Sequence[str], dict
 
 
 def _names_folder(text: str) -> bool:
+    # A query may begin with a comment, as "/* by loss */ SELECT ...".
+    if text.startswith(("/", "./", "../", "~/")) and len(text.split()) == 1:
+        return True
     try:
-        return text.startswith(("/", "./", "../", "~/")) or Path(text).is_dir()
+        return Path(text).is_dir()
     except OSError:
         # A text that is longer than any file name, such as a query.
         return False

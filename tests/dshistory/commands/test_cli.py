@@ -101,8 +101,9 @@ def test_show_tensor_tags_and_sql(root: Path) -> None:
 
 def test_a_query_may_be_longer_than_a_file_name(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DSHISTORY", str(root))
-    result = dshistory("sql", f"SELECT 1 AS a {300 * ' '}")
-    assert (result.returncode, result.stderr) == (0, "")
+    for query in (f"SELECT 1 AS a {300 * ' '}", "/* one */ SELECT 1 AS a"):
+        result = dshistory("sql", query)
+        assert (result.returncode, result.stderr) == (0, "")
 
 
 def test_a_known_error_is_one_line_and_exit_code_2(root: Path, tmp_path: Path) -> None:
