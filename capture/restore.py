@@ -28,7 +28,7 @@ from capture.load.whole_state import require_whole_state
 from capture.loops.select import loop_for
 from capture.redo.rebuild import rebuilt_step
 from capture.redo.steps import RedoRef, find_step
-from capture.session.session import Session
+from capture.session.session import Session, close_may_publish
 from capture.state.interface import Available, StateProvider, TensorItem
 from capture.state.providers import DataloaderPosition, ModuleParameters, RandomState
 from capture.user_warning import warn_user
@@ -122,7 +122,7 @@ def restore(
 def _require_there(history: History, ref: int | str | CheckpointRef, open_sessions: Sequence[Session]) -> None:
     """Raise NotFoundError, before a session is closed for it, for the number of a step that is not there and that its
     end would not publish."""
-    if not isinstance(ref, int) or not open_sessions or any(session.may_publish(ref) for session in open_sessions):
+    if not isinstance(ref, int) or not open_sessions or any(close_may_publish(one, ref) for one in open_sessions):
         return
     try:
         _named(history, ref)

@@ -37,7 +37,7 @@ from catalog.errors import SetupError, SnapshotError
 from catalog.records import CheckpointRef
 from catalog.run_writer import RunWriter
 
-__all__ = ["Session", "SessionStats", "close_at_exit"]
+__all__ = ["Session", "SessionStats", "close_at_exit", "close_may_publish"]
 
 _open: weakref.WeakSet["Session"] = weakref.WeakSet()
 
@@ -214,10 +214,6 @@ class Session:
                 "call session.snapshot() before session.tag()"
             )
         self._run.journal.tag(text, number)
-
-    def may_publish(self, step: int) -> bool:
-        """Whether `close` may bring a step into the history: the one that has just ended, or one of the redo log."""
-        return step == self.step or (self._redo is not None and step < self.step)
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Return once every snapshot started so far is committed. SnapshotError when one failed, or when the time is
@@ -407,6 +403,11 @@ class Session:
 def close_at_exit(session: Session) -> None:
     """Close `session` when the interpreter exits; the last step is captured unless the script has failed."""
     call_at_exit(session, _close_after_script)
+
+
+def close_may_publish(session: Session, step: int) -> bool:
+    """Return whether `close` may bring a step into the history: the one that has just ended, or one of a redo log."""
+    return step == session.step or (session._redo is not None and step < session.step)
 
 
 def _close_after_script(session: Session) -> None:
