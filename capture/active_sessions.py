@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from capture.session.session import Session
+from capture.user_warning import warn_user
 from catalog.records import CheckpointRef
 
-__all__ = ["note_origin", "origin_of", "register_session", "sessions_of"]
+__all__ = ["close_sessions", "note_origin", "origin_of", "register_session", "sessions_of"]
 
 _sessions: weakref.WeakKeyDictionary[Any, weakref.ref[Session]] = weakref.WeakKeyDictionary()
 _origins: weakref.WeakKeyDictionary[Any, CheckpointRef] = weakref.WeakKeyDictionary()
@@ -17,6 +18,15 @@ def sessions_of(subjects: Sequence[Any]) -> list[Session]:
     """Return the sessions that any of these live objects was last enabled with, each once."""
     found = (_sessions[subject]() for subject in subjects if subject in _sessions)
     return list({id(session): session for session in found if session is not None}.values())
+
+
+def close_sessions(sessions: Sequence[Session], *, rank: int, consequence: str) -> None:
+    """Close sessions, with a warning on the first rank for each that is still open: `consequence` says of its run what
+    happens, and what to do."""
+    for session in sessions:
+        if session.is_open and rank == 0:
+            warn_user(f"the session of run {session.run} {consequence}")
+        session.close()
 
 
 def register_session(subjects: Sequence[Any], session: Session) -> None:

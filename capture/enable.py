@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 import native
-from capture.active_sessions import origin_of, register_session, sessions_of
+from capture.active_sessions import close_sessions, origin_of, register_session, sessions_of
 from capture.argument_names import knows_its_arguments
 from capture.changes.change_detector import Check
 from capture.collectives import Ranks
@@ -308,13 +308,12 @@ def _close_sessions_before(
     if ranks.any(any(previous.is_open for previous in before)):
         listing = StateListing(providers, rank=ranks.rank, world_size=ranks.world_size, align=mmap.PAGESIZE)
         _looked_at(listing, ranks, keep=keep)
-    for previous in before:
-        if previous.is_open and ranks.rank == 0:
-            warn_user(
-                f"the session of run {previous.run} captures these objects already: it is closed, and a new run "
-                "begins; call session.close() first if that is meant"
-            )
-        previous.close()
+    close_sessions(
+        before,
+        rank=ranks.rank,
+        consequence="captures these objects already: it is closed, and a new run begins; call session.close() first if "
+        "that is meant",
+    )
 
 
 def _looked_at(listing: StateListing, ranks: Ranks, *, keep: Policy | None) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from capture.active_sessions import note_origin, sessions_of
+from capture.active_sessions import close_sessions, note_origin, sessions_of
 from capture.argument_names import knows_its_arguments
 from capture.collectives import Ranks, processes_here
 from capture.defaults import history_path
@@ -31,7 +31,6 @@ from capture.redo.steps import RedoRef, find_step
 from capture.session.session import Session, close_may_publish
 from capture.state.interface import Available, StateProvider, TensorItem
 from capture.state.providers import DataloaderPosition, ModuleParameters, RandomState
-from capture.user_warning import warn_user
 from catalog.access.pins import pinned
 from catalog.data_files.check_data import check_extents
 from catalog.data_files.stored_bytes import Buffer
@@ -100,13 +99,12 @@ def restore(
     ranks = Ranks(*loop.ranks())
     sessions = sessions_of(loop.subjects())
     ranks.agree("resolving the step", lambda: _require_there(opened, ref, [one for one in sessions if one.is_open]))
-    for session in sessions:
-        if session.is_open and ranks.rank == 0:
-            warn_user(
-                f"the session of run {session.run} is closed, since its training is put back: call capture.enable "
-                "again to capture what comes, as a child run"
-            )
-        session.close()
+    close_sessions(
+        sessions,
+        rank=ranks.rank,
+        consequence="is closed, since its training is put back: call capture.enable again to capture what comes, as a "
+        "child run",
+    )
     text = ranks.agree("resolving the step", lambda: str(_named(opened, ref)) if ranks.rank == 0 else "")
     step = find_step(opened, ranks.broadcast(text))
     found = step.ref if isinstance(step, RedoRef) else step

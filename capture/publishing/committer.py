@@ -332,12 +332,12 @@ class Committer:
         self._register_at = time.monotonic() + (time.thread_time() - began) / _REGISTER_SHARE
 
     def _until_due_s(self) -> float:
-        due = [self._flushed + FLUSH_INTERVAL_S]
+        waits = [self._until_flush_s()]
         if self._unregistered:
-            due.append(self._register_at)
+            waits.append(self._register_at - time.monotonic())
         if self._is_behind:
-            due.append(self._keep_up_at)
-        return max(0.0, min(due) - time.monotonic())
+            waits.append(self._keep_up_at - time.monotonic())
+        return max(0.0, min(waits))
 
     def _keep_up_when_due(self) -> None:
         """Remove what the policy does not keep, unless the removals have had their share of the time already."""

@@ -47,7 +47,7 @@ class ReplayTable(Table):
     parted_at: int | None
     """The step of that checkpoint."""
     causes: Sequence[str]
-    """What on record may be why it parts, in words; empty where nothing differs or something was changed."""
+    """The causes on record that may be why it parts, in words; none where nothing differs or something was changed."""
     other_batch_at: int | None
     """The first step that was given another batch than before, as far as digests of both are kept; None where all are
     the same."""
