@@ -20,7 +20,7 @@ from typing import Any
 
 __all__ = ["ForkServer"]
 
-_FIXED = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+_FIXED = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", "PYTHONWARNINGS": "ignore"}
 _GRACE_S = 10.0
 
 

@@ -37,6 +37,7 @@ inline float widened(F16 number) {
 }
 
 inline float widened(float number) { return number; }
+inline double widened(double number) { return number; }
 
 } // namespace
 } // namespace dsh

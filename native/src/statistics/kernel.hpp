@@ -21,7 +21,12 @@ struct Tally {
     double max;       // -Inf
     double sum;
     double sum_of_squares;
-    uint32_t pairs[pair_tables][exponent_bins * exponent_bins]; // elements 8 apart are counted together
+    uint32_t pairs[pair_tables][exponent_bins * exponent_bins]; // two elements of a block are counted together
+};
+
+// The pairs of a block, so many to a word.
+template <unsigned per_word> struct Pairs {
+    uint64_t words[block_elements / 2 / per_word];
 };
 
 // The sketch to add to: (row_mask + 1) rows of 16 buckets; `buckets` is null when no sketch is wanted.
@@ -51,7 +56,7 @@ namespace {
 
 // `Lanes` is a vector register of a few float64: its width divides 16, its masks are the low bits of an unsigned.
 // `Counted` is one of the numbers as they are counted: float64 too, or float32 for what is no wider, with twice as many
-// in a register. Extremes and exponents are the same in both.
+// in a register. Extremes and exponents are the same in both. Its `Block` is 16 numbers, at least as such vectors.
 template <typename Lanes, typename Counted> struct BlockSums {
     using Vector = typename Lanes::Vector;
     static constexpr unsigned width = Lanes::width;
@@ -60,7 +65,7 @@ template <typename Lanes, typename Counted> struct BlockSums {
 
     typename Counted::Vector min, max;
     Vector sum[chains], squares[chains];
-    uint64_t zeros = 0;
+    typename Counted::Count zeros = Counted::no_zeros();
 
     BlockSums() {
         min = Counted::all(__builtin_inf());
@@ -72,24 +77,17 @@ template <typename Lanes, typename Counted> struct BlockSums {
 
     // Add one block of 16 numbers, at any address.
     template <typename Number> void add(const char *numbers, Sketching sketching, uint64_t hash, Tally &tally) {
-        typename Counted::Vector counted[block_elements / Counted::width];
+        const typename Counted::Block counted = Counted::block(numbers, Number{});
+        for (const auto &some : counted.vectors) {
+            min = Counted::min(some, min);
+            max = Counted::max(some, max);
+        }
+        zeros = Counted::with_zeros(zeros, counted);
+        count(Counted::pairs(counted), tally);
         Vector values[vectors];
-        alignas(64) uint32_t pairs[block_elements / 2];
-        unsigned special = 0;
-        for (unsigned i = 0; i < block_elements / Counted::width; ++i) {
-            counted[i] = Counted::load(numbers + i * Counted::width * sizeof(Number), Number{});
-            min = Counted::min(counted[i], min);
-            max = Counted::max(counted[i], max);
-            zeros += static_cast<unsigned>(__builtin_popcount(Counted::zeros(counted[i])));
-            special |= Counted::special(counted[i]) << i * Counted::width;
-        }
-        Counted::pairs(counted, pairs);
-        for (unsigned i = 0; i < block_elements / 2; ++i) {
-            ++tally.pairs[i % pair_tables][pairs[i]];
-        }
-        Counted::widen(counted, values);
-        if (special != 0) {
-            set_apart(values, special, tally);
+        Counted::widen(counted.vectors, values);
+        if (Counted::has_special(counted)) {
+            set_apart(values, tally);
         }
         for (unsigned i = 0; i < vectors; ++i) {
             sum[i % chains] = Lanes::sum(values[i], sum[i % chains]);
@@ -100,14 +98,23 @@ template <typename Lanes, typename Counted> struct BlockSums {
         }
     }
 
+    template <unsigned per_word> static void count(const Pairs<per_word> &pairs, Tally &tally) {
+        constexpr unsigned bits = 64 / per_word;
+        for (uint64_t some : pairs.words) {
+            for (unsigned i = 0; i < per_word; ++i, some >>= bits) {
+                ++tally.pairs[i % pair_tables][some & (uint64_t{1} << bits) - 1];
+            }
+        }
+    }
+
     // Count NaN and Inf, and replace them by zeros, which change no sum.
-    static void set_apart(Vector *values, unsigned special, Tally &tally) {
+    static void set_apart(Vector *values, Tally &tally) {
         for (unsigned i = 0; i < vectors; ++i) {
+            const unsigned special = Lanes::special(values[i]);
             const auto nan = static_cast<unsigned>(__builtin_popcount(Lanes::nans(values[i])));
-            const unsigned here = special >> i * width & ((1U << width) - 1);
             tally.nan += nan;
-            tally.inf += static_cast<unsigned>(__builtin_popcount(here)) - nan;
-            values[i] = Lanes::without(values[i], here);
+            tally.inf += static_cast<unsigned>(__builtin_popcount(special)) - nan;
+            values[i] = Lanes::without(values[i], special);
         }
     }
 
@@ -117,12 +124,12 @@ template <typename Lanes, typename Counted> struct BlockSums {
         for (unsigned i = 0; i < vectors; ++i) {
             double *target = row + width * (i ^ turn / width);
             const Vector signed_values = Lanes::negated(values[i], signs >> i * width);
-            Lanes::store(target, Lanes::sum(Lanes::turned(signed_values, turn % width), Lanes::load(target, double{})));
+            Lanes::store(target, Lanes::sum(Lanes::turned(signed_values, turn % width), Lanes::load(target)));
         }
     }
 
     void into(Tally &tally) const {
-        tally.zeros += zeros;
+        tally.zeros += Counted::total(zeros);
         typename Counted::Element least[Counted::width], most[Counted::width];
         Counted::store(least, min);
         Counted::store(most, max);

@@ -2,7 +2,9 @@
 // of external linkage: the linker could take those copies for every processor.
 #include <immintrin.h>
 
+#include "statistics/brain_floats.hpp"
 #include "statistics/kernel.hpp"
+#include "statistics/pair_words.hpp"
 
 namespace dsh {
 namespace {
@@ -19,10 +21,18 @@ alignas(32) constexpr double sign_bits[16][4] = {
 struct Lanes {
     using Vector = __m256d;
     using Element = double;
+    using Count = __m256i;
     static constexpr unsigned width = 4;
+    struct Block {
+        Vector vectors[block_elements / width];
+    };
 
     static Vector all(double value) { return _mm256_set1_pd(value); }
-    static Vector load(const void *numbers, double) { return _mm256_loadu_pd(static_cast<const double *>(numbers)); }
+    static Vector load(const double *numbers) { return _mm256_loadu_pd(numbers); }
+    static Block block(const char *numbers, double) {
+        const auto *first = reinterpret_cast<const double *>(numbers);
+        return {{load(first), load(first + width), load(first + 2 * width), load(first + 3 * width)}};
+    }
     static void store(double *numbers, Vector values) { _mm256_storeu_pd(numbers, values); }
 
     // When one argument is NaN, the instruction returns the second.
@@ -31,12 +41,33 @@ struct Lanes {
     static Vector sum(Vector a, Vector b) { return _mm256_add_pd(a, b); }
     static Vector product_sum(Vector a, Vector b, Vector c) { return _mm256_fmadd_pd(a, b, c); }
 
-    static unsigned mask(Vector comparison) { return static_cast<unsigned>(_mm256_movemask_pd(comparison)); }
-    static unsigned zeros(Vector values) { return mask(_mm256_cmp_pd(values, _mm256_setzero_pd(), _CMP_EQ_OQ)); }
-    static unsigned special(Vector values) {
-        const Vector magnitudes = _mm256_andnot_pd(_mm256_set1_pd(-0.0), values);
-        return mask(_mm256_cmp_pd(magnitudes, _mm256_set1_pd(__builtin_inf()), _CMP_NLT_UQ));
+    static Count no_zeros() { return _mm256_setzero_si256(); }
+    static Count with_zeros(Count zeros, const Block &block) {
+        for (const Vector values : block.vectors) {
+            const Vector found = _mm256_cmp_pd(values, _mm256_setzero_pd(), _CMP_EQ_OQ);
+            zeros = _mm256_sub_epi64(zeros, _mm256_castpd_si256(found));
+        }
+        return zeros;
     }
+    static uint64_t total(Count zeros) {
+        alignas(32) uint64_t lanes[width];
+        _mm256_store_si256(reinterpret_cast<__m256i *>(lanes), zeros);
+        return lanes[0] + lanes[1] + lanes[2] + lanes[3];
+    }
+
+    static __m256i exponents(Vector values) {
+        return _mm256_and_si256(_mm256_srli_epi64(_mm256_castpd_si256(values), 52), _mm256_set1_epi64x(0x7ff));
+    }
+    static Vector specials(Vector values) {
+        return _mm256_castsi256_pd(_mm256_cmpeq_epi64(exponents(values), _mm256_set1_epi64x(0x7ff)));
+    }
+    static bool has_special(const Block &block) {
+        const Vector first = _mm256_or_pd(specials(block.vectors[0]), specials(block.vectors[1]));
+        const Vector last = _mm256_or_pd(specials(block.vectors[2]), specials(block.vectors[3]));
+        return _mm256_movemask_pd(_mm256_or_pd(first, last)) != 0;
+    }
+    static unsigned mask(Vector comparison) { return static_cast<unsigned>(_mm256_movemask_pd(comparison)); }
+    static unsigned special(Vector values) { return mask(specials(values)); }
     static unsigned nans(Vector values) { return mask(_mm256_cmp_pd(values, values, _CMP_UNORD_Q)); }
     static Vector without(Vector values, unsigned mask) {
         const __m256i lane_bits = _mm256_set_epi64x(8, 4, 2, 1);
@@ -45,18 +76,13 @@ struct Lanes {
     }
 
     static __m256i bins(Vector values) {
-        const __m256i exponents =
-            _mm256_and_si256(_mm256_srli_epi64(_mm256_castpd_si256(values), 52), _mm256_set1_epi64x(0x7ff));
-        const __m256i above = _mm256_subs_epu16(exponents, _mm256_set1_epi64x(1023 + least_exponent));
+        const __m256i above = _mm256_subs_epu16(exponents(values), _mm256_set1_epi64x(1023 + least_exponent));
         return _mm256_min_epu16(above, _mm256_set1_epi64x(exponent_bins - 1));
     }
-    static void pairs(const Vector *values, uint32_t *into) {
-        const __m256i even_lanes = _mm256_set_epi32(0, 0, 0, 0, 6, 4, 2, 0);
-        for (unsigned i = 0; i < 2; ++i) {
-            const __m256i both = _mm256_or_si256(bins(values[i]), _mm256_slli_epi64(bins(values[i + 2]), 6));
-            const __m256i packed = _mm256_permutevar8x32_epi32(both, even_lanes);
-            _mm_store_si128(reinterpret_cast<__m128i *>(into + i * width), _mm256_castsi256_si128(packed));
-        }
+    static Pairs<2> pairs(const Block &block) {
+        const __m256i some = _mm256_or_si256(bins(block.vectors[0]), _mm256_slli_epi64(bins(block.vectors[1]), 6));
+        const __m256i others = _mm256_or_si256(bins(block.vectors[2]), _mm256_slli_epi64(bins(block.vectors[3]), 6));
+        return words_of(_mm256_or_si256(some, _mm256_slli_epi64(others, 32)));
     }
     static void widen(const Vector *values, Vector *into) {
         for (unsigned i = 0; i < block_elements / width; ++i) {
@@ -77,37 +103,66 @@ struct Lanes {
 struct Floats {
     using Vector = __m256;
     using Element = float;
+    using Count = __m256i;
     static constexpr unsigned width = 8;
+    struct Block {
+        Vector vectors[block_elements / width];
+    };
 
     static Vector all(double value) { return _mm256_set1_ps(static_cast<float>(value)); }
-    static Vector load(const void *numbers, float) { return _mm256_loadu_ps(static_cast<const float *>(numbers)); }
-    static Vector load(const void *numbers, BF16) {
-        const __m128i halves = _mm_loadu_si128(static_cast<const __m128i *>(numbers));
-        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
+    static Block block(const char *numbers, float) {
+        const auto *first = reinterpret_cast<const float *>(numbers);
+        return {{_mm256_loadu_ps(first), _mm256_loadu_ps(first + width)}};
     }
-    static Vector load(const void *numbers, F16) {
-        return _mm256_cvtph_ps(_mm_loadu_si128(static_cast<const __m128i *>(numbers)));
+    static Block block(const char *numbers, F16) {
+        const auto *first = reinterpret_cast<const __m128i *>(numbers);
+        return {{_mm256_cvtph_ps(_mm_loadu_si128(first)), _mm256_cvtph_ps(_mm_loadu_si128(first + 1))}};
+    }
+    // Put the numbers whose upper halves are these into the two vectors.
+    static void begin_with(__m256i halves, Vector *into) {
+        const __m256i in_turn = _mm256_permute4x64_epi64(halves, 0xd8); // unpacking works within 128 bits
+        into[0] = _mm256_castsi256_ps(_mm256_unpacklo_epi16(_mm256_setzero_si256(), in_turn));
+        into[1] = _mm256_castsi256_ps(_mm256_unpackhi_epi16(_mm256_setzero_si256(), in_turn));
     }
     static void store(float *numbers, Vector values) { _mm256_storeu_ps(numbers, values); }
 
     static Vector min(Vector values, Vector least) { return _mm256_min_ps(values, least); }
     static Vector max(Vector values, Vector most) { return _mm256_max_ps(values, most); }
-    static unsigned mask(Vector comparison) { return static_cast<unsigned>(_mm256_movemask_ps(comparison)); }
-    static unsigned zeros(Vector values) { return mask(_mm256_cmp_ps(values, _mm256_setzero_ps(), _CMP_EQ_OQ)); }
-    static unsigned special(Vector values) {
-        const Vector magnitudes = _mm256_andnot_ps(_mm256_set1_ps(-0.0F), values);
-        return mask(_mm256_cmp_ps(magnitudes, _mm256_set1_ps(__builtin_inff()), _CMP_NLT_UQ));
+
+    static Count no_zeros() { return _mm256_setzero_si256(); }
+    static Count with_zeros(Count zeros, const Block &block) {
+        for (const Vector values : block.vectors) {
+            const Vector found = _mm256_cmp_ps(values, _mm256_setzero_ps(), _CMP_EQ_OQ);
+            zeros = _mm256_sub_epi32(zeros, _mm256_castps_si256(found));
+        }
+        return zeros;
+    }
+    static uint64_t total(Count zeros) {
+        alignas(32) uint32_t lanes[width];
+        _mm256_store_si256(reinterpret_cast<__m256i *>(lanes), zeros);
+        uint64_t total = 0;
+        for (const uint32_t lane : lanes) {
+            total += lane;
+        }
+        return total;
     }
 
+    static __m256i exponents(Vector values) {
+        return _mm256_and_si256(_mm256_srli_epi32(_mm256_castps_si256(values), 23), _mm256_set1_epi32(0xff));
+    }
+    static bool has_special(const Block &block) {
+        const __m256i all_ones = _mm256_set1_epi32(0xff);
+        const __m256i first = _mm256_cmpeq_epi32(exponents(block.vectors[0]), all_ones);
+        const __m256i second = _mm256_cmpeq_epi32(exponents(block.vectors[1]), all_ones);
+        return _mm256_movemask_epi8(_mm256_or_si256(first, second)) != 0;
+    }
     static __m256i bins(Vector values) {
-        const __m256i exponents =
-            _mm256_and_si256(_mm256_srli_epi32(_mm256_castps_si256(values), 23), _mm256_set1_epi32(0xff));
-        const __m256i above = _mm256_subs_epu16(exponents, _mm256_set1_epi32(127 + least_exponent));
+        const __m256i above = _mm256_subs_epu16(exponents(values), _mm256_set1_epi32(127 + least_exponent));
         return _mm256_min_epu16(above, _mm256_set1_epi32(exponent_bins - 1));
     }
-    static void pairs(const Vector *values, uint32_t *into) {
-        _mm256_store_si256(reinterpret_cast<__m256i *>(into),
-                           _mm256_or_si256(bins(values[0]), _mm256_slli_epi32(bins(values[1]), 6)));
+    static Pairs<2> pairs(const Block &block) {
+        const __m256i second = _mm256_slli_epi32(bins(block.vectors[1]), 6);
+        return words_of(_mm256_or_si256(bins(block.vectors[0]), second));
     }
     static void widen(const Vector *values, __m256d *into) {
         for (unsigned i = 0; i < block_elements / width; ++i) {
@@ -128,7 +183,7 @@ const Kernel avx2_kernel = {
     &works,
     &add_blocks<Lanes, Lanes, double>,
     &add_blocks<Lanes, Floats, float>,
-    &add_blocks<Lanes, Floats, BF16>,
+    &add_blocks<Lanes, BrainFloats<Floats>, BF16>,
     &add_blocks<Lanes, Floats, F16>,
 };
 

@@ -2,7 +2,9 @@
 // functions of external linkage: the linker could take those copies for every processor.
 #include <immintrin.h>
 
+#include "statistics/brain_floats.hpp"
 #include "statistics/kernel.hpp"
+#include "statistics/pair_words.hpp"
 
 namespace dsh {
 namespace {
@@ -10,10 +12,18 @@ namespace {
 struct Lanes {
     using Vector = __m512d;
     using Element = double;
+    using Count = uint64_t;
     static constexpr unsigned width = 8;
+    struct Block {
+        Vector vectors[block_elements / width];
+    };
 
     static Vector all(double value) { return _mm512_set1_pd(value); }
-    static Vector load(const void *numbers, double) { return _mm512_loadu_pd(static_cast<const double *>(numbers)); }
+    static Vector load(const double *numbers) { return _mm512_loadu_pd(numbers); }
+    static Block block(const char *numbers, double) {
+        const auto *first = reinterpret_cast<const double *>(numbers);
+        return {{load(first), load(first + width)}};
+    }
     static void store(double *numbers, Vector values) { _mm512_storeu_pd(numbers, values); }
 
     // When one argument is NaN, the instruction returns the second.
@@ -22,7 +32,15 @@ struct Lanes {
     static Vector sum(Vector a, Vector b) { return _mm512_add_pd(a, b); }
     static Vector product_sum(Vector a, Vector b, Vector c) { return _mm512_fmadd_pd(a, b, c); }
 
-    static unsigned zeros(Vector values) { return _mm512_fpclass_pd_mask(values, 0x06); }
+    static Count no_zeros() { return 0; }
+    static Count with_zeros(Count zeros, const Block &block) {
+        const unsigned first = _mm512_fpclass_pd_mask(block.vectors[0], 0x06);
+        const unsigned second = _mm512_fpclass_pd_mask(block.vectors[1], 0x06);
+        return zeros + static_cast<unsigned>(__builtin_popcount(first | second << width));
+    }
+    static uint64_t total(Count zeros) { return zeros; }
+
+    static bool has_special(const Block &block) { return (special(block.vectors[0]) | special(block.vectors[1])) != 0; }
     static unsigned special(Vector values) { return _mm512_fpclass_pd_mask(values, 0x99); }
     static unsigned nans(Vector values) { return _mm512_fpclass_pd_mask(values, 0x81); }
     static Vector without(Vector values, unsigned mask) {
@@ -35,9 +53,10 @@ struct Lanes {
         const __m512i above = _mm512_subs_epu16(exponents, _mm512_set1_epi64(1023 + least_exponent));
         return _mm512_min_epu16(above, _mm512_set1_epi64(exponent_bins - 1));
     }
-    static void pairs(const Vector *values, uint32_t *into) {
-        const __m512i both = _mm512_or_si512(bins(values[0]), _mm512_slli_epi64(bins(values[1]), 6));
-        _mm256_store_si256(reinterpret_cast<__m256i *>(into), _mm512_cvtepi64_epi32(both));
+    static Pairs<2> pairs(const Block &block) {
+        const __m512i second = _mm512_slli_epi64(bins(block.vectors[1]), 6);
+        const __m512i both = _mm512_or_si512(bins(block.vectors[0]), second);
+        return words_of(_mm512_cvtepi64_epi32(both));
     }
     static void widen(const Vector *values, Vector *into) {
         into[0] = values[0];
@@ -56,31 +75,40 @@ struct Lanes {
 struct Floats {
     using Vector = __m512;
     using Element = float;
+    using Count = uint64_t;
     static constexpr unsigned width = 16;
+    struct Block {
+        Vector vectors[block_elements / width];
+    };
 
     static Vector all(double value) { return _mm512_set1_ps(static_cast<float>(value)); }
-    static Vector load(const void *numbers, float) { return _mm512_loadu_ps(numbers); }
-    static Vector load(const void *numbers, BF16) {
-        const __m256i halves = _mm256_loadu_si256(static_cast<const __m256i *>(numbers));
-        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+    static Block block(const char *numbers, float) { return {{_mm512_loadu_ps(numbers)}}; }
+    static Block block(const char *numbers, F16) {
+        return {{_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(numbers)))}};
     }
-    static Vector load(const void *numbers, F16) {
-        return _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i *>(numbers)));
+    // Put the numbers whose upper halves are these into the vector.
+    static void begin_with(__m256i halves, Vector *into) {
+        *into = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
     }
     static void store(float *numbers, Vector values) { _mm512_storeu_ps(numbers, values); }
 
     static Vector min(Vector values, Vector least) { return _mm512_min_ps(values, least); }
     static Vector max(Vector values, Vector most) { return _mm512_max_ps(values, most); }
-    static unsigned zeros(Vector values) { return _mm512_fpclass_ps_mask(values, 0x06); }
-    static unsigned special(Vector values) { return _mm512_fpclass_ps_mask(values, 0x99); }
 
-    static void pairs(const Vector *values, uint32_t *into) {
+    static Count no_zeros() { return 0; }
+    static Count with_zeros(Count zeros, const Block &block) {
+        return zeros + static_cast<unsigned>(__builtin_popcount(_mm512_fpclass_ps_mask(*block.vectors, 0x06)));
+    }
+    static uint64_t total(Count zeros) { return zeros; }
+    static bool has_special(const Block &block) { return _mm512_fpclass_ps_mask(*block.vectors, 0x99) != 0; }
+
+    static Pairs<2> pairs(const Block &block) {
         const __m512i exponents =
-            _mm512_and_si512(_mm512_srli_epi32(_mm512_castps_si512(*values), 23), _mm512_set1_epi32(0xff));
+            _mm512_and_si512(_mm512_srli_epi32(_mm512_castps_si512(*block.vectors), 23), _mm512_set1_epi32(0xff));
         const __m512i above = _mm512_subs_epu16(exponents, _mm512_set1_epi32(127 + least_exponent));
         const __m512i bins = _mm512_min_epu16(above, _mm512_set1_epi32(exponent_bins - 1));
         const __m256i second = _mm256_slli_epi32(_mm512_extracti64x4_epi64(bins, 1), 6);
-        _mm256_store_si256(reinterpret_cast<__m256i *>(into), _mm256_or_si256(_mm512_castsi512_si256(bins), second));
+        return words_of(_mm256_or_si256(_mm512_castsi512_si256(bins), second));
     }
     static void widen(const Vector *values, __m512d *into) {
         into[0] = _mm512_cvtps_pd(_mm512_castps512_ps256(*values));
@@ -100,7 +128,7 @@ const Kernel avx512_kernel = {
     &works,
     &add_blocks<Lanes, Lanes, double>,
     &add_blocks<Lanes, Floats, float>,
-    &add_blocks<Lanes, Floats, BF16>,
+    &add_blocks<Lanes, BrainFloats<Floats>, BF16>,
     &add_blocks<Lanes, Floats, F16>,
 };
 
