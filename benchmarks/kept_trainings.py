@@ -1,5 +1,6 @@
 """The trainings of which every step is kept: a GPT in fp32, in mixed precision under DeepSpeed, or wholly in bf16."""
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -9,7 +10,7 @@ import capture
 from benchmarks.peers_grouped import group_of_one
 from benchmarks.training_state import Training, filled, gpt
 
-__all__ = ["KeptTraining", "kept_trainings"]
+__all__ = ["KeptTraining", "kept_trainings", "multiplies_bf16"]
 
 _CLIPPED_NORM = 0.1
 """The gradients are always larger, so that what the update reads is never a bf16 number."""
@@ -31,14 +32,20 @@ class KeptTraining(Protocol):
         """Let go of what is not memory."""
 
 
-def kept_trainings(state_bytes: int) -> dict[str, KeptTraining]:
+def multiplies_bf16() -> bool:
+    """Return whether a step in bf16 takes no longer than one in fp32 here, by what torch's kernels use."""
+    return torch.backends.cpu.get_cpu_capability() not in ("DEFAULT", "AVX2")
+
+
+def kept_trainings(state_bytes: int, precisions: Iterable[str]) -> dict[str, KeptTraining]:
     """Return one training for each precision, each of as many parameters as have `state_bytes` in fp32."""
-    return {
-        "fp32": _Plain(state_bytes, torch.float32),
-        "mixed": _Mixed(state_bytes, clipping=0.0),
-        "mixed clipped": _Mixed(state_bytes, clipping=_CLIPPED_NORM),
-        "bf16": _Plain(state_bytes, torch.bfloat16),
+    makers: dict[str, Callable[[], KeptTraining]] = {
+        "fp32": lambda: _Plain(state_bytes, torch.float32),
+        "mixed": lambda: _Mixed(state_bytes, clipping=0.0),
+        "mixed clipped": lambda: _Mixed(state_bytes, clipping=_CLIPPED_NORM),
+        "bf16": lambda: _Plain(state_bytes, torch.bfloat16),
     }
+    return {precision: makers[precision]() for precision in dict.fromkeys(precisions)}
 
 
 class _Plain:

@@ -190,8 +190,12 @@ class RawDirect(Blocking):
         self.block.write(os.urandom(1 << 20) * (BLOCK >> 20))
 
     def begin(self, training: Training, folder: Path) -> None:
+        self.write(training.state_bytes(), folder)
+
+    def write(self, nbytes: int, folder: Path) -> None:
+        """Write so many bytes, in whole blocks."""
         self.folder = folder
-        self.bytes = -(-training.state_bytes() // BLOCK) * BLOCK
+        self.bytes = -(-nbytes // BLOCK) * BLOCK
         descriptor = os.open(folder / "state.raw", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_DIRECT)
         try:
             os.posix_fallocate(descriptor, 0, self.bytes)
@@ -224,9 +228,9 @@ class RawDirectBeside(RawDirect):
         self.thread = ThreadPoolExecutor(1)
         self.written: Future[None] | None = None
 
-    def begin(self, training: Training, folder: Path) -> None:
+    def write(self, nbytes: int, folder: Path) -> None:
         self._wait()
-        self.written = self.thread.submit(super().begin, training, folder)
+        self.written = self.thread.submit(super().write, nbytes, folder)
 
     def durable(self) -> None:
         self._wait()
