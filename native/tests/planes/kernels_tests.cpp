@@ -18,7 +18,7 @@ namespace {
 using Bytes = std::vector<unsigned char>;
 
 #ifdef __x86_64__
-constexpr std::array kernels = {&portable_planes, &avx2_planes, &avx512_planes};
+constexpr std::array kernels = {&portable_planes, &avx2_planes, &bmi2_planes, &avx512_planes};
 #else
 constexpr std::array kernels = {&portable_planes};
 #endif

@@ -29,6 +29,7 @@ struct PlanesKernel {
 
 extern const PlanesKernel portable_planes;
 extern const PlanesKernel avx2_planes;
+extern const PlanesKernel bmi2_planes;
 extern const PlanesKernel avx512_planes;
 
 // The best of them on this processor.

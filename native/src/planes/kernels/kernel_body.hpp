@@ -7,6 +7,7 @@
 #include <immintrin.h>
 #endif
 
+#include "planes/kernels/cut.hpp"
 #include "planes/kernels/kernel.hpp"
 
 namespace dsh {
@@ -83,13 +84,7 @@ void split(const unsigned char *data, const unsigned char *base, size_t count, T
         if (transform == Transform::difference) {
             subtract(words, others, here);
         }
-        for (size_t plane = 0; plane < sizeof(Word); ++plane) {
-            unsigned char *__restrict__ into = planes + plane * count + at;
-            const Word *__restrict__ from = words;
-            for (size_t i = 0; i < here; ++i) {
-                into[i] = static_cast<unsigned char>(from[i] >> (8 * plane));
-            }
-        }
+        cut(words, here, planes + at, count);
     }
 }
 
