@@ -53,6 +53,14 @@ def test_the_readme_shows_the_training_on_an_older_processor():
         assert float(value) == pytest.approx(measured[name]["against none"]["median"], abs=0.0051), name
 
 
+def test_the_readme_shows_the_redo_log_on_an_older_processor():
+    file = ROOT / "benchmarks" / "results" / "zen2" / "redo.json"
+    measured = json.loads(file.read_text())["results"]
+    told = re.search(r"zen2/redo.md\) (\S+) x in fp32, where nothing but writing as many bytes takes (\S+) x", README)
+    for name, value in zip(("redo log", "as many raw bytes"), told.groups(), strict=True):
+        assert float(value) == pytest.approx(measured[f"fp32, {name}"]["against none"]["median"], abs=0.0051), name
+
+
 def test_the_readme_shows_the_committed_queries():
     measured = json.loads((ROOT / "benchmarks" / "results" / "queries.json").read_text())["results"]
     of_history = measured["1,000 checkpoints x 1,000 tensors"]
