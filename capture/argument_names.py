@@ -1,4 +1,5 @@
-"""The names of arguments: a door of `capture` refuses one that it does not have, with the nearest of those it has."""
+"""The names of arguments: a door of `capture` refuses one that it does not have, with the nearest of those it has, and
+one that has no name where it needs one."""
 
 import difflib
 import functools
@@ -14,8 +15,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def knows_its_arguments(function: F) -> F:
-    """Return the function, which now raises SetupError, before it begins, for a name that none of its arguments has."""
-    names = list(inspect.signature(function).parameters)
+    """Return the function, which now raises SetupError, before it begins, for a name that no argument of it has, and
+    for arguments that are missing or given without their names.
+    """
+    signature = inspect.signature(function)
+    names = list(signature.parameters)
+    places = [name for name, one in signature.parameters.items() if one.kind is not one.KEYWORD_ONLY]
 
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -24,6 +29,16 @@ def knows_its_arguments(function: F) -> F:
             close = difflib.get_close_matches(unknown, names, n=1, cutoff=0.6)
             hint = f"did you mean {close[0]!r}?" if close else f"the arguments are {', '.join(names)}"
             raise SetupError(f"{function.__name__}: no argument {unknown!r}; {hint}")
+        if len(args) > len(places):
+            raise SetupError(
+                f"{function.__name__}: {len(args)} arguments were given without a name, where only "
+                f"{', '.join(places)} needs none: write the others as name=value; they are "
+                f"{', '.join(names[len(places) :])}"
+            )
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise SetupError(f"{function.__name__}: {error}; the arguments are {', '.join(names)}") from None
         return function(*args, **kwargs)
 
     return cast(F, called)

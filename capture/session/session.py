@@ -11,10 +11,10 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Self
 
 import torch
@@ -194,12 +194,14 @@ class Session:
         self._require_open()
         return self._events.snapshot_now()
 
-    def log(self, **metrics: float | torch.Tensor) -> None:
-        """Record metrics of the step that has just ended; one-element tensors are read off the training thread.
-        SetupError for anything but real numbers.
+    def log(
+        self, metrics: Mapping[str, float | torch.Tensor] = MappingProxyType({}), /, **named: float | torch.Tensor
+    ) -> None:
+        """Record metrics of the step that has just ended, as `log(loss=0.5)` or `log({"val/loss": 0.5})`; one-element
+        tensors are read off the training thread. SetupError for anything but real numbers.
         """
         self._require_open()
-        self._committer.metrics(self._loop.step(), checked_metrics(metrics))
+        self._committer.metrics(self._loop.step(), checked_metrics(metrics, named))
 
     def tag(self, name: str, step: int | None = None) -> None:
         """Give a step (default: the one that has just ended) a name that `restore` and `diff` take. SetupError for a

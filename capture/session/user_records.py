@@ -13,10 +13,17 @@ __all__ = ["checked_metrics", "checked_tag"]
 _RESERVED = ("latest", "best")
 
 
-def checked_metrics(metrics: Mapping[str, Any]) -> dict[str, float | torch.Tensor]:
-    """Return the metrics as they are now, each a real number; tensors of one element are copied and not read.
-    SetupError names a metric that is no real number.
+def checked_metrics(metrics: Any, named: Mapping[str, Any]) -> dict[str, float | torch.Tensor]:
+    """Return the metrics, and those given by their names, as they are now, each a real number; tensors of one element
+    are copied and not read. SetupError names a metric that is no real number, or given twice.
     """
+    if not isinstance(metrics, Mapping):
+        raise SetupError(f"log: {metrics!r} has no name: give metrics as log(loss=0.5) or log({{'loss': 0.5}})")
+    twice = sorted(set(metrics) & set(named))
+    if twice:
+        name = twice[0]
+        raise SetupError(f"log: metric {name!r} is given twice, as {metrics[name]!r} and as {named[name]!r}: give one")
+    metrics = {**metrics, **named}
     return {_text(name, "the name of a metric"): _number(name, value) for name, value in metrics.items()}
 
 

@@ -25,5 +25,24 @@ def test_a_misspelt_argument_has_a_nearest_one(tmp_path, monkeypatch, door, argu
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("door", "given", "message"),
+    [
+        (
+            "enable",
+            2,
+            "enable: 2 arguments were given without a name, where only target needs none: .* every, history,",
+        ),
+        ("enable", 0, "enable: missing a required argument: 'target'; the arguments are target, every, history,"),
+        ("restore", 3, "restore: 3 arguments were given without a name, where only "),
+    ],
+)
+def test_an_argument_that_needs_a_name_is_given_by_it(tmp_path, monkeypatch, door, given, message):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SetupError, match=message):
+        getattr(capture, door)(*[torch.nn.Linear(2, 2)] * given)
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_doors_keep_their_signatures():
     assert list(inspect.signature(capture.enable).parameters)[:3] == ["target", "every", "history"]

@@ -398,6 +398,21 @@ def test_a_metric_that_is_not_a_real_number_is_refused_where_it_is_given(history
     assert committed_steps(history, session.run) == [0, 1]
 
 
+def test_metrics_are_given_by_name_or_in_a_dict(history):
+    model, optimizer = make()
+    with capture.enable(model, optimizer=optimizer, every=1, history=history) as session:
+        one_step(model, optimizer)
+        session.log({"val/loss": 0.5, "seen": torch.tensor(3)}, accuracy=0.25)
+        with pytest.raises(SetupError, match="metric 'seen' is given twice, as 3 and as 4"):
+            session.log({"seen": 3}, seen=4)
+        with pytest.raises(SetupError, match=r"log: 0\.5 has no name: give metrics as log\(loss=0\.5\)"):
+            session.log(0.5)
+    rows = History.open(history).query(
+        "SELECT name, value FROM metrics WHERE step = 1 AND name IN ('val/loss', 'seen', 'accuracy')"
+    )
+    assert {row["name"]: row["value"] for row in rows.to_pylist()} == {"val/loss": 0.5, "seen": 3.0, "accuracy": 0.25}
+
+
 @pytest.mark.parametrize(("name", "step"), [(7, None), ("\ud800", None), ("x", "1"), ("x", -1), ("x", True), ("", 1)])
 def test_an_invalid_tag_is_refused(history, name, step):
     model, optimizer = make()
