@@ -280,14 +280,16 @@ def sampled_digests(*, addresses: Any, nbytes: Any, seed: int = 0) -> bytes:
 def probe_io_uring() -> str:
     """Return an empty string when an io_uring can be made here, else the reason why not, as one sentence."""
 
-def pack_block(data: Any, *, itemsize: int, transforms: Sequence[int], base: object | None = None) -> bytes:
+def pack_block(
+    data: Any, *, itemsize: int, transforms: Sequence[int], base: object | None = None, may_index: bool = False
+) -> bytes:
     """Return a packed block (docs/format.md) of a buffer of elements of `itemsize` (1, 2, 4 or 8) bytes; the last one
     may be cut off.
 
     transforms: what each element may become before it is cut into planes: 0 itself; 1 rotated left by a bit; 2 XOR with
     the base's element; 3 the same, rotated; 4 the zigzag difference of both as integers. Of those given the one is
-    taken that makes a sample smallest, about. base: for 2 to 4, a buffer of the same size. ValueError names what does
-    not fit.
+    taken that makes a sample smallest, about. base: for 2 to 4, a buffer of the same size. may_index: float32 numbers
+    of few mantissas are indexed where that makes them smaller (5). ValueError names what does not fit.
     """
 
 class ParallelPacker:
@@ -301,14 +303,20 @@ class ParallelPacker:
     def pack(self, blocks: Sequence[tuple[Any, int]], *, into: Any) -> list[tuple[int, bytes]]:
         """Write the packed blocks of buffers, each given with the bytes of its elements, to a writable buffer, one
         behind the other; return the size and the checksum of each. They are those that `pack_block` makes without a
-        base, of the transforms 0 and 1. ValueError for other elements, and unless there is room for all bytes of the
-        buffers, and for each for 11 and 9 times the bytes of an element.
+        base, of the transforms 0 and 1, where it may index. ValueError for other elements, and unless there is room for
+        all bytes of the buffers, and for each for 11 and 9 times the bytes of an element.
         """
 
 def join_planes(planes: Sequence[Any], *, into: Any, transform: int, base: object | None = None) -> None:
     """Write to `into` the elements of which these are the planes (1, 2, 4 or 8 buffers, the least significant first),
     and undo the transform of `pack_block`, bit for bit. A plane of a single byte stands for one all of whose bytes are
     this one. ValueError names what does not fit.
+    """
+
+def join_indexed(indices: Any, exponents: Any, *, mantissas: Any, into: Any) -> None:
+    """Write to `into` the float32 numbers of an indexed block (docs/format.md): `mantissas` are uint32, and the planes
+    are a fourth of it each, or a single byte that stands for one all of whose bytes are this one. ValueError names what
+    does not fit, and an index behind the last mantissa; then `into` holds anything.
     """
 
 def spread_quads(quads: Any, *, others: Any, into: Any) -> int:

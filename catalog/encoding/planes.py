@@ -9,10 +9,11 @@ tensor was some steps ago, the high bits become zeros. What is best for a block 
 A block describes itself:
 
     byte 0          the version of the encoding, 1
-    byte 1          the transform: 0 plain, 1 rotated, 2 xor, 3 rotated_xor, 4 difference
+    byte 1          the transform: 0 plain, 1 rotated, 2 xor, 3 rotated_xor, 4 difference, 5 indexed
     byte 2          the bytes of an element, and so the number of planes: 1, 2, 4 or 8
     bytes 3 to 10   the number of raw bytes
     9 bytes a plane its coding (0 stored, 1 zstd, 2 one value, 3 quads) and the number of bytes that it takes
+    1 + 4n bytes    of an indexed block only: n, and its n mantissas
     the planes      in order, from the least significant byte on
     the rest        raw bytes behind the last whole element
 
@@ -21,11 +22,15 @@ there a symbol is four bytes. Each has two bits, the first the lowest: its value
 others, which are those, follow in order. There are 9 bytes for the coding of the quads, 0 to 2, and the bytes that they
 take; the same for the others; 8 bytes for the number of the others; the quads; the others.
 
+Float32 numbers that are the products of bfloat16 numbers with one factor, such as clipped gradients, have at most 128
+mantissas. Indexed, a number is its exponent, then its sign and the place of its mantissa in the table, each a byte.
+
 All bits survive: no float is ever computed, so NaN payloads, -0.0 and denormals are bits like all others. A block has
 no checksum of its own: whoever stores one keeps the checksum of its bytes beside it.
 """
 
 import struct
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Final, NamedTuple, TypeAlias
 
@@ -33,7 +38,7 @@ import native
 from catalog.encoding.zstd import decompressed
 from catalog.errors import FormatError
 
-__all__ = ["MAX_HEAD_BYTES", "Transform", "needs_base", "packed", "unpacked"]
+__all__ = ["MAX_HEAD_BYTES", "Transform", "is_indexed", "needs_base", "packed", "unpacked"]
 
 _VERSION = 1
 
@@ -46,11 +51,14 @@ class Transform(IntEnum):
     XOR = 2
     ROTATED_XOR = 3
     DIFFERENCE = 4
+    INDEXED = 5
 
 
 _TRANSFORMS = {int(transform): transform for transform in Transform}
 _ALONE = (Transform.PLAIN, Transform.ROTATED)
-_WITH_BASE = (*_ALONE, Transform.XOR, Transform.ROTATED_XOR, Transform.DIFFERENCE)
+_NEEDS_BASE = (Transform.XOR, Transform.ROTATED_XOR, Transform.DIFFERENCE)
+_INDEXED_BYTES: Final = 4
+"""The bytes of an element that can be indexed."""
 
 
 class _Coding(IntEnum):
@@ -74,12 +82,14 @@ _Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
 class _Head(NamedTuple):
-    """The beginning of a block: what it says of itself, and where the bytes of its planes begin."""
+    """The beginning of a block: what it says of itself, with the mantissas of an indexed one, each a uint32, and where
+    the bytes of its planes begin."""
 
     transform: Transform
     itemsize: int
     nbytes: int
     planes: tuple[tuple[_Coding, int], ...]
+    mantissas: memoryview
     begin: int
 
 
@@ -91,7 +101,7 @@ def packed(raw: memoryview, *, itemsize: int, base: memoryview | None = None) ->
     base: as many bytes as `raw`, else ValueError, most like it; who unpacks a block for which `needs_base` says so must
        have them again
     """
-    tried = _ALONE if base is None else _WITH_BASE
+    tried = _ALONE if base is None else (*_ALONE, *_NEEDS_BASE)
     return native.pack_block(raw, itemsize=itemsize, transforms=tried, base=base)
 
 
@@ -106,7 +116,7 @@ def unpacked(block: bytes | memoryview, *, base: memoryview | None = None, into:
         raise FormatError(f"packed block: {head.nbytes} raw bytes where {len(target)} belong")
     whole = head.nbytes - head.nbytes % head.itemsize
     other = None
-    if head.transform not in _ALONE:
+    if head.transform in _NEEDS_BASE:
         if base is None or base.nbytes != head.nbytes:
             found = "none" if base is None else f"one of {base.nbytes} bytes"
             raise FormatError(f"packed block: needs a base of {head.nbytes} bytes, there is {found}")
@@ -116,14 +126,21 @@ def unpacked(block: bytes | memoryview, *, base: memoryview | None = None, into:
     for coding, nbytes in head.planes:
         planes.append(_decoded(coding, content[at : at + nbytes], whole // head.itemsize))
         at += nbytes
-    if whole:
+    if head.transform is Transform.INDEXED:
+        _join_indexed(planes, head, into=target[:whole])
+    elif whole:
         native.join_planes(planes, into=target[:whole], transform=int(head.transform), base=other)
     target[whole:] = content[at:]
 
 
 def needs_base(block: bytes | memoryview) -> bool:
     """Return whether a block can be unpacked only with a base. FormatError when it is no block."""
-    return _head(_bytes_of(block)).transform not in _ALONE
+    return _head(_bytes_of(block)).transform in _NEEDS_BASE
+
+
+def is_indexed(block: bytes | memoryview) -> bool:
+    """Return whether the elements of a block are indexed."""
+    return block[1] == Transform.INDEXED
 
 
 def _bytes_of(buffer: bytes | memoryview) -> memoryview:
@@ -142,13 +159,30 @@ def _head(content: memoryview) -> _Head:
     if len(content) < begin:
         raise FormatError(f"packed block: {len(content)} bytes where the table of its planes ends at {begin}")
     table = [_PLANE.unpack_from(content, _HEAD.size + i * _PLANE.size) for i in range(itemsize)]
+    mantissas = content[:0]
+    if transform == Transform.INDEXED:
+        if itemsize != _INDEXED_BYTES or len(content) == begin:
+            raise FormatError(f"packed block: elements of {itemsize} bytes are indexed, or there is no table of theirs")
+        mantissas = content[begin + 1 : begin + 1 + _INDEXED_BYTES * content[begin]]
+        begin += 1 + _INDEXED_BYTES * content[begin]
     end = begin + sum(length for _, length in table) + nbytes % itemsize
     if end != len(content):
         raise FormatError(f"packed block: {len(content)} bytes where its planes end at {end}")
     if any(coding not in _CODINGS for coding, _ in table):
         raise FormatError("packed block: a plane has a coding that the format does not know")
     planes = tuple((_CODINGS[coding], length) for coding, length in table)
-    return _Head(_TRANSFORMS[transform], itemsize, nbytes, planes, begin)
+    return _Head(_TRANSFORMS[transform], itemsize, nbytes, planes, mantissas, begin)
+
+
+def _join_indexed(planes: Sequence[_Buffer], head: _Head, *, into: memoryview) -> None:
+    """Make the elements of an indexed block from its planes, of which the first two say nothing."""
+    low, high, indices, exponents = planes
+    if into and (bytes(low), bytes(high)) != (b"\0", b"\0"):
+        raise FormatError("packed block: it is indexed, and the lower planes are not zero")
+    try:
+        native.join_indexed(indices, exponents, mantissas=head.mantissas, into=into)
+    except ValueError as error:
+        raise FormatError(f"packed block: {error}") from error
 
 
 def _decoded(coding: _Coding, content: memoryview, nbytes: int) -> _Buffer:

@@ -30,7 +30,7 @@ from catalog.format.redo_segment import (
 __all__ = ["open_blocks", "read_redo_segment"]
 
 _TAIL_BYTES: Final = 8 + len(MAGIC)
-_VERSIONS: Final = (1, 2, 3)
+_VERSIONS: Final = (1, 2, 3, 4)
 """A segment has the first version that can say what is in it: 2 has several ranks, flat tensors and skipped updates; 3
 has steps that were counted twice, and products of betas that come from a power."""
 _PACKED_SLACK: Final = 2

@@ -8,6 +8,7 @@ one segment at most.
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -15,7 +16,7 @@ import native
 from catalog.disk.direct_file import DirectFile
 from catalog.disk.durable import make_dirs, publish, temporary_path
 from catalog.disk.json_file import MAX_JSON_BYTES, canonical, encode
-from catalog.encoding.planes import MAX_HEAD_BYTES
+from catalog.encoding.planes import MAX_HEAD_BYTES, is_indexed
 from catalog.errors import FormatError
 from catalog.format.dtypes import DTYPES
 from catalog.format.redo_segment import BIAS_CORRECTION_SINCE, MAGIC, RedoSegmentName, RedoTensor, RedoWrites
@@ -59,7 +60,7 @@ class RedoFileWriter:
     _steps: list[dict[str, Any]] = field(default_factory=list, init=False)
     _groups: Any = field(default=None, init=False)
     _footer_bytes: int = field(default=0, init=False)
-    _needs_format_3: bool = field(default=False, init=False)
+    _least_format: int = field(default=1, init=False)
 
     def __post_init__(self) -> None:
         self._footer_bytes = _HEAD_BYTES + len(canonical([dict(self.rule), _rows_of(self.writes)]))
@@ -117,6 +118,7 @@ class RedoFileWriter:
                     f"{most}, where there is room for {len(room)}: cut it"
                 )
             found = packer.pack(given, into=room)
+            self._look_at([stored for stored, _ in found], room)
         for (tensor, content), (stored, checksum) in zip(blocks, found, strict=False):
             file.extend(stored)
             self._note(tensor, content.nbytes, stored, checksum)
@@ -126,8 +128,15 @@ class RedoFileWriter:
         """Write the next blocks of the current step, which were packed before; `content` has them one behind the
         other."""
         self._opened().write(content)
+        self._look_at([block.stored for block in blocks], content)
         for block in blocks:
             self._note(block.tensor, block.nbytes, block.stored, block.checksum)
+
+    def _look_at(self, sizes: Sequence[int], content: memoryview) -> None:
+        """Note which format blocks of these sizes, one behind the other, need."""
+        ends = accumulate(sizes)
+        if any(is_indexed(content[end - size : end]) for size, end in zip(sizes, ends, strict=True)):
+            self._least_format = 4
 
     def _note(self, tensor: RedoTensor, nbytes: int, stored: int, checksum: bytes) -> None:
         """Note for the footer the next block of the current step, which stands for `nbytes` bytes."""
@@ -150,7 +159,8 @@ class RedoFileWriter:
         self._steps.append(
             {**row, **({} if applied else {"applied": False}), **({"counted_twice": True} if counted_twice else {})}
         )
-        self._needs_format_3 |= counted_twice or any(BIAS_CORRECTION_SINCE in group for group in groups)
+        if counted_twice or any(BIAS_CORRECTION_SINCE in group for group in groups):
+            self._least_format = max(self._least_format, 3)
 
     @property
     def path(self) -> Path:
@@ -187,8 +197,8 @@ class RedoFileWriter:
 
     def _described_writes(self) -> dict[str, Any]:
         writes, rows = self.writes, _rows_of(self.writes)
-        if self._needs_format_3:
-            return {"format": 3, **rows, "world_size": writes.world_size}
+        if self._least_format > 2:
+            return {"format": self._least_format, **rows, "world_size": writes.world_size}
         applied = all(row.get("applied", True) for row in self._steps)
         if applied and not writes.flats and not writes.calls and writes.world_size == 1:
             return {"format": 1, "params": rows["params"]}

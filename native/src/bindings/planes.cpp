@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
+#include <cstring>
 #include <memory>
 #include <span>
 #include <string>
@@ -16,6 +18,7 @@
 #include "bindings/without_gil.hpp"
 #include "planes/block_packer.hpp"
 #include "planes/byte_planes.hpp"
+#include "planes/few_mantissas.hpp"
 #include "planes/parallel_packer.hpp"
 #include "planes/quads.hpp"
 
@@ -84,7 +87,36 @@ std::size_t spread(nb::handle quads, nb::handle others, nb::handle into) {
     return spread_quads(bytes_of(from), {bytes_of(large), large.nbytes()}, plane.nbytes(), bytes_of(plane));
 }
 
-nb::bytes pack(nb::handle data, std::size_t itemsize, const std::vector<unsigned> &transforms, nb::handle base) {
+void join_indices(nb::handle indices, nb::handle exponents, nb::handle mantissas, nb::handle into) {
+    const Buffer index(indices);
+    const Buffer exponent(exponents);
+    const Buffer table(mantissas);
+    const WritableBuffer data(into);
+    const std::size_t count = data.nbytes() / sizeof(std::uint32_t);
+    const auto plane = [&](const Buffer &buffer, const char *name) {
+        const bool stands_for_all = buffer.nbytes() == 1 && count > 1;
+        require_same_length((stands_for_all ? count : buffer.nbytes()) * sizeof(std::uint32_t), name, data.nbytes(),
+                            "into, four times it,");
+        return Plane{buffer.data(), stands_for_all};
+    };
+    const Plane of_indices = plane(index, "indices");
+    const Plane of_exponents = plane(exponent, "exponents");
+    std::vector<std::uint32_t> known(table.nbytes() / sizeof(std::uint32_t));
+    std::memcpy(known.data(), table.data(), known.size() * sizeof(std::uint32_t));
+    std::size_t highest;
+    {
+        const WithoutGil unlocked;
+        highest = join_indexed(of_indices, of_exponents, known, count, bytes_of(data));
+    }
+    if (count != 0 && highest >= known.size()) {
+        const std::string text =
+            "index " + std::to_string(highest) + " of a mantissa, where there are " + std::to_string(known.size());
+        throw nb::value_error(text.c_str());
+    }
+}
+
+nb::bytes pack(nb::handle data, std::size_t itemsize, const std::vector<unsigned> &transforms, nb::handle base,
+               bool may_index) {
     // Each thread keeps one: what it has is dear to make.
     thread_local BlockPacker packer;
     const Buffer from(data);
@@ -97,7 +129,7 @@ nb::bytes pack(nb::handle data, std::size_t itemsize, const std::vector<unsigned
     std::size_t nbytes;
     {
         const WithoutGil unlocked;
-        nbytes = packer.pack(block, other.data(), tried);
+        nbytes = packer.pack(block, other.data(), tried, may_index);
     }
     nb::bytes packed = nb::steal<nb::bytes>(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(nbytes)));
     if (!packed.is_valid()) {
@@ -133,11 +165,13 @@ Packed pack_all(ParallelPacker &packer, const std::vector<std::pair<nb::object, 
 } // namespace
 
 void bind_planes(nb::module_ &module) {
-    module.def("pack_block", &pack, "data"_a, nb::kw_only(), "itemsize"_a, "transforms"_a, "base"_a = nb::none());
+    module.def("pack_block", &pack, "data"_a, nb::kw_only(), "itemsize"_a, "transforms"_a, "base"_a = nb::none(),
+               "may_index"_a = false);
     nb::class_<ParallelPacker>(module, "ParallelPacker")
         .def(nb::init<std::size_t>(), nb::kw_only(), "threads"_a)
         .def("pack", &pack_all, "blocks"_a, nb::kw_only(), "into"_a);
     module.def("join_planes", &join_buffers, "planes"_a, nb::kw_only(), "into"_a, "transform"_a, "base"_a = nb::none());
+    module.def("join_indexed", &join_indices, "indices"_a, "exponents"_a, nb::kw_only(), "mantissas"_a, "into"_a);
     module.def("spread_quads", &spread, "quads"_a, nb::kw_only(), "others"_a, "into"_a);
 }
 

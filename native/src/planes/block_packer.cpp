@@ -17,6 +17,7 @@ constexpr std::uint8_t version = 1;
 constexpr std::size_t size_bytes = sizeof(std::uint64_t);
 constexpr std::size_t head_bytes = 3 + size_bytes;
 constexpr std::size_t row_bytes = 1 + size_bytes;
+constexpr std::uint8_t indexed_form = 5; // in the place of the transform
 constexpr std::size_t quads_head_bytes = 2 * row_bytes + size_bytes;
 
 constexpr std::size_t sample_parts = 4;
@@ -29,6 +30,9 @@ constexpr double worth_matches = 0.97;
 // Quads take a fourth of a plane at least before they are coded: they are tried only where frames take little.
 constexpr double may_be_quads = 0.5;
 constexpr double worth_quads = 0.95;
+// What is indexed takes a table, and a little longer to read.
+constexpr double worth_indexing = 0.9;
+constexpr std::size_t least_indexed = 1024;
 
 std::byte *put_size(std::byte *into, std::uint64_t size) {
     std::memcpy(into, &size, size_bytes); // the processor is little-endian
@@ -47,6 +51,10 @@ std::byte *put_bytes(std::byte *into, std::span<const std::byte> bytes) {
     return into + bytes.size();
 }
 
+bool is_whole(std::span<const std::byte> sample, std::span<const std::byte> data) {
+    return sample.size() == data.size();
+}
+
 bool is_below(std::size_t size, double share, std::size_t other) {
     return static_cast<double>(size) < share * static_cast<double>(other);
 }
@@ -57,7 +65,8 @@ std::size_t most_packed_bytes(const RawBlock &block) {
     return head_bytes + block.itemsize * row_bytes + block.bytes.size();
 }
 
-std::size_t BlockPacker::pack(const RawBlock &block, const std::byte *base, std::span<const Transform> transforms) {
+std::size_t BlockPacker::pack(const RawBlock &block, const std::byte *base, std::span<const Transform> transforms,
+                              bool may_index) {
     require_itemsize(block.itemsize);
     if (transforms.empty()) {
         throw std::invalid_argument("transforms is empty: a block has one");
@@ -67,7 +76,6 @@ std::size_t BlockPacker::pack(const RawBlock &block, const std::byte *base, std:
     const auto whole = block.bytes.first(block.bytes.size() - block.bytes.size() % itemsize);
     const auto some = sample(whole, sample_);
     const std::byte *some_base = base == nullptr ? nullptr : sample({base, whole.size()}, base_sample_).data();
-    const bool is_whole = some.size() == whole.size();
     const std::size_t count = some.size() / itemsize;
 
     Transform best = transforms.front();
@@ -88,33 +96,74 @@ std::size_t BlockPacker::pack(const RawBlock &block, const std::byte *base, std:
         }
     }
     transform_ = best;
-
-    std::array<Coder, most_planes> coders{};
-    const std::byte *planes = split(some.data(), some_base, count);
-    for (std::size_t i = 0; i < itemsize; ++i) {
-        coders[i] = best_coder({planes + i * count, count}, sizes[i], is_whole, contents_[i]);
-    }
-    if (!is_whole) {
-        const std::size_t all = whole.size() / itemsize;
-        planes = split(whole.data(), base, all);
+    const bool has_enough = itemsize == sizeof(std::uint32_t) && count >= least_indexed;
+    is_indexed_ = may_index && has_enough && pack_indexed(whole, some, least);
+    if (!is_indexed_) {
+        const std::byte *planes = split(some.data(), some_base, count);
+        std::array<Coder, most_planes> coders{};
         for (std::size_t i = 0; i < itemsize; ++i) {
-            code({planes + i * all, all}, coders[i], contents_[i]);
+            coders[i] = best_coder({planes + i * count, count}, sizes[i], is_whole(some, whole), contents_[i]);
+        }
+        if (!is_whole(some, whole)) {
+            const std::size_t all = whole.size() / itemsize;
+            planes = split(whole.data(), base, all);
+            for (std::size_t i = 0; i < itemsize; ++i) {
+                code({planes + i * all, all}, coders[i], contents_[i]);
+            }
         }
     }
     std::size_t nbytes = head_bytes + itemsize * row_bytes + block.bytes.size() - whole.size();
     for (std::size_t i = 0; i < itemsize; ++i) {
         nbytes += contents_[i].bytes.size();
     }
-    return nbytes;
+    return is_indexed_ ? nbytes + 1 + mantissas_.met().size_bytes() : nbytes;
+}
+
+// Index the elements, and code the two planes of that, if it makes a sample of them smaller than the `other` bytes
+// which it would take; return whether it was done.
+bool BlockPacker::pack_indexed(std::span<const std::byte> whole, std::span<const std::byte> some, double other) {
+    static constexpr std::byte zero{};
+    const std::size_t count = some.size() / sizeof(std::uint32_t);
+    std::byte *planes = planes_.of(2 * count);
+    mantissas_.forget();
+    if (!mantissas_.index(some.data(), count, planes, planes + count)) {
+        return false;
+    }
+    const std::array sizes = {coded_bytes({planes, count}), coded_bytes({planes + count, count})};
+    if (sizes[0] + sizes[1] >= worth_indexing * other) {
+        return false;
+    }
+    std::array<Coder, sizes.size()> coders{};
+    for (std::size_t i = 0; i < coders.size(); ++i) {
+        contents_[i].coding = Coding::constant;
+        contents_[i].bytes = {&zero, 1};
+        coders[i] = best_coder({planes + i * count, count}, sizes[i], is_whole(some, whole), contents_[2 + i]);
+    }
+    if (is_whole(some, whole)) {
+        return true;
+    }
+    const std::size_t all = whole.size() / sizeof(std::uint32_t);
+    planes = planes_.of(2 * all);
+    if (!mantissas_.index(whole.data(), all, planes, planes + all)) {
+        return false;
+    }
+    for (std::size_t i = 0; i < coders.size(); ++i) {
+        code({planes + i * all, all}, coders[i], contents_[2 + i]);
+    }
+    return true;
 }
 
 void BlockPacker::write(std::byte *into) const {
     *into++ = static_cast<std::byte>(version);
-    *into++ = static_cast<std::byte>(transform_);
+    *into++ = is_indexed_ ? static_cast<std::byte>(indexed_form) : static_cast<std::byte>(transform_);
     *into++ = static_cast<std::byte>(block_.itemsize);
     into = put_size(into, block_.bytes.size());
     for (std::size_t i = 0; i < block_.itemsize; ++i) {
         into = put_row(into, contents_[i].coding, contents_[i].bytes.size());
+    }
+    if (is_indexed_) {
+        *into++ = static_cast<std::byte>(mantissas_.met().size());
+        into = put_bytes(into, std::as_bytes(mantissas_.met()));
     }
     for (std::size_t i = 0; i < block_.itemsize; ++i) {
         into = put_bytes(into, contents_[i].bytes);

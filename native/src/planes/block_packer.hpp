@@ -9,6 +9,7 @@
 #include <span>
 
 #include "planes/byte_planes.hpp"
+#include "planes/few_mantissas.hpp"
 #include "planes/frame_coder.hpp"
 #include "planes/kernels/forms.hpp"
 
@@ -28,8 +29,10 @@ class BlockPacker {
   public:
     // Pack a block, in the one of the transforms that makes a sample of it smallest; return the size. `base` has as
     // many bytes as the block, or is null where no transform needs one. std::invalid_argument for another itemsize, and
-    // without a transform. The bytes of the block must stay until `write` has returned.
-    std::size_t pack(const RawBlock &block, const std::byte *base, std::span<const Transform> transforms);
+    // without a transform. Where `may_index`, elements of 4 bytes are indexed instead if that makes them smaller. The
+    // bytes of the block must stay until `write` has returned.
+    std::size_t pack(const RawBlock &block, const std::byte *base, std::span<const Transform> transforms,
+                     bool may_index = false);
 
     // Write what the last `pack` has made: as many bytes as it has returned.
     void write(std::byte *into) const;
@@ -65,6 +68,7 @@ class BlockPacker {
         std::array<Content, 2> parts;
     };
 
+    bool pack_indexed(std::span<const std::byte> whole, std::span<const std::byte> some, double other);
     std::span<const std::byte> sample(std::span<const std::byte> data, Memory &memory) const;
     const std::byte *split(const std::byte *data, const std::byte *base, std::size_t count);
     Coder best_coder(std::span<const std::byte> plane, double size, bool is_whole, Content &content);
@@ -79,7 +83,9 @@ class BlockPacker {
     Quads quads_;
     std::array<Content, 2> tried_;
     std::array<Content, most_planes> contents_;
+    FewMantissas mantissas_;
     Transform transform_ = Transform::plain;
+    bool is_indexed_ = false;
     RawBlock block_{{}, 1};
 };
 

@@ -28,7 +28,7 @@ class Work {
     void run(BlockPacker &packer) {
         try {
             for (std::size_t i; (i = next_.fetch_add(1)) < blocks_.size();) {
-                const std::size_t nbytes = packer.pack(blocks_[i], nullptr, transforms_without_base);
+                const std::size_t nbytes = packer.pack(blocks_[i], nullptr, transforms_without_base, true);
                 const auto at = place(i, nbytes);
                 if (!at) {
                     return;

@@ -71,6 +71,30 @@ TEST(no_block_takes_more_than_it_may) {
     CHECK(most_packed_bytes({{}, 4}) == head_bytes + 4 * row_bytes);
 }
 
+TEST(an_indexed_block_takes_no_more_than_it_may_and_one_that_is_found_to_have_other_mantissas_is_cut) {
+    Random random(43);
+    BlockPacker packer;
+    for (unsigned turn = 0; turn < 60; ++turn) {
+        const std::size_t count = 1024 + random.between(0, 9000);
+        std::vector<float> numbers(count);
+        for (float &number : numbers) {
+            const auto half = static_cast<std::uint32_t>(random.between(0x3000, 0x4000)) << 16;
+            std::memcpy(&number, &half, sizeof half);
+            number *= 0.3F;
+        }
+        const bool is_odd = turn % 2 == 0;
+        if (is_odd) {
+            numbers[random.between(0, count - 1)] = 0.1234567F;
+        }
+        const RawBlock block{std::as_bytes(std::span(numbers)), sizeof(float)};
+        Bytes packed(packer.pack(block, nullptr, plain, true));
+        CHECK(packed.size() <= most_packed_bytes(block));
+        packer.write(packed.data());
+        CHECK((packed[1] == std::byte{5}) == !is_odd);
+        CHECK(!is_odd || packed == packed_by(packer, block, nullptr, plain));
+    }
+}
+
 TEST(a_block_that_can_not_be_packed_is_refused_and_the_next_one_is_packed) {
     Random random(42);
     const Bytes data = some_bytes(20'000, 60, random);

@@ -14,6 +14,7 @@ from catalog.encoding.planes import Transform, needs_base, packed, unpacked
 from catalog.errors import FormatError
 
 ZSTD, QUADS = 1, 3
+PLANES = [transform for transform in Transform if transform is not Transform.INDEXED]
 
 SPECIAL = {
     2: [0x0000, 0x8000, 0x7F80, 0xFF80, 0x7FC1, 0xFFFF, 0x0001, 0x8001, 0x3F80],
@@ -60,7 +61,7 @@ def test_every_bit_comes_back(kind, itemsize, count):
         assert len(block) <= len(raw) + 100
 
 
-@pytest.mark.parametrize("transform", list(Transform))
+@pytest.mark.parametrize("transform", PLANES)
 @pytest.mark.parametrize("itemsize", [1, 2, 4, 8])
 def test_every_transform_has_an_inverse(transform, itemsize):
     for kind in ("random", "near", "special"):
@@ -189,6 +190,90 @@ def test_hostile_quads_are_refused(at, value, said):
         returned(bytes(block), len(raw), base)
 
 
+def scaled(factor: float, count: int = 40_000) -> np.ndarray:
+    """Return gradients as clipping leaves them: bfloat16 numbers times a factor, zeros of both signs among
+    them."""
+    halves = (np.random.default_rng(7).normal(0.0, 1e-3, count).astype(np.float32).view(np.uint32) >> 16).astype(
+        np.uint32
+    )
+    numbers = (halves << 16).view(np.float32) * np.float32(factor)
+    numbers[::97], numbers[1::97] = 0.0, -0.0
+    return numbers
+
+
+def indexed(raw: bytes) -> bytes:
+    return native.pack_block(raw, itemsize=4, transforms=[0, 1], may_index=True)
+
+
+@pytest.mark.parametrize("factor", [0.1, 1 / 3, 0.7, 3.3e-5, 7e8])
+@pytest.mark.parametrize("count", [1024, 4096, 4097, 40_000])
+def test_bfloat16_numbers_times_a_factor_take_little_more_than_bfloat16_numbers(factor, count):
+    raw = scaled(factor, count).tobytes() + b"end"
+    block = indexed(raw)
+    assert block[1] == Transform.INDEXED
+    assert not needs_base(block)
+    assert returned(block, len(raw)) == raw
+    alone = packed(memoryview(scaled(1.0, count).tobytes()), itemsize=4)
+    assert len(block) < 1.05 * len(alone) + 4 * 128
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("odd", [1e-40, np.nan, np.inf, 0.123456, None])
+def test_numbers_of_other_mantissas_are_not_indexed_and_come_back(odd, late):
+    """Where they are late, the sample of the block has none of them."""
+    numbers = scaled(0.1)
+    if odd is None:
+        numbers[20_000:] *= np.float32(1.1)
+    numbers[30_001 if late else 3] = 0.5 if odd is None else odd
+    raw = numbers.tobytes()
+    block = indexed(raw)
+    assert block[1] != Transform.INDEXED or not np.isfinite(odd)
+    assert returned(block, len(raw)) == raw
+
+
+def test_what_bfloat16_planes_hold_already_is_not_indexed():
+    raw = scaled(1.0).tobytes()
+    assert indexed(raw) == packed(memoryview(raw), itemsize=4)
+    few = scaled(0.1, 1023).tobytes()
+    assert indexed(few) == packed(memoryview(few), itemsize=4)
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "said"),
+    [
+        (2, 2, "elements of 2 bytes are indexed"),
+        (11, 0, "packed block"),
+        (47, 0, "packed block"),
+        (47, 100, "packed block"),
+        (None, None, "no table"),
+    ],
+)
+def test_a_hostile_table_of_mantissas_is_refused(at, value, said):
+    raw = scaled(0.1).tobytes()
+    block = bytearray(indexed(raw))
+    assert block[1] == Transform.INDEXED
+    assert block[47] <= 128
+    if at is None:
+        del block[47:]
+    else:
+        block[at] = value
+    with pytest.raises(FormatError, match=said):
+        returned(bytes(block), len(raw))
+
+
+def test_an_index_behind_the_table_and_lower_planes_that_are_not_zero_are_refused():
+    table = struct.pack("<BBBQ", 1, Transform.INDEXED, 4, 8)
+    rows = b"".join(struct.pack("<BQ", *row) for row in ((2, 1), (2, 1), (0, 2), (2, 1)))
+    mantissas = bytes([1]) + (5).to_bytes(4, "little")
+    good = table + rows + mantissas + bytes([0, 0, 0, 128, 127])
+    one = np.frombuffer(returned(good, 8), np.uint32)
+    assert one.tolist() == [127 << 23 | 5, 1 << 31 | 127 << 23 | 5]
+    with pytest.raises(FormatError, match="index 1 of a mantissa, where there are 1"):
+        returned(table + rows + mantissas + bytes([0, 0, 1, 128, 127]), 8)
+    with pytest.raises(FormatError, match="lower planes are not zero"):
+        returned(table + rows + mantissas + bytes([0, 3, 0, 128, 127]), 8)
+
+
 def test_repetitions_are_found_where_all_values_are_as_frequent():
     counting = bytes(range(256)) * 400
     assert len(packed(memoryview(counting), itemsize=1)) < len(counting) / 50
@@ -204,7 +289,7 @@ def test_the_form_is_chosen_that_takes_least():
     for data in (near, flipped, exponents):
         raw, other = memoryview(data.tobytes()), memoryview(base.tobytes())
         block = packed(raw, itemsize=4, base=other)
-        sizes = [len(native.pack_block(raw, itemsize=4, transforms=[one], base=other)) for one in Transform]
+        sizes = [len(native.pack_block(raw, itemsize=4, transforms=[one], base=other)) for one in PLANES]
         assert len(block) <= 1.01 * min(sizes)
         chosen.append(block[1])
     assert len(set(chosen)) == 3

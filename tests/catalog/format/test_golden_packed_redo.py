@@ -1,12 +1,14 @@
 """The golden packed files and redo logs stay readable: every reader gets the very values that were written."""
 
 import shutil
+from pathlib import Path
 
 import golden_counted_twice
+import golden_indexed
 import pytest
 from golden_counted_twice import COUNTED_BACK, GRADIENT, gradient
 from golden_packed_redo import ALONE, FLATS, KEY, PACKED, TOGETHER, recorded, tensors, write
-from places import GOLDEN_COUNTED_TWICE, GOLDEN_PACKED_REDO
+from places import GOLDEN_COUNTED_TWICE, GOLDEN_INDEXED, GOLDEN_PACKED_REDO
 
 from capture.redo.rebuild import RebuiltSteps
 from capture.redo.steps import RedoRef
@@ -114,3 +116,19 @@ def test_a_log_of_format_3_says_which_steps_were_counted_twice(counted_back: His
         if refused is not None:
             with pytest.raises(MismatchError, match=rf"after step {refused} .*: a load has counted the steps back"):
                 chain.records(refused, after=refused - 1)
+
+
+@pytest.mark.parametrize("written", FOLDERS)
+def test_a_log_of_format_4_gives_the_gradients_that_were_indexed(written: str, tmp_path: Path) -> None:
+    root = tmp_path / "history"
+    if written == FOLDERS[0]:
+        shutil.copytree(GOLDEN_INDEXED, root)
+    else:
+        golden_indexed.write(root)
+    history = History.open(root)
+    assert verify(history) == []
+    chain = RedoChain(history.paths, CheckpointRef(golden_indexed.CLIPPED, 0))
+    for step in golden_indexed.STEPS:
+        (records,) = chain.records(step, after=step - 1)
+        ((tensor, content),) = records[0].tensors()
+        assert (tensor, bytes(content)) == (golden_indexed.GRADIENT, golden_indexed.gradient(step))

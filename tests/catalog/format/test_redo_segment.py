@@ -23,7 +23,7 @@ from catalog.format.redo_segment import (
     is_redo_segment,
     redo_segments,
 )
-from catalog.format.redo_writer import RedoFileWriter
+from catalog.format.redo_writer import PackedBlock, RedoFileWriter
 from catalog.paths import HistoryPaths
 
 WEIGHT = RedoTensor("gradient", "a.weight", "F32", (2, 3))
@@ -178,7 +178,7 @@ def test_every_flipped_byte_is_found(paths):
 
 
 CHANGES = {
-    "version": (lambda one: one.update(format=4), r"field format: version 4, where this release reads 1, 2 and 3"),
+    "version": (lambda one: one.update(format=5), r"field format: version 5, where this release reads 1, 2, 3 and 4"),
     "run": (lambda one: one.update(run="run-b"), "is a segment of rank 0 of run 'run-b'"),
     "rank": (lambda one: one.update(rank=1), "is a segment of rank 1"),
     "no steps": (lambda one: one.update(steps=[]), "is not that of a redo segment"),
@@ -260,6 +260,30 @@ def test_a_segment_has_the_first_version_that_says_what_is_in_it(paths, case):
     assert footer["format"] == version
     (step,) = read_redo_segment(path, run="run-a").steps
     assert (step.groups, step.counted_twice) == (groups, "counted_twice" in fields)
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_a_segment_with_indexed_gradients_has_the_version_that_knows_them(paths, before):
+    """Whether its blocks are packed by the writer, or were packed before."""
+    tensor = RedoTensor("gradient", "a.weight", "F32", (4096,))
+    gradient = np.arange(4096, dtype=np.uint32) % 251
+    raw = memoryview(((gradient + 1).astype(np.float32) * np.float32(0.1)).astype(np.float32).tobytes())
+    writer = RedoFileWriter(paths, "run-a", 0, {"class": "SGD"}, WRITES)
+    packer = native.ParallelPacker(threads=1)
+    if before:
+        room = memoryview(bytearray(2 * len(raw)))
+        ((stored, checksum),) = packer.pack([(raw, 4)], into=room)
+        writer.add([PackedBlock(tensor, len(raw), stored, checksum)], room[:stored])
+    else:
+        assert writer.pack([(tensor, raw)], packer) == 1
+    writer.end_step(3, groups=[{"lr": 0.1}], broken=None)
+    writer.publish()
+    (name,) = redo_segments(paths, "run-a")
+    path = paths.redo_dir("run-a") / name.name
+    data = path.read_bytes()
+    assert json.loads(data[-16 - int.from_bytes(data[-16:-8], "little") : -16])["format"] == 4
+    assert read_all(path) == [raw]
+    assert len(data) < len(raw) / 2
 
 
 FLAT_CHANGES = {

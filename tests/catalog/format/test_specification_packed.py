@@ -6,17 +6,18 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import golden_indexed
 import zstandard
 from document_reader import checked_json, checked_table
 from golden_counted_twice import COUNTED_BACK, GRADIENT, SEGMENTS, gradient
 from golden_packed_redo import ALONE, KEY, PACKED, TOGETHER, recorded, tensors
-from places import GOLDEN_COUNTED_TWICE, GOLDEN_PACKED_REDO
+from places import GOLDEN_COUNTED_TWICE, GOLDEN_INDEXED, GOLDEN_PACKED_REDO
 
 from catalog.format.redo_segment import RedoTensor
 from native import checksum
 
 STORED, ZSTD, ONE_VALUE, QUADS = range(4)
-PLAIN, ROTATED, XOR, ROTATED_XOR, DIFFERENCE = range(5)
+PLAIN, ROTATED, XOR, ROTATED_XOR, DIFFERENCE, INDEXED = range(6)
 
 seen: set[tuple[str, int]] = set()
 """The transforms and codings that were met in the golden files."""
@@ -47,6 +48,10 @@ def unpack(block: bytes, base: bytes) -> bytes:
     assert version == 1
     seen.add(("transform", transform))
     at = 11 + 9 * size
+    mantissas: tuple[int, ...] = ()
+    if transform == INDEXED:
+        mantissas = struct.unpack_from(f"<{block[at]}I", block, at + 1)
+        at += 1 + 4 * len(mantissas)
     planes = []
     for number in range(size):
         coding, length = struct.unpack_from("<BQ", block, 11 + 9 * number)
@@ -61,6 +66,10 @@ def unpack(block: bytes, base: bytes) -> bytes:
         element = {PLAIN: t, ROTATED: rotated, XOR: t ^ b, ROTATED_XOR: rotated ^ b}.get(transform)
         if transform == DIFFERENCE:
             element = (b + ((t >> 1) ^ -(t & 1))) % (1 << bits)
+        if transform == INDEXED:
+            assert t & 0xFFFF == 0
+            mantissa = mantissas[t >> 16 & 127] if t >> 24 else 0
+            element = (t >> 23 & 1) << 31 | (t >> 24) << 23 | mantissa
         assert element is not None
         made.append(element.to_bytes(size, "little"))
     return b"".join(made) + block[at:]
@@ -156,8 +165,16 @@ def test_it_reads_the_golden_log_of_format_3() -> None:
     assert len(list(folder.iterdir())) == len(SEGMENTS)
 
 
+def test_it_reads_the_golden_log_of_format_4() -> None:
+    (path,) = (GOLDEN_INDEXED / "runs" / golden_indexed.CLIPPED / "redo").iterdir()
+    footer, steps = segment(path)
+    assert footer["format"] == 4
+    assert steps == [{golden_indexed.GRADIENT: golden_indexed.gradient(step)} for step in golden_indexed.STEPS]
+
+
 def test_the_golden_files_have_every_transform_and_every_coding() -> None:
     test_it_unpacks_every_tensor_of_the_golden_images()
     test_it_reads_the_golden_redo_logs()
+    test_it_reads_the_golden_log_of_format_4()
     codings = {("coding", coding) for coding in (STORED, ZSTD, ONE_VALUE, QUADS)}
-    assert seen == codings | {("transform", one) for one in (PLAIN, ROTATED, XOR, ROTATED_XOR, DIFFERENCE)}
+    assert seen == codings | {("transform", one) for one in (PLAIN, ROTATED, XOR, ROTATED_XOR, DIFFERENCE, INDEXED)}

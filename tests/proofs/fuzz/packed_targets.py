@@ -70,6 +70,8 @@ def odd_block(block: bytes, chance: Chance) -> bytes:
         return mutated(block, chance)
     version, transform, _, nbytes = _HEAD.unpack_from(block)
     planes: list[tuple[int, bytes]] = []
+    mantissas = block[at : at + 1 + 4 * block[at]] if transform == Transform.INDEXED and len(block) > at else b""
+    at += len(mantissas)
     for number in range(itemsize):
         coding, length = _PLANE.unpack_from(block, _HEAD.size + number * _PLANE.size)
         planes.append((coding, block[at : at + length]))
@@ -78,7 +80,7 @@ def odd_block(block: bytes, chance: Chance) -> bytes:
     one = chance.randrange(itemsize)
     coding, content = planes[one]
     if kind == 1:
-        transform = chance.choice((*Transform, 5, 255))
+        transform = chance.choice((*Transform, 6, 255))
     elif kind == 2:
         nbytes = max(0, min(chance.choice((*_ODD_SIZES, nbytes - 1, nbytes + 1, 2 * nbytes)), (1 << 64) - 1))
     elif kind == 3:
@@ -93,7 +95,7 @@ def odd_block(block: bytes, chance: Chance) -> bytes:
         itemsize, planes = chance.choice(((1, planes[:1]), (0, []), (2 * itemsize, planes * 2), (3, (planes * 3)[:3])))
     table = b"".join(_PLANE.pack(coding, len(content)) for coding, content in planes)
     contents = b"".join(content for _, content in planes)
-    return _HEAD.pack(version, transform, itemsize % 256, nbytes) + table + contents + rest
+    return _HEAD.pack(version, transform, itemsize % 256, nbytes) + table + mantissas + contents + rest
 
 
 def _block_target() -> Target:
@@ -103,11 +105,14 @@ def _block_target() -> Target:
                           base=base + b"!", transforms=[transform])
         for itemsize, base in bases.items()
         for transform in Transform
+        if transform is not Transform.INDEXED
     ]  # fmt: skip
     plain_seeds = [packed(memoryview(base), itemsize=itemsize) for itemsize, base in bases.items()]
+    scaled = np.arange(1, 257, dtype=np.float32).repeat(8) * np.float32(0.1)
+    indexed = native.pack_block(scaled.tobytes() + b"!", itemsize=4, transforms=[0, 1], may_index=True)
 
     def make(chance: Chance) -> bytes:
-        return odd_block(chance.choice((*seeds, *plain_seeds)), chance)
+        return odd_block(chance.choice((*seeds, *plain_seeds, indexed)), chance)
 
     def read(data: bytes) -> object:
         nbytes = _HEAD.unpack_from(data)[3] if len(data) >= _HEAD.size else 0
