@@ -100,16 +100,10 @@ std::size_t BlockPacker::pack(const RawBlock &block, const std::byte *base, std:
     is_indexed_ = may_index && has_enough && pack_indexed(whole, some, least);
     if (!is_indexed_) {
         const std::byte *planes = split(some.data(), some_base, count);
-        std::array<Coder, most_planes> coders{};
-        for (std::size_t i = 0; i < itemsize; ++i) {
-            coders[i] = best_coder({planes + i * count, count}, sizes[i], is_whole(some, whole), contents_[i]);
-        }
+        const auto coders = best_coders(planes, count, {sizes.data(), itemsize}, is_whole(some, whole), 0);
         if (!is_whole(some, whole)) {
             const std::size_t all = whole.size() / itemsize;
-            planes = split(whole.data(), base, all);
-            for (std::size_t i = 0; i < itemsize; ++i) {
-                code({planes + i * all, all}, coders[i], contents_[i]);
-            }
+            code_all(split(whole.data(), base, all), all, {coders.data(), itemsize}, 0);
         }
     }
     std::size_t nbytes = head_bytes + itemsize * row_bytes + block.bytes.size() - whole.size();
@@ -133,12 +127,11 @@ bool BlockPacker::pack_indexed(std::span<const std::byte> whole, std::span<const
     if (sizes[0] + sizes[1] >= worth_indexing * other) {
         return false;
     }
-    std::array<Coder, sizes.size()> coders{};
-    for (std::size_t i = 0; i < coders.size(); ++i) {
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
         contents_[i].coding = Coding::constant;
         contents_[i].bytes = {&zero, 1};
-        coders[i] = best_coder({planes + i * count, count}, sizes[i], is_whole(some, whole), contents_[2 + i]);
     }
+    const auto coders = best_coders(planes, count, sizes, is_whole(some, whole), sizes.size());
     if (is_whole(some, whole)) {
         return true;
     }
@@ -147,10 +140,27 @@ bool BlockPacker::pack_indexed(std::span<const std::byte> whole, std::span<const
     if (!mantissas_.index(whole.data(), all, planes, planes + all)) {
         return false;
     }
-    for (std::size_t i = 0; i < coders.size(); ++i) {
-        code({planes + i * all, all}, coders[i], contents_[2 + i]);
-    }
+    code_all(planes, all, {coders.data(), sizes.size()}, sizes.size());
     return true;
+}
+
+// Code planes of `count` bytes each in the best way, as the contents from `first` on; return how.
+std::array<BlockPacker::Coder, most_planes> BlockPacker::best_coders(const std::byte *planes, std::size_t count,
+                                                                     std::span<const double> sizes, bool is_whole,
+                                                                     std::size_t first) {
+    std::array<Coder, most_planes> coders{};
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+        coders[i] = best_coder({planes + i * count, count}, sizes[i], is_whole, contents_[first + i]);
+    }
+    return coders;
+}
+
+// Code planes of `count` bytes each, as the contents from `first` on.
+void BlockPacker::code_all(const std::byte *planes, std::size_t count, std::span<const Coder> coders,
+                           std::size_t first) {
+    for (std::size_t i = 0; i < coders.size(); ++i) {
+        code({planes + i * count, count}, coders[i], contents_[first + i]);
+    }
 }
 
 void BlockPacker::write(std::byte *into) const {

@@ -71,6 +71,9 @@ class BlockPacker {
     bool pack_indexed(std::span<const std::byte> whole, std::span<const std::byte> some, double other);
     std::span<const std::byte> sample(std::span<const std::byte> data, Memory &memory) const;
     const std::byte *split(const std::byte *data, const std::byte *base, std::size_t count);
+    std::array<Coder, most_planes> best_coders(const std::byte *planes, std::size_t count,
+                                               std::span<const double> sizes, bool is_whole, std::size_t first);
+    void code_all(const std::byte *planes, std::size_t count, std::span<const Coder> coders, std::size_t first);
     Coder best_coder(std::span<const std::byte> plane, double size, bool is_whole, Content &content);
     void code(std::span<const std::byte> plane, Coder coder, Content &content);
     void code_quads(std::span<const std::byte> plane, Content &content);
