@@ -17,8 +17,10 @@ from redo_helpers import with_another_bit, with_other_writes
 
 import capture
 from capture.redo.key_frames import compare_key_frame, key_frames
+from catalog.encoding.planes import is_indexed
 from catalog.errors import MismatchError, NotFoundError, UnsupportedError
-from catalog.format.redo_segment import RedoWrites, redo_segments
+from catalog.format.redo_reader import open_blocks, read_redo_segment
+from catalog.format.redo_segment import RedoSegment, RedoWrites, redo_segments
 from catalog.history import History
 from catalog.read.redo import recorded_steps
 from catalog.retention.facts import bytes_on_disk
@@ -73,6 +75,19 @@ def check(history: Path, **settings: Any) -> None:
     LATER[history.name] = states[LAST]
 
 
+def has_indexed(history: History) -> bool:
+    """Return whether this rank has logged a gradient by the index of its mantissas."""
+    paths, run = history.paths, history.current_run()
+    own = [name for name in redo_segments(paths, run) if name.rank == RANK]
+    segments = [read_redo_segment(paths.redo_dir(run) / name.name, run=run) for name in own]
+    return any(has_indexed_block(segment) for segment in segments)
+
+
+def has_indexed_block(segment: RedoSegment) -> bool:
+    with open_blocks(segment) as read:
+        return any(is_indexed(read(block)) for step in segment.steps for block in step.blocks)
+
+
 @guards("A redo step has the bits of the training")
 @covers("the redo log: ZeRO 2 and 3 in bf16, and ZeRO 1 in fp16 with skipped updates, with torch's AdamW")
 def case_steps_are_made_again(folder: Path) -> None:
@@ -80,6 +95,8 @@ def case_steps_are_made_again(folder: Path) -> None:
     check(folder / "2", stage=2, looks_at="hash")
     check(folder / "3", stage=3)
     check(folder / "fp16", stage=1, dtype="fp16", fp16=FP16)
+    # Clipped gradients of bf16 are products with one factor, and those of fp16 have more mantissas.
+    assert [has_indexed(History.open(folder / name)) for name in ("2", "3", "fp16")] == [True, True, False]
 
 
 @guards("Resume is exact")
