@@ -32,7 +32,7 @@ __all__ = ["open_blocks", "read_redo_segment"]
 _TAIL_BYTES: Final = 8 + len(MAGIC)
 _VERSIONS: Final = (1, 2, 3, 4)
 """A segment has the first version that can say what is in it: 2 has several ranks, flat tensors and skipped updates; 3
-has steps that were counted twice, and products of betas that come from a power."""
+has steps that were counted twice, and products of betas that come from a power; 4 has indexed gradients."""
 _PACKED_SLACK: Final = 2
 """Packed bytes are at most so many times as many as what they stand for, and 4 KiB more."""
 

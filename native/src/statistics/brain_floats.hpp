@@ -4,8 +4,8 @@
 
 #include <immintrin.h>
 
+#include "statistics/integer_lanes.hpp"
 #include "statistics/kernel.hpp"
-#include "statistics/pair_words.hpp"
 
 // Kernels for several processors include this, so everything has internal linkage: the linker must not take the copy
 // that was compiled for one processor for the others.
@@ -30,15 +30,7 @@ template <typename Floats> struct BrainFloats : Floats {
     static Count with_zeros(Count zeros, const Block &block) {
         return _mm256_sub_epi16(zeros, _mm256_cmpeq_epi16(without_sign(block), _mm256_setzero_si256()));
     }
-    static uint64_t total(Count zeros) {
-        alignas(32) uint16_t lanes[block_elements];
-        _mm256_store_si256(reinterpret_cast<__m256i *>(lanes), zeros);
-        uint64_t total = 0;
-        for (const uint16_t lane : lanes) {
-            total += lane;
-        }
-        return total;
-    }
+    static uint64_t total(Count zeros) { return sum_of_lanes<uint16_t>(zeros); }
 
     static bool has_special(const Block &block) {
         const __m256i special = _mm256_cmpeq_epi16(exponents(block), _mm256_set1_epi16(0xff));

@@ -3,8 +3,8 @@
 #include <immintrin.h>
 
 #include "statistics/brain_floats.hpp"
+#include "statistics/integer_lanes.hpp"
 #include "statistics/kernel.hpp"
-#include "statistics/pair_words.hpp"
 
 namespace dsh {
 namespace {
@@ -49,11 +49,7 @@ struct Lanes {
         }
         return zeros;
     }
-    static uint64_t total(Count zeros) {
-        alignas(32) uint64_t lanes[width];
-        _mm256_store_si256(reinterpret_cast<__m256i *>(lanes), zeros);
-        return lanes[0] + lanes[1] + lanes[2] + lanes[3];
-    }
+    static uint64_t total(Count zeros) { return sum_of_lanes<uint64_t>(zeros); }
 
     static __m256i exponents(Vector values) {
         return _mm256_and_si256(_mm256_srli_epi64(_mm256_castpd_si256(values), 52), _mm256_set1_epi64x(0x7ff));
@@ -137,15 +133,7 @@ struct Floats {
         }
         return zeros;
     }
-    static uint64_t total(Count zeros) {
-        alignas(32) uint32_t lanes[width];
-        _mm256_store_si256(reinterpret_cast<__m256i *>(lanes), zeros);
-        uint64_t total = 0;
-        for (const uint32_t lane : lanes) {
-            total += lane;
-        }
-        return total;
-    }
+    static uint64_t total(Count zeros) { return sum_of_lanes<uint32_t>(zeros); }
 
     static __m256i exponents(Vector values) {
         return _mm256_and_si256(_mm256_srli_epi32(_mm256_castps_si256(values), 23), _mm256_set1_epi32(0xff));

@@ -3,8 +3,8 @@
 #include <immintrin.h>
 
 #include "statistics/brain_floats.hpp"
+#include "statistics/integer_lanes.hpp"
 #include "statistics/kernel.hpp"
-#include "statistics/pair_words.hpp"
 
 namespace dsh {
 namespace {

@@ -12,12 +12,6 @@ bool works() {
 
 } // namespace
 
-const PlanesKernel avx512_planes = {
-    &works,
-    {&split<uint8_t>, &split<uint16_t>, &split<uint32_t>, &split<uint64_t>},
-    {&join<uint8_t>, &join<uint16_t>, &join<uint32_t>, &join<uint64_t>},
-    &gather,
-    &spread,
-};
+const PlanesKernel avx512_planes = kernel_that(&works);
 
 } // namespace dsh

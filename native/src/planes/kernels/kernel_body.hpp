@@ -320,5 +320,16 @@ size_t spread(const unsigned char *quads, const unsigned char *others, size_t kn
     return used;
 }
 
+// The kernel that this file's loops are, as they were compiled here.
+constexpr PlanesKernel kernel_that(bool (*works)()) {
+    return {
+        works,
+        {&split<uint8_t>, &split<uint16_t>, &split<uint32_t>, &split<uint64_t>},
+        {&join<uint8_t>, &join<uint16_t>, &join<uint32_t>, &join<uint64_t>},
+        &gather,
+        &spread,
+    };
+}
+
 } // namespace
 } // namespace dsh
