@@ -10,7 +10,7 @@ import capture
 from benchmarks.peers_grouped import group_of_one
 from benchmarks.training_state import Training, filled, gpt
 
-__all__ = ["KeptTraining", "kept_trainings", "multiplies_bf16"]
+__all__ = ["KeptTraining", "kept_trainings"]
 
 _CLIPPED_NORM = 0.1
 """The gradients are always larger, so that what the update reads is never a bf16 number."""
@@ -30,11 +30,6 @@ class KeptTraining(Protocol):
 
     def close(self) -> None:
         """Let go of what is not memory."""
-
-
-def multiplies_bf16() -> bool:
-    """Return whether a step in bf16 takes no longer than one in fp32 here, by what torch's kernels use."""
-    return torch.backends.cpu.get_cpu_capability() not in ("DEFAULT", "AVX2")
 
 
 def kept_trainings(state_bytes: int, precisions: Iterable[str]) -> dict[str, KeptTraining]:

@@ -23,10 +23,11 @@ from typing import Any
 import torch
 
 import capture
-from benchmarks.kept_trainings import KeptTraining, kept_trainings, multiplies_bf16
+from benchmarks.kept_trainings import KeptTraining, kept_trainings
 from benchmarks.measure import Rows, Series, clock, rotations
 from benchmarks.peers import RawDirectBeside
 from benchmarks.peers_grouped import end_group
+from examples.gpt.model import processor_multiplies_bf16
 
 COLUMNS = {
     "step": "s",
@@ -64,7 +65,7 @@ CONTENDERS = [Contender(name, precision, options) for precision in PRECISIONS fo
 
 def run(scratch: Path, *, state_bytes: int, times: int, steps: int, batch: int) -> tuple[Rows, dict[str, object]]:
     """Measure every contender in `times` rotations, on one model for each precision that keeps training."""
-    here = [contender for contender in CONTENDERS if contender.precision == "fp32" or multiplies_bf16()]
+    here = [contender for contender in CONTENDERS if contender.precision == "fp32" or processor_multiplies_bf16()]
     trainings = kept_trainings(state_bytes, [contender.precision for contender in here])
     rows: Rows = {contender.label: defaultdict(Series) for contender in here}
     for contender in rotations(here, times=times):

@@ -17,7 +17,7 @@ import deepspeed
 import torch
 from data import TextLoader, standard_library
 from deepspeed.accelerator import get_accelerator
-from model import GPT, GPTConfig
+from model import GPT, GPTConfig, processor_multiplies_bf16
 
 import capture
 
@@ -34,22 +34,16 @@ def arguments() -> argparse.Namespace:
 
 
 def deepspeed_config(stage: int, batch: int) -> dict[str, Any]:
+    multiplies_bf16 = get_accelerator().device_name() != "cpu" or processor_multiplies_bf16()
     return {
         "train_micro_batch_size_per_gpu": batch,
-        "bf16": {"enabled": multiplies_bf16()},
+        "bf16": {"enabled": multiplies_bf16},
         "zero_optimization": {"stage": stage},
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "weight_decay": 0.1, "torch_adam": True}},
         "gradient_clipping": 1.0,
         "steps_per_print": 1_000_000,
         "wall_clock_breakdown": False,
     }
-
-
-def multiplies_bf16() -> bool:
-    """Return whether products of bf16 matrices are fast here. A processor without AVX-512 takes some seventy times as
-    long for them as for those of float32."""
-    without = ("DEFAULT", "AVX2")
-    return get_accelerator().device_name() != "cpu" or torch.backends.cpu.get_cpu_capability() not in without
 
 
 def warmup_then_cosine(step: int, *, warmup: int = 10, horizon: int = 200) -> float:
