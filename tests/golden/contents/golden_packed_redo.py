@@ -1,8 +1,8 @@
 """The content of the golden history of packed files and redo logs.
 
-`python tests/support/golden_packed_redo.py FOLDER` writes such a history. The one under tests/golden was written once
-and never changes, so that every later release must be able to read it. All numbers are made by whole-number
-arithmetic, the same on every machine.
+`PYTHONPATH=tests/support python tests/golden/contents/golden_packed_redo.py FOLDER` writes such a history.
+The one beside this folder was written once and never changes, so that every later release must be able to read it.
+All numbers are made by whole-number arithmetic, the same on every machine.
 """
 
 import struct

@@ -1,7 +1,7 @@
 """The content of the golden history of format 1.
 
-`python tests/support/golden_history.py FOLDER` writes such a history. The one under tests/golden was written once and
-never changes, so that every later release must be able to read it.
+`PYTHONPATH=tests/support python tests/golden/contents/golden_history.py FOLDER` writes such a history.
+The one beside this folder was written once and never changes, so that every later release must be able to read it.
 """
 
 import struct
