@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "planes/kernels/kernel.hpp"
+
 namespace dsh {
 namespace {
 
@@ -12,10 +14,22 @@ constexpr std::uint32_t nothing = 1U << 31; // in a slot
 constexpr std::uint32_t index_mask = most_mantissas - 1;
 constexpr std::uint32_t sign_of_index = most_mantissas;
 
-std::uint32_t word_at(const std::byte *numbers, std::size_t i) {
-    std::uint32_t word;
-    std::memcpy(&word, numbers + i * sizeof word, sizeof word); // the processor is little-endian
-    return word;
+// So many numbers at a time stay in the first-level cache between the loops over them.
+constexpr std::size_t tile = 1024;
+
+const unsigned char *raw(const std::byte *bytes) { return reinterpret_cast<const unsigned char *>(bytes); }
+unsigned char *raw(std::byte *bytes) { return reinterpret_cast<unsigned char *>(bytes); }
+
+// The mantissa of the first number that is not zero; zero where all are.
+std::uint32_t first_mantissa(const std::byte *numbers, std::size_t count) {
+    for (std::size_t i = 0; i < count; ++i) {
+        std::uint32_t word;
+        std::memcpy(&word, numbers + i * sizeof word, sizeof word); // the processor is little-endian
+        if ((word & ~(1U << 31)) != 0) {
+            return word & mantissa_mask;
+        }
+    }
+    return 0;
 }
 
 } // namespace
@@ -23,40 +37,80 @@ std::uint32_t word_at(const std::byte *numbers, std::size_t i) {
 void FewMantissas::forget() {
     slots_.fill(nothing);
     count_ = 0;
+    are_halves_ = false;
 }
 
 bool FewMantissas::index(const std::byte *numbers, std::size_t count, std::byte *indices, std::byte *exponents) {
-    for (std::size_t i = 0; i < count; ++i) {
-        const std::uint32_t word = word_at(numbers, i);
-        const std::uint32_t mantissa = word & mantissa_mask;
-        const std::uint32_t exponent = word >> mantissa_bits & 0xffU;
-        const std::uint32_t sign = word >> 31 != 0 ? sign_of_index : 0;
-        std::uint32_t slot = 0;
-        if (exponent != 0) {
-            slot = slots_[mantissa >> (mantissa_bits - upper_bits)];
-            if ((slot & (nothing | mantissa_mask)) != mantissa) {
-                if (!meet(mantissa)) {
-                    return false;
-                }
-                slot = slots_[mantissa >> (mantissa_bits - upper_bits)];
-            }
-        } else if (mantissa != 0) {
-            return false; // no exponent says how a denormal was rounded
+    if (count_ == 0 || are_halves_) {
+        if (planes_kernel().take_halves_apart(raw(numbers), count, raw(indices), raw(exponents))) {
+            meet_halves();
+            return true;
         }
-        indices[i] = static_cast<std::byte>(sign | (slot >> mantissa_bits & index_mask));
-        exponents[i] = static_cast<std::byte>(exponent);
+        if (are_halves_) {
+            return false;
+        }
+        const std::uint32_t first = first_mantissa(numbers, count);
+        meet({&first, 1});
+    }
+    for (std::size_t at = 0; at < count; at += tile) {
+        const std::size_t here = std::min(tile, count - at);
+        if (!index_tile(numbers + at * sizeof(float), here, indices + at, exponents + at)) {
+            return false;
+        }
     }
     return true;
 }
 
-bool FewMantissas::meet(std::uint32_t mantissa) {
-    std::uint32_t &slot = slots_[mantissa >> (mantissa_bits - upper_bits)];
-    if (slot != nothing || count_ == most_mantissas) {
+bool FewMantissas::index_tile(const std::byte *numbers, std::size_t count, std::byte *indices, std::byte *exponents) {
+    std::uint32_t memory[tile];
+    std::byte signs[tile];
+    if (!planes_kernel().take_apart(raw(numbers), count, mantissas_[0], memory, raw(signs), raw(exponents))) {
+        return false; // no exponent says how a denormal was rounded
+    }
+    const std::span<const std::uint32_t> mantissas(memory, count);
+    if (!look_up(mantissas, indices) && !(meet(mantissas) && look_up(mantissas, indices))) {
         return false;
     }
-    slot = mantissa | static_cast<std::uint32_t>(count_) << mantissa_bits;
-    mantissas_[count_++] = mantissa;
+    for (std::size_t i = 0; i < count; ++i) {
+        indices[i] |= signs[i];
+    }
     return true;
+}
+
+// Write the indices of the mantissas; return whether all of them were met.
+bool FewMantissas::look_up(std::span<const std::uint32_t> mantissas, std::byte *indices) const {
+    std::uint32_t differing = 0;
+    for (const std::uint32_t mantissa : mantissas) {
+        const std::uint32_t slot = slots_[mantissa >> (mantissa_bits - upper_bits)];
+        differing |= slot ^ mantissa;
+        *indices++ = static_cast<std::byte>(slot >> mantissa_bits);
+    }
+    return (differing & (nothing | mantissa_mask)) == 0;
+}
+
+// Give those of the mantissas that were not met a place each; return whether there is one for all of them.
+bool FewMantissas::meet(std::span<const std::uint32_t> mantissas) {
+    for (const std::uint32_t mantissa : mantissas) {
+        std::uint32_t &slot = slots_[mantissa >> (mantissa_bits - upper_bits)];
+        if ((slot & (nothing | mantissa_mask)) == mantissa) {
+            continue;
+        }
+        if (slot != nothing || count_ == most_mantissas) {
+            return false;
+        }
+        slot = mantissa | static_cast<std::uint32_t>(count_) << mantissa_bits;
+        mantissas_[count_++] = mantissa;
+    }
+    return true;
+}
+
+// The mantissa of a bfloat16 number is its own index.
+void FewMantissas::meet_halves() {
+    are_halves_ = true;
+    count_ = most_mantissas;
+    for (std::size_t i = 0; i < most_mantissas; ++i) {
+        mantissas_[i] = static_cast<std::uint32_t>(i) << (mantissa_bits - 7);
+    }
 }
 
 std::size_t join_indexed(const Plane &indices, const Plane &exponents, std::span<const std::uint32_t> mantissas,

@@ -75,7 +75,7 @@ TEST(an_indexed_block_takes_no_more_than_it_may_and_one_that_is_found_to_have_ot
     Random random(43);
     BlockPacker packer;
     for (unsigned turn = 0; turn < 60; ++turn) {
-        const std::size_t count = 1024 + random.between(0, 9000);
+        const std::size_t count = 2500 + random.between(0, 9000);
         std::vector<float> numbers(count);
         for (float &number : numbers) {
             const auto half = static_cast<std::uint32_t>(random.between(0x3000, 0x4000)) << 16;

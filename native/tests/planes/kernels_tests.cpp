@@ -229,4 +229,62 @@ TEST(quads_that_ask_for_more_others_than_there_are_read_no_more) {
     }
 }
 
+TEST(floats_are_taken_apart_at_any_address_and_denormals_are_refused) {
+    Random random(9);
+    for (unsigned turn = 0; turn < 400; ++turn) {
+        const std::size_t count = some_count(random);
+        const std::uint32_t of_zeros = 77;
+        std::vector<std::uint32_t> words(count);
+        for (std::uint32_t &word : words) {
+            const auto bits = static_cast<std::uint32_t>(random.between(0, ~std::uint32_t{0}));
+            const bool is_zero = random.between(0, 9) == 0;
+            word = is_zero ? bits & 1U << 31 : (bits & 0x7f800000U) == 0 ? bits | 1U << 23 : bits;
+        }
+        const bool are_halves = turn % 2 == 0;
+        for (std::uint32_t &word : words) {
+            word &= are_halves ? ~0xffffU : ~0U;
+        }
+        const bool has_denormal = turn % 5 == 0 && count != 0;
+        if (has_denormal) {
+            words[random.between(0, count - 1)] = are_halves ? 0x80010000U : 0x007fffffU;
+        }
+        const bool has_other = are_halves && turn % 3 == 0 && count != 0;
+        if (has_other) {
+            words[random.between(0, count - 1)] = 0x3f800001U;
+        }
+        Exact numbers(4 * count);
+        if (count != 0) {
+            std::memcpy(numbers.data(), words.data(), 4 * count);
+        }
+        Bytes expected_signs, expected_exponents, expected_indices;
+        std::vector<std::uint32_t> expected_mantissas;
+        bool is_denormal = false;
+        bool are_all_halves = true;
+        for (const std::uint32_t word : words) {
+            const std::uint32_t exponent = word >> 23 & 0xff;
+            const std::uint32_t mantissa = word & 0x7fffff;
+            const auto sign = static_cast<unsigned char>(word >> 31 << 7);
+            is_denormal = is_denormal || (exponent == 0 && mantissa != 0);
+            are_all_halves = are_all_halves && word % (1U << 16) == 0;
+            expected_signs.push_back(sign);
+            expected_exponents.push_back(static_cast<unsigned char>(exponent));
+            expected_indices.push_back(static_cast<unsigned char>(sign | mantissa >> 16));
+            expected_mantissas.push_back(exponent == 0 ? of_zeros : mantissa);
+        }
+        each_kernel([&](const PlanesKernel &kernel) {
+            Exact exponents(count);
+            Exact signs(count);
+            std::vector<std::uint32_t> mantissas(count);
+            CHECK(kernel.take_apart(numbers.data(), count, of_zeros, mantissas.data(), signs.data(),
+                                    exponents.data()) == !is_denormal);
+            CHECK(is_denormal || (signs.is(expected_signs) && exponents.is(expected_exponents)));
+            CHECK(is_denormal || mantissas == expected_mantissas);
+            Exact indices(count);
+            const bool is_taken = kernel.take_halves_apart(numbers.data(), count, indices.data(), exponents.data());
+            CHECK(is_taken == (are_all_halves && !is_denormal));
+            CHECK(!is_taken || (indices.is(expected_indices) && exponents.is(expected_exponents)));
+        });
+    }
+}
+
 } // namespace dsh::test

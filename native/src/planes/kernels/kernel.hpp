@@ -25,6 +25,14 @@ struct PlanesKernel {
     size_t (*gather_quads)(const unsigned char *plane, size_t count, unsigned char *quads, unsigned char *others);
     size_t (*spread_quads)(const unsigned char *quads, const unsigned char *others, size_t known, size_t count,
                            unsigned char *plane);
+    // Take float32 numbers apart, at any address, into as many bytes each of signs (the highest bit) and exponents, and
+    // mantissas, of which zeros get `of_zeros`. False, whatever was written then, where a number is a denormal.
+    bool (*take_apart)(const unsigned char *numbers, size_t count, uint32_t of_zeros, uint32_t *mantissas,
+                       unsigned char *signs, unsigned char *exponents);
+    // As above for numbers whose lower halves are zero, as those of bfloat16 are: the seven bits of their mantissas
+    // stand beside the signs. False also where there is another number.
+    bool (*take_halves_apart)(const unsigned char *numbers, size_t count, unsigned char *signs_and_mantissas,
+                              unsigned char *exponents);
 };
 
 extern const PlanesKernel portable_planes;

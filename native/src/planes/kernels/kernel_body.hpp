@@ -8,6 +8,7 @@
 #endif
 
 #include "planes/kernels/cut.hpp"
+#include "planes/kernels/floats.hpp"
 #include "planes/kernels/kernel.hpp"
 
 namespace dsh {
@@ -328,6 +329,8 @@ constexpr PlanesKernel kernel_that(bool (*works)()) {
         {&join<uint8_t>, &join<uint16_t>, &join<uint32_t>, &join<uint64_t>},
         &gather,
         &spread,
+        &take_apart,
+        &take_halves_apart,
     };
 }
 
