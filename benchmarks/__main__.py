@@ -39,7 +39,7 @@ FULL = {
     "training": {"state_bytes": 1_000_000_000, "times": 7, "batch": 4},
     "redo": {"state_bytes": 280_000_000, "times": 7, "steps": 8, "batch": 8},
     "packing": {"layers": 2, "width": 192, "steps": 300, "times": 3},
-    "compaction": {"state_bytes": 150_000_000, "times": 5, "steps": 16, "every": 2, "batch": 4},
+    "compaction": {"state_bytes": 150_000_000, "times": 9, "steps": 16, "every": 2, "batch": 4},
     "imports": {"checkpoints": 20, "times": 15},
     "diagnose": {"every": (1, 5, 10)},
 }

@@ -4,6 +4,7 @@ They are copied, and packed beside the training; or packed right here, where the
 cores that it has (decision 0060).
 """
 
+import mmap
 from collections.abc import Sequence
 from typing import Final
 
@@ -14,6 +15,7 @@ from capture.redo_log.blocks import blocks_of, most_packed_bytes
 from capture.redo_log.redo_log import RedoLog, StepInput
 from capture.redo_log.updated_tensors import UpdatedTensors
 from capture.state.dtypes import dtype_name
+from catalog.disk.direct_file import place_for
 from catalog.format.dtypes import DTYPES
 from catalog.format.redo_segment import RedoTensor
 from catalog.format.redo_writer import PackedBlock
@@ -49,6 +51,8 @@ class Gradients:
         if into.memory is None and not into.is_left_out:
             into.memory = self._log.memory(self._most_bytes())
             into.is_left_out = into.memory is None
+            if into.memory is not None and self._log.packs_at_once:
+                into.packed_at = place_for(self._log.position(), into.memory.numpy().data)
         if into.memory is None:
             return
         if self._log.packs_at_once:
@@ -73,7 +77,7 @@ class Gradients:
     def _pack(self, into: StepInput, gradients: Sequence[tuple[RedoTensor, torch.Tensor]]) -> None:
         assert into.memory is not None
         blocks = blocks_of(gradients)
-        room = into.memory.numpy().data[sum(block.stored for block in into.packed) :]
+        room = into.memory.numpy().data[into.packed_at + sum(block.stored for block in into.packed) :]
         packed = self._log.packer.pack([(content, DTYPES[tensor.dtype]) for tensor, content in blocks], into=room)
         into.packed += [
             PackedBlock(tensor, content.nbytes, stored, checksum)
@@ -85,7 +89,9 @@ class Gradients:
         recorded = [one for one in self._updated.all if self._updated.is_recorded(one)]
         if not self._updated.are_flat:
             recorded = [one.grad for one in recorded if one.grad is not None]
-        return sum(map(most_packed_bytes if self._log.packs_at_once else _aligned_bytes, recorded))
+        if self._log.packs_at_once:
+            return mmap.PAGESIZE + sum(map(most_packed_bytes, recorded))
+        return sum(map(_aligned_bytes, recorded))
 
 
 def _aligned_bytes(tensor: torch.Tensor) -> int:

@@ -50,7 +50,7 @@ _NO_ROOM: Final = "the byte budget of keep= has no room for it beside what stays
 class StepInput:
     """Holds the input of one update. `tensors` are in `memory`, which the log takes back, or small copies of their own.
 
-    packed: the blocks that `memory` begins with, one behind the other, where gradients were packed at once
+    packed: the blocks that `memory` has from `packed_at` on, one behind the other, where gradients were packed at once
     writes: what the update writes
     applied: False where the update was skipped
     broken: why the state after the step is not what its update has made; then no tensor is needed
@@ -63,6 +63,7 @@ class StepInput:
     groups: Any
     memory: torch.Tensor | None = None
     packed: list[PackedBlock] = field(default_factory=list)
+    packed_at: int = 0
     tensors: list[tuple[RedoTensor, torch.Tensor]] = field(default_factory=list)
     broken: str | None = None
     applied: bool = True
@@ -137,6 +138,11 @@ class RedoLog:
             with self._changed:
                 self._free.append(memory)
                 self._changed.notify_all()
+
+    def position(self) -> int:
+        """Return how many bytes the file has to which the next step is written, as far as can be told by now."""
+        segment = self._segment
+        return 0 if segment is None else segment.nbytes
 
     def add(self, step: StepInput) -> None:
         """Write a step, the one after those that were added before."""
@@ -386,7 +392,7 @@ def _stored_bytes(step: StepInput) -> int:
 
 def _packed_bytes(step: StepInput) -> memoryview:
     assert step.memory is not None
-    return step.memory.numpy().data[: sum(block.stored for block in step.packed)]
+    return step.memory.numpy().data[step.packed_at :][: sum(block.stored for block in step.packed)]
 
 
 def _end_step(segment: RedoFileWriter, step: StepInput) -> None:

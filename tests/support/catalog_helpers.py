@@ -1,5 +1,6 @@
 """Tiny valid checkpoints without torch, written from bytes with the catalog's own writer."""
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -147,6 +148,18 @@ class Run:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def can_be_direct(folder: Path) -> bool:
+    """Return whether files in a folder can be written past the page cache."""
+    tried = folder / "tried"
+    try:
+        os.close(os.open(tried, os.O_WRONLY | os.O_CREAT | os.O_DIRECT))
+    except OSError:
+        return False
+    finally:
+        tried.unlink(missing_ok=True)
+    return True
 
 
 def flip_bit(path: Path, *, offset: int, bit: int = 0) -> None:

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "planes/kernels/kernel.hpp"
+#include "planes/raw_bytes.hpp"
 
 namespace dsh {
 namespace {
@@ -17,9 +18,6 @@ std::size_t kind_of(std::size_t itemsize) {
     require_itemsize(itemsize);
     return static_cast<std::size_t>(std::countr_zero(itemsize));
 }
-
-const unsigned char *raw(const std::byte *bytes) { return reinterpret_cast<const unsigned char *>(bytes); }
-unsigned char *raw(std::byte *bytes) { return reinterpret_cast<unsigned char *>(bytes); }
 
 } // namespace
 

@@ -4,21 +4,17 @@
 #include <cstring>
 
 #include "planes/kernels/kernel.hpp"
+#include "planes/raw_bytes.hpp"
 
 namespace dsh {
 namespace {
 
-constexpr unsigned mantissa_bits = 23;
-constexpr std::uint32_t mantissa_mask = (1U << mantissa_bits) - 1;
 constexpr std::uint32_t nothing = 1U << 31; // in a slot
 constexpr std::uint32_t index_mask = most_mantissas - 1;
 constexpr std::uint32_t sign_of_index = most_mantissas;
 
 // So many numbers at a time stay in the first-level cache between the loops over them.
 constexpr std::size_t tile = 1024;
-
-const unsigned char *raw(const std::byte *bytes) { return reinterpret_cast<const unsigned char *>(bytes); }
-unsigned char *raw(std::byte *bytes) { return reinterpret_cast<unsigned char *>(bytes); }
 
 // The mantissa of the first number that is not zero; zero where all are.
 std::uint32_t first_mantissa(const std::byte *numbers, std::size_t count) {

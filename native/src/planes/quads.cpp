@@ -1,14 +1,9 @@
 #include "planes/quads.hpp"
 
 #include "planes/kernels/kernel.hpp"
+#include "planes/raw_bytes.hpp"
 
 namespace dsh {
-namespace {
-
-const unsigned char *raw(const std::byte *bytes) { return reinterpret_cast<const unsigned char *>(bytes); }
-unsigned char *raw(std::byte *bytes) { return reinterpret_cast<unsigned char *>(bytes); }
-
-} // namespace
 
 std::size_t gather_quads(const std::byte *plane, std::size_t count, std::byte *quads, std::byte *others) {
     return planes_kernel().gather_quads(raw(plane), count, raw(quads), raw(others));

@@ -1,11 +1,15 @@
 """Gradients are packed beside the training, or at once where nothing is left beside it; the log is the same."""
 
+import mmap
+import os
+
 import pytest
 import torch
-from catalog_helpers import Run
+from catalog_helpers import Run, can_be_direct
 
 from capture.redo_log.gradients import Gradients, trains_on_all_cores
 from capture.redo_log.redo_log import RedoLog, StepInput
+from catalog.disk import direct_file
 from catalog.format.redo_reader import read_redo_segment
 from catalog.format.redo_segment import RedoWrites, redo_segments
 from catalog.read.redo import RedoRecord
@@ -71,6 +75,18 @@ def test_the_log_has_the_same_bytes_in_either_way(tmp_path):
             taken(run, at_once=at_once)
             files.append(segment_of(run).read_bytes())
     assert files[0] == files[1]
+
+
+def test_many_packed_bytes_are_written_from_where_they_were_packed(tmp_path, monkeypatch):
+    sizes = []
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda *given: sizes.append(write(*given)) or sizes[-1])
+    with Run(tmp_path / "h") as run:
+        taken(run, at_once=True)
+        written = segment_of(run).stat().st_size
+    if not can_be_direct(tmp_path):
+        pytest.skip("this file system has no O_DIRECT")
+    assert max(sizes) > written - 4 * mmap.PAGESIZE > direct_file._PIECE_BYTES
 
 
 @pytest.mark.parametrize("at_once", [False, True])

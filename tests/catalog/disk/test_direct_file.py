@@ -8,9 +8,10 @@ import resource
 from pathlib import Path
 
 import pytest
+from catalog_helpers import can_be_direct
 
 from catalog.disk import direct_file
-from catalog.disk.direct_file import DirectFile
+from catalog.disk.direct_file import DirectFile, place_for
 
 PIECE = direct_file._PIECE_BYTES
 
@@ -41,13 +42,44 @@ def test_what_is_made_in_its_memory_is_in_the_file_between_what_was_written(
     assert (tmp_path / "file").read_bytes() == b"".join(part + b"between" for part in parts)
 
 
+@pytest.mark.parametrize("before", [0, 1, 4095, 4096, PIECE - 1, PIECE + 77])
+@pytest.mark.parametrize("size", [PIECE, 3 * PIECE + 1234])
+def test_many_bytes_that_lie_as_in_the_file_are_written_from_where_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int, size: int
+) -> None:
+    first, content = os.urandom(before), os.urandom(size)
+    memory = memoryview(bytearray(size + mmap.PAGESIZE))
+    at = place_for(before, memory)
+    assert at < mmap.PAGESIZE
+    memory[at : at + size] = content
+    file = _direct(tmp_path / "file")
+    file.write(first)
+    written = _sizes_written(monkeypatch)
+    file.write(memory[at : at + size])
+    assert sum(written) > before % PIECE + size - mmap.PAGESIZE
+    assert max(written) > size - 2 * mmap.PAGESIZE, "all whole pages in one call"
+    memory[:] = bytes(len(memory))
+    file.write(b"after")
+    file.close()
+    assert (tmp_path / "file").read_bytes() == first + content + b"after"
+
+
+def test_bytes_that_lie_otherwise_are_gathered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = os.urandom(3 * PIECE)
+    memory = memoryview(bytearray(len(content) + mmap.PAGESIZE))
+    at = (place_for(0, memory) + 1) % mmap.PAGESIZE
+    memory[at : at + len(content)] = content
+    file = _direct(tmp_path / "file")
+    written = _sizes_written(monkeypatch)
+    file.write(memory[at : at + len(content)])
+    file.close()
+    assert set(written) == {PIECE}
+    assert (tmp_path / "file").read_bytes() == content
+
+
 def test_the_page_cache_is_left_alone(tmp_path: Path) -> None:
-    try:
-        os.close(os.open(tmp_path / "tried", os.O_WRONLY | os.O_CREAT | os.O_DIRECT))
-    except OSError:
-        pytest.skip("this file system has no O_DIRECT")
     path = tmp_path / "file"
-    file = DirectFile(path)
+    file = _direct(path)
     file.write(os.urandom(4 * PIECE + 100))
     file.close()
     assert 0 < _cached_bytes(path) <= PIECE
@@ -101,6 +133,25 @@ def test_a_forked_child_writes_nothing(tmp_path: Path) -> None:
     assert path.read_bytes() == b""
     file.close()
     assert path.read_bytes() == b"begun"
+
+
+def _direct(path: Path) -> DirectFile:
+    if not can_be_direct(path.parent):
+        pytest.skip("this file system has no O_DIRECT")
+    return DirectFile(path)
+
+
+def _sizes_written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list to which the size of each write is added from now on."""
+    sizes: list[int] = []
+    write = os.write
+
+    def noted(descriptor: int, data: memoryview) -> int:
+        sizes.append(write(descriptor, data))
+        return sizes[-1]
+
+    monkeypatch.setattr(os, "write", noted)
+    return sizes
 
 
 def _cached_bytes(path: Path) -> int:

@@ -6,11 +6,11 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "planes/kernels/forms.hpp"
+
 namespace dsh {
 namespace {
 
-constexpr unsigned mantissa_bits = 23;
-constexpr uint32_t mantissa_mask = (1U << mantissa_bits) - 1;
 constexpr uint32_t lower_half = 0xffff;
 
 uint32_t word_at(const unsigned char *numbers, size_t i) {

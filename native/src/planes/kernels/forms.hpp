@@ -1,5 +1,5 @@
-// What elements become before they are cut into byte planes, and what a plane may be. No header of C++ is included
-// here, because the kernels include this one.
+// What elements become before they are cut into byte planes, what they consist of, and what a plane may be. No header
+// of C++ is included here, because the kernels include this one.
 #pragma once
 
 #include <stdint.h>
@@ -19,6 +19,10 @@ constexpr unsigned transforms = 5;
 
 // Whether an element's form depends on the base's.
 static constexpr bool needs_base(Transform transform) { return transform >= Transform::exclusive; }
+
+// Of a float32 number.
+constexpr unsigned mantissa_bits = 23;
+constexpr uint32_t mantissa_mask = (1U << mantissa_bits) - 1;
 
 // As many bytes as there are elements, or the one that all of them are.
 struct Plane {
