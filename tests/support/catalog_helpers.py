@@ -7,6 +7,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import native
 from catalog.format.dtypes import DTYPES
 from catalog.format.extents import extent_table
@@ -160,6 +162,19 @@ def can_be_direct(folder: Path) -> bool:
     finally:
         tried.unlink(missing_ok=True)
     return True
+
+
+def sizes_written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list to which the size of each `os.write` is added from now on."""
+    sizes: list[int] = []
+    write = os.write
+
+    def noted(descriptor: int, data: memoryview) -> int:
+        sizes.append(write(descriptor, data))
+        return sizes[-1]
+
+    monkeypatch.setattr(os, "write", noted)
+    return sizes
 
 
 def flip_bit(path: Path, *, offset: int, bit: int = 0) -> None:

@@ -1,11 +1,10 @@
 """Gradients are packed beside the training, or at once where nothing is left beside it; the log is the same."""
 
 import mmap
-import os
 
 import pytest
 import torch
-from catalog_helpers import Run, can_be_direct
+from catalog_helpers import Run, can_be_direct, sizes_written
 
 from capture.redo_log.gradients import Gradients, trains_on_all_cores
 from capture.redo_log.redo_log import RedoLog, StepInput
@@ -78,9 +77,7 @@ def test_the_log_has_the_same_bytes_in_either_way(tmp_path):
 
 
 def test_many_packed_bytes_are_written_from_where_they_were_packed(tmp_path, monkeypatch):
-    sizes = []
-    write = os.write
-    monkeypatch.setattr(os, "write", lambda *given: sizes.append(write(*given)) or sizes[-1])
+    sizes = sizes_written(monkeypatch)
     with Run(tmp_path / "h") as run:
         taken(run, at_once=True)
         written = segment_of(run).stat().st_size

@@ -8,7 +8,7 @@ import resource
 from pathlib import Path
 
 import pytest
-from catalog_helpers import can_be_direct
+from catalog_helpers import can_be_direct, sizes_written
 
 from catalog.disk import direct_file
 from catalog.disk.direct_file import DirectFile, place_for
@@ -54,7 +54,7 @@ def test_many_bytes_that_lie_as_in_the_file_are_written_from_where_they_are(
     memory[at : at + size] = content
     file = _direct(tmp_path / "file")
     file.write(first)
-    written = _sizes_written(monkeypatch)
+    written = sizes_written(monkeypatch)
     file.write(memory[at : at + size])
     assert sum(written) > before % PIECE + size - mmap.PAGESIZE
     assert max(written) > size - 2 * mmap.PAGESIZE, "all whole pages in one call"
@@ -70,7 +70,7 @@ def test_bytes_that_lie_otherwise_are_gathered(tmp_path: Path, monkeypatch: pyte
     at = (place_for(0, memory) + 1) % mmap.PAGESIZE
     memory[at : at + len(content)] = content
     file = _direct(tmp_path / "file")
-    written = _sizes_written(monkeypatch)
+    written = sizes_written(monkeypatch)
     file.write(memory[at : at + len(content)])
     file.close()
     assert set(written) == {PIECE}
@@ -139,19 +139,6 @@ def _direct(path: Path) -> DirectFile:
     if not can_be_direct(path.parent):
         pytest.skip("this file system has no O_DIRECT")
     return DirectFile(path)
-
-
-def _sizes_written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list to which the size of each write is added from now on."""
-    sizes: list[int] = []
-    write = os.write
-
-    def noted(descriptor: int, data: memoryview) -> int:
-        sizes.append(write(descriptor, data))
-        return sizes[-1]
-
-    monkeypatch.setattr(os, "write", noted)
-    return sizes
 
 
 def _cached_bytes(path: Path) -> int:
