@@ -297,8 +297,13 @@ class ParallelPacker:
 
     Any thread may use it: a call waits for those of other threads to end. A forked child needs one of its own.
     """
-    def __init__(self, *, threads: int) -> None:
-        """ValueError for 0 threads. There are fewer where the host gives no more."""
+    def __init__(self, *, threads: int, team: int = 0) -> None:
+        """ValueError for 0 threads. There are fewer where the host gives no more.
+
+        team: of how many threads the calling thread's parallel regions of OpenMP are. Then these threads pack, which
+        would wait actively for the next region, and no other ones are started; where GNU's OpenMP is not loaded, as
+        PyTorch loads it, and for 0, other ones do.
+        """
 
     def pack(self, blocks: Sequence[tuple[Any, int]], *, into: Any) -> list[tuple[int, bytes]]:
         """Write the packed blocks of buffers, each given with the bytes of its elements, to a writable buffer, one

@@ -151,11 +151,11 @@ def packed_alone(blocks: list[tuple[np.ndarray, int]]) -> list[bytes]:
     return [native.pack_block(data, itemsize=itemsize, transforms=[PLAIN, ROTATED]) for data, itemsize in blocks]
 
 
-@pytest.mark.parametrize("threads", [1, 2, 5])
-def test_blocks_that_threads_pack_are_those_that_one_packs_alone(threads):
+@pytest.mark.parametrize(("threads", "team"), [(1, 0), (2, 0), (5, 0), (2, 2), (2, 4), (4, 2)])
+def test_blocks_that_threads_pack_are_those_that_one_packs_alone(threads, team):
     blocks = some_blocks()
     room = room_for(blocks)
-    packer = native.ParallelPacker(threads=threads)
+    packer = native.ParallelPacker(threads=threads, team=team)
     for given in (blocks, blocks[::-1], []):
         found = packer.pack(given, into=room)
         expected = packed_alone(given)
@@ -200,6 +200,50 @@ def test_blocks_are_packed_also_where_the_host_gives_no_more_threads():
     limited = ["prlimit", "--stack=536870912", sys.executable, "-P", "-c", textwrap.dedent(script)]
     run = subprocess.run(limited, capture_output=True, text=True, timeout=60, check=True)
     assert run.stdout == "no threads, 8 blocks\n"
+
+
+def printed_by(script: str) -> str:
+    command = [sys.executable, "-P", "-c", textwrap.dedent(script)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+def test_the_threads_of_a_team_pack_instead_of_waiting_actively():
+    printed = printed_by("""
+        import pathlib, threading, time
+        import torch, native
+
+        def run_times():
+            tasks = pathlib.Path("/proc/self/task")
+            return {int(task.name): int((task / "schedstat").read_text().split()[0]) for task in tasks.iterdir()}
+
+        def times_at_rest():
+            before = run_times()
+            while time.sleep(0.1) or any(run_times()[task] != before[task] for task in before if task != main):
+                before = run_times()
+            return before
+
+        main = threading.get_native_id()
+        torch.set_num_threads(2)
+        torch.ones(4_000_000).add_(1)
+        blocks = [(torch.randn(200_000).numpy(), 4) for _ in range(8)]
+        for team in (0, 2):
+            packer, room = native.ParallelPacker(threads=2, team=team), bytearray(8 * 800_047)
+            before = times_at_rest()
+            packer.pack(blocks, into=room)
+            print(sum(run > before[task] for task, run in run_times().items() if task in before and task != main))
+        """)
+    assert printed == "0\n1\n"
+
+
+def test_without_openmp_a_packer_of_a_team_starts_threads_and_loads_nothing():
+    printed = printed_by("""
+        import native
+        blocks = [(bytes(range(256)) * 400, 4)] * 8
+        room = bytearray(8 * 110_000)
+        found = [native.ParallelPacker(threads=2, team=team).pack(blocks, into=room) for team in (0, 2)]
+        print(found[0] == found[1], "libgomp" in open("/proc/self/maps").read())
+        """)
+    assert printed == "True False\n"
 
 
 def test_blocks_for_which_there_may_be_no_room_are_refused():

@@ -168,7 +168,7 @@ void bind_planes(nb::module_ &module) {
     module.def("pack_block", &pack, "data"_a, nb::kw_only(), "itemsize"_a, "transforms"_a, "base"_a = nb::none(),
                "may_index"_a = false);
     nb::class_<ParallelPacker>(module, "ParallelPacker")
-        .def(nb::init<std::size_t>(), nb::kw_only(), "threads"_a)
+        .def(nb::init<std::size_t, std::size_t>(), nb::kw_only(), "threads"_a, "team"_a = 0)
         .def("pack", &pack_all, "blocks"_a, nb::kw_only(), "into"_a);
     module.def("join_planes", &join_buffers, "planes"_a, nb::kw_only(), "into"_a, "transform"_a, "base"_a = nb::none());
     module.def("join_indexed", &join_indices, "indices"_a, "exponents"_a, nb::kw_only(), "mantissas"_a, "into"_a);

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <exception>
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <stdexcept>
@@ -13,6 +14,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/openmp_team.hpp"
 #include "base/start_thread.hpp"
 
 namespace dsh {
@@ -79,9 +81,22 @@ class Work {
     std::exception_ptr failure_;
 };
 
+// Run `work` in the calling thread and in others, `threads` together.
+void run_in_threads(std::size_t threads, const std::function<void()> &work) {
+    std::vector<std::jthread> others;
+    for (std::size_t i = 1; i < threads; ++i) {
+        try {
+            others.push_back(start_thread(work));
+        } catch (const std::system_error &) {
+            break; // the host gives no more threads: those that there are do it
+        }
+    }
+    work();
+}
+
 } // namespace
 
-ParallelPacker::ParallelPacker(std::size_t threads) {
+ParallelPacker::ParallelPacker(std::size_t threads, std::size_t team) : team_(team) {
     if (threads == 0) {
         throw std::invalid_argument("threads is 0: blocks are packed by one at least");
     }
@@ -101,16 +116,15 @@ std::vector<PackedBlock> ParallelPacker::pack(std::span<const RawBlock> blocks, 
     }
     const std::scoped_lock lock(mutex_);
     Work work(blocks, into.data());
-    {
-        std::vector<std::jthread> others;
-        for (std::size_t i = 1; i < std::min(packers_.size(), blocks.size()); ++i) {
-            try {
-                others.push_back(start_thread([&work, &packer = *packers_[i]] { work.run(packer); }));
-            } catch (const std::system_error &) {
-                break; // the host gives no more threads: those that there are do it
-            }
+    std::atomic<std::size_t> next = 0;
+    const auto run = [&] {
+        const std::size_t mine = next.fetch_add(1);
+        if (mine < packers_.size()) {
+            work.run(*packers_[mine]);
         }
-        work.run(*packers_[0]);
+    };
+    if (team_ == 0 || !run_on_openmp_team(team_, run)) {
+        run_in_threads(std::min(packers_.size(), blocks.size()), run);
     }
     return work.result();
 }

@@ -23,8 +23,9 @@ struct PackedBlock {
 class ParallelPacker {
   public:
     // Use the calling thread and others, `threads` together, or fewer where the host gives no more.
-    // std::invalid_argument for none.
-    explicit ParallelPacker(std::size_t threads);
+    // std::invalid_argument for none. With a `team` the others are those of the calling thread's OpenMP team of so many
+    // threads, where there is one (base/openmp_team.hpp).
+    explicit ParallelPacker(std::size_t threads, std::size_t team = 0);
     ParallelPacker(const ParallelPacker &) = delete;
     ParallelPacker &operator=(const ParallelPacker &) = delete;
 
@@ -36,6 +37,7 @@ class ParallelPacker {
   private:
     std::mutex mutex_; // of the packers
     std::vector<std::unique_ptr<BlockPacker>> packers_;
+    std::size_t team_;
 };
 
 } // namespace dsh
