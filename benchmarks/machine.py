@@ -51,11 +51,12 @@ def _version(package: str) -> str | None:
 
 
 def _commit() -> str | None:
-    answer = subprocess.run(
-        ["git", "describe", "--always", "--dirty"],
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parent,
-        check=False,
-    )
+    """Return the commit that is measured, marked where other files than results of benchmarks differ from it."""
+    commit = _git("rev-parse", "--short", "HEAD")
+    changed = _git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)benchmarks/results")
+    return commit + "-dirty" if commit and changed else commit
+
+
+def _git(*arguments: str) -> str | None:
+    answer = subprocess.run(["git", *arguments], capture_output=True, text=True, cwd=Path(__file__).parent, check=False)
     return answer.stdout.strip() or None
