@@ -297,19 +297,19 @@ class ParallelPacker:
 
     Any thread may use it: a call waits for those of other threads to end. A forked child needs one of its own.
     """
-    def __init__(self, *, threads: int, team: int = 0) -> None:
-        """ValueError for 0 threads. There are fewer where the host gives no more.
+    def __init__(self, *, threads: int) -> None:
+        """ValueError for 0 threads. There are fewer where the host gives no more."""
 
-        team: of how many threads the calling thread's parallel regions of OpenMP are. Then these threads pack, which
-        would wait actively for the next region, and no other ones are started; where GNU's OpenMP is not loaded, as
-        PyTorch loads it, and for 0, other ones do.
-        """
-
-    def pack(self, blocks: Sequence[tuple[Any, int]], *, into: Any) -> list[tuple[int, bytes]]:
+    def pack(self, blocks: Sequence[tuple[Any, int]], *, into: Any, team: int = 0) -> list[tuple[int, bytes]]:
         """Write the packed blocks of buffers, each given with the bytes of its elements, to a writable buffer, one
         behind the other; return the size and the checksum of each. They are those that `pack_block` makes without a
         base, of the transforms 0 and 1, where it may index. ValueError for other elements, and unless there is room for
         all bytes of the buffers, and for each for 11 and 9 times the bytes of an element.
+
+        team: of how many threads the parallel regions of OpenMP are that the calling thread has had. Then its threads
+        pack, which would wait actively for the next region, and no other ones are started; where GNU's OpenMP is not
+        loaded, as PyTorch loads it, and for 0, other ones do. A thread that has had none must leave it out: a second
+        team makes OpenMP put the threads of the first one to sleep between its regions.
         """
 
 def join_planes(planes: Sequence[Any], *, into: Any, transform: int, base: object | None = None) -> None:

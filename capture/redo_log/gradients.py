@@ -78,7 +78,8 @@ class Gradients:
         assert into.memory is not None
         blocks = blocks_of(gradients)
         room = into.memory.numpy().data[into.packed_at + sum(block.stored for block in into.packed) :]
-        packed = self._log.packer.pack([(content, DTYPES[tensor.dtype]) for tensor, content in blocks], into=room)
+        given = [(content, DTYPES[tensor.dtype]) for tensor, content in blocks]
+        packed = self._log.packer.pack(given, into=room, team=torch.get_num_threads())
         into.packed += [
             PackedBlock(tensor, content.nbytes, stored, checksum)
             for (tensor, content), (stored, checksum) in zip(blocks, packed, strict=True)

@@ -93,10 +93,8 @@ class RedoLog:
         self, run: RunWriter, *, on_full: OnFull, room: RedoRoom | None = None, packs_at_once: bool = False
     ) -> None:
         self.packs_at_once = packs_at_once
-        team = torch.get_num_threads()
         most = _MOST_THREADS_AT_ONCE if packs_at_once else _MOST_THREADS
-        # Those that train would wait actively, on the processors that packing needs.
-        self.packer = native.ParallelPacker(threads=min(team, most), team=team if packs_at_once else 0)
+        self.packer = native.ParallelPacker(threads=max(1, min(torch.get_num_threads(), most)))
         self._run = run
         self._on_full = on_full
         self._room = room

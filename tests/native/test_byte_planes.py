@@ -155,9 +155,9 @@ def packed_alone(blocks: list[tuple[np.ndarray, int]]) -> list[bytes]:
 def test_blocks_that_threads_pack_are_those_that_one_packs_alone(threads, team):
     blocks = some_blocks()
     room = room_for(blocks)
-    packer = native.ParallelPacker(threads=threads, team=team)
+    packer = native.ParallelPacker(threads=threads)
     for given in (blocks, blocks[::-1], []):
-        found = packer.pack(given, into=room)
+        found = packer.pack(given, into=room, team=team)
         expected = packed_alone(given)
         assert room[: sum(size for size, _ in found)].tobytes() == b"".join(expected)
         assert found == [(len(block), native.checksum(block)) for block in expected]
@@ -227,9 +227,9 @@ def test_the_threads_of_a_team_pack_instead_of_waiting_actively():
         torch.ones(4_000_000).add_(1)
         blocks = [(torch.randn(200_000).numpy(), 4) for _ in range(8)]
         for team in (0, 2):
-            packer, room = native.ParallelPacker(threads=2, team=team), bytearray(8 * 800_047)
+            packer, room = native.ParallelPacker(threads=2), bytearray(8 * 800_047)
             before = times_at_rest()
-            packer.pack(blocks, into=room)
+            packer.pack(blocks, into=room, team=team)
             print(sum(run > before[task] for task, run in run_times().items() if task in before and task != main))
         """)
     assert printed == "0\n1\n"
@@ -240,7 +240,8 @@ def test_without_openmp_a_packer_of_a_team_starts_threads_and_loads_nothing():
         import native
         blocks = [(bytes(range(256)) * 400, 4)] * 8
         room = bytearray(8 * 110_000)
-        found = [native.ParallelPacker(threads=2, team=team).pack(blocks, into=room) for team in (0, 2)]
+        packer = native.ParallelPacker(threads=2)
+        found = [packer.pack(blocks, into=room, team=team) for team in (0, 2)]
         print(found[0] == found[1], "libgomp" in open("/proc/self/maps").read())
         """)
     assert printed == "True False\n"

@@ -141,8 +141,8 @@ nb::bytes pack(nb::handle data, std::size_t itemsize, const std::vector<unsigned
 
 using Packed = std::vector<std::pair<std::size_t, nb::bytes>>;
 
-Packed pack_all(ParallelPacker &packer, const std::vector<std::pair<nb::object, std::size_t>> &blocks,
-                nb::handle into) {
+Packed pack_all(ParallelPacker &packer, const std::vector<std::pair<nb::object, std::size_t>> &blocks, nb::handle into,
+                std::size_t team) {
     const WritableBuffer room(into);
     std::vector<std::unique_ptr<Buffer>> buffers;
     std::vector<RawBlock> given;
@@ -153,7 +153,7 @@ Packed pack_all(ParallelPacker &packer, const std::vector<std::pair<nb::object, 
     std::vector<PackedBlock> found;
     {
         const WithoutGil unlocked;
-        found = packer.pack(given, {bytes_of(room), room.nbytes()});
+        found = packer.pack(given, {bytes_of(room), room.nbytes()}, team);
     }
     Packed packed;
     for (const PackedBlock &block : found) {
@@ -168,8 +168,8 @@ void bind_planes(nb::module_ &module) {
     module.def("pack_block", &pack, "data"_a, nb::kw_only(), "itemsize"_a, "transforms"_a, "base"_a = nb::none(),
                "may_index"_a = false);
     nb::class_<ParallelPacker>(module, "ParallelPacker")
-        .def(nb::init<std::size_t, std::size_t>(), nb::kw_only(), "threads"_a, "team"_a = 0)
-        .def("pack", &pack_all, "blocks"_a, nb::kw_only(), "into"_a);
+        .def(nb::init<std::size_t>(), nb::kw_only(), "threads"_a)
+        .def("pack", &pack_all, "blocks"_a, nb::kw_only(), "into"_a, "team"_a = 0);
     module.def("join_planes", &join_buffers, "planes"_a, nb::kw_only(), "into"_a, "transform"_a, "base"_a = nb::none());
     module.def("join_indexed", &join_indices, "indices"_a, "exponents"_a, nb::kw_only(), "mantissas"_a, "into"_a);
     module.def("spread_quads", &spread, "quads"_a, nb::kw_only(), "others"_a, "into"_a);

@@ -96,7 +96,7 @@ void run_in_threads(std::size_t threads, const std::function<void()> &work) {
 
 } // namespace
 
-ParallelPacker::ParallelPacker(std::size_t threads, std::size_t team) : team_(team) {
+ParallelPacker::ParallelPacker(std::size_t threads) {
     if (threads == 0) {
         throw std::invalid_argument("threads is 0: blocks are packed by one at least");
     }
@@ -105,7 +105,8 @@ ParallelPacker::ParallelPacker(std::size_t threads, std::size_t team) : team_(te
     }
 }
 
-std::vector<PackedBlock> ParallelPacker::pack(std::span<const RawBlock> blocks, std::span<std::byte> into) {
+std::vector<PackedBlock> ParallelPacker::pack(std::span<const RawBlock> blocks, std::span<std::byte> into,
+                                              std::size_t team) {
     std::size_t most = 0;
     for (const RawBlock &block : blocks) {
         most += most_packed_bytes(block);
@@ -123,7 +124,7 @@ std::vector<PackedBlock> ParallelPacker::pack(std::span<const RawBlock> blocks, 
             work.run(*packers_[mine]);
         }
     };
-    if (team_ == 0 || !run_on_openmp_team(team_, run)) {
+    if (team == 0 || !run_on_openmp_team(team, run)) {
         run_in_threads(std::min(packers_.size(), blocks.size()), run);
     }
     return work.result();

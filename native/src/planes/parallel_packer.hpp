@@ -23,21 +23,21 @@ struct PackedBlock {
 class ParallelPacker {
   public:
     // Use the calling thread and others, `threads` together, or fewer where the host gives no more.
-    // std::invalid_argument for none. With a `team` the others are those of the calling thread's OpenMP team of so many
-    // threads, where there is one (base/openmp_team.hpp).
-    explicit ParallelPacker(std::size_t threads, std::size_t team = 0);
+    // std::invalid_argument for none.
+    explicit ParallelPacker(std::size_t threads);
     ParallelPacker(const ParallelPacker &) = delete;
     ParallelPacker &operator=(const ParallelPacker &) = delete;
 
     // Pack blocks in order, without a base. The other threads end before it returns, or throws. std::invalid_argument
     // unless `into` has room for the most that the blocks may take, and for an unknown itemsize; `into` holds anything
-    // then. A call waits for those of other threads to end.
-    std::vector<PackedBlock> pack(std::span<const RawBlock> blocks, std::span<std::byte> into);
+    // then. A call waits for those of other threads to end. With a `team` the other threads are those of the calling
+    // thread's OpenMP team of so many (base/openmp_team.hpp), where there is one; only a thread that has one already
+    // should ask for that.
+    std::vector<PackedBlock> pack(std::span<const RawBlock> blocks, std::span<std::byte> into, std::size_t team = 0);
 
   private:
     std::mutex mutex_; // of the packers
     std::vector<std::unique_ptr<BlockPacker>> packers_;
-    std::size_t team_;
 };
 
 } // namespace dsh
