@@ -3,8 +3,8 @@
 import sys
 from typing import TYPE_CHECKING, Any, Literal
 
-from capture.argument_names import knows_its_arguments
 from capture.defaults import DEFAULT_BUDGET_BYTES
+from catalog.argument_names import knows_its_arguments
 from catalog.errors import SetupError
 
 if TYPE_CHECKING:

@@ -13,7 +13,6 @@ import torch
 
 import native
 from capture.active_sessions import close_sessions, origin_of, register_session, sessions_of
-from capture.argument_names import knows_its_arguments
 from capture.changes.change_detector import Check
 from capture.collectives import Ranks
 from capture.defaults import DEFAULT_BUDGET_BYTES, history_path
@@ -40,6 +39,7 @@ from capture.state.interface import StateProvider, read_at
 from capture.state.unwrap import unwrapped
 from capture.state.weights_only import Rounded, What, facts_of, weights_of
 from capture.user_warning import warn_user
+from catalog.argument_names import knows_its_arguments
 from catalog.errors import HistoryError, SetupError
 from catalog.history import History
 from catalog.records import CheckpointRef

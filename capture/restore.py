@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from capture.active_sessions import close_sessions, note_origin, sessions_of
-from capture.argument_names import knows_its_arguments
 from capture.collectives import Ranks, processes_here
 from capture.defaults import history_path
 from capture.load.assignments import Assignment, match
@@ -32,6 +31,7 @@ from capture.session.session import Session, close_may_publish
 from capture.state.interface import Available, StateProvider, TensorItem
 from capture.state.providers import DataloaderPosition, ModuleParameters, RandomState
 from catalog.access.pins import pinned
+from catalog.argument_names import knows_its_arguments
 from catalog.data_files.check_data import check_extents
 from catalog.data_files.stored_bytes import Buffer
 from catalog.errors import CorruptError, MismatchError, NotFoundError, RestoreError, SetupError, SnapshotError

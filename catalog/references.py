@@ -4,7 +4,6 @@ A reference is a step (an int), "latest", -1, "best" or a tag, all in the lineag
 "run:latest", "run:-1" or "run:best", in that run alone, of which the beginning of its name is enough.
 """
 
-import difflib
 import operator
 from collections.abc import Mapping
 
@@ -12,6 +11,7 @@ import pyarrow as pa
 
 from catalog.disk.regular_file import check_folders
 from catalog.errors import HistoryError, NotFoundError, SetupError
+from catalog.nearest_names import nearest
 from catalog.paths import HistoryPaths
 from catalog.read.runs import current_run, run_facts, run_named, run_names, steps
 from catalog.records import CheckpointRef
@@ -199,10 +199,9 @@ def _tagged(paths: HistoryPaths, tag: str) -> CheckpointRef:
     if tag not in tags:
         if tag in run_names(paths):
             raise NotFoundError(f"{tag!r} is a run of {paths.root}: say which checkpoint, as {f'{tag}:latest'!r}")
-        close = difflib.get_close_matches(tag, [*tags, "latest", "best"], n=3) or sorted(tags)[:5]
-        hint = f"the nearest are {', '.join(close)}" if close else "it has no tags"
         raise NotFoundError(
-            f"{tag!r} is neither a step, 'latest', 'best', 'run:step' nor a tag of {paths.root}: {hint}"
+            f"{tag!r} is neither a step, 'latest', 'best', 'run:step' nor a tag of {paths.root}: "
+            f"{nearest(tag, [*tags, 'latest', 'best'], count=3)}"
         )
     found = tags[tag]
     return _in_run(paths, found.run, found.step)

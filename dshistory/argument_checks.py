@@ -12,24 +12,9 @@ from typing import Any, Final, get_args
 
 from catalog.errors import SetupError
 from dshistory.options import Changes, Choices, Command, Predicate, SkippedSteps
-from dshistory.patterns import Patterns, nearest
+from dshistory.patterns import Patterns
 
-__all__ = ["bound_arguments", "check_arguments"]
-
-
-def bound_arguments(
-    verb: str, signature: inspect.Signature, args: Sequence[object], kwargs: Mapping[str, object]
-) -> Mapping[str, object]:
-    """Return the arguments of a call by name, `self` among them. Raises SetupError for those that the verb does not
-    have, with the nearest names, and for those that are missing or too many, with the names of all."""
-    try:
-        return signature.bind(*args, **kwargs).arguments
-    except TypeError as error:
-        names = [name for name in signature.parameters if name != "self"]
-        unknown = [name for name in kwargs if name not in names]
-        if unknown:
-            raise SetupError(f"{verb}: no argument {unknown[0]!r}; {nearest(unknown[0], names, count=2)}") from None
-        raise SetupError(f"{verb}: {error}; the arguments are {', '.join(names)}") from None
+__all__ = ["check_arguments"]
 
 
 def check_arguments(verb: str, signature: inspect.Signature, arguments: Mapping[str, Any]) -> None:

@@ -1,13 +1,13 @@
-"""Matches names against patterns; suggests the nearest names when a pattern matches none."""
+"""Matches names against patterns, and orders names by the numbers in them."""
 
 import re
-from collections.abc import Collection, Iterable, Sequence
-from difflib import get_close_matches
+from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
 
 from catalog.errors import NotFoundError
+from catalog.nearest_names import nearest
 
-__all__ = ["Patterns", "matching", "natural_order", "nearest"]
+__all__ = ["Patterns", "matching", "natural_order"]
 
 Patterns = str | Sequence[str]
 """One glob pattern (`*.mlp.*`) or several. A pattern that equals a name always matches it, and the name of a module or
@@ -26,16 +26,6 @@ def matching(names: Collection[str], patterns: Patterns, *, what: str, where: st
             raise NotFoundError(f"no {what} fits {pattern!r} in {where}; {nearest(pattern.strip('*?.'), names)}")
         found |= hits
     return found
-
-
-def nearest(wanted: str, names: Iterable[str], *, count: int = 5) -> str:
-    """Return a clause for an error message: the known names closest to the missing one."""
-    known = sorted(set(names))
-    if not known:
-        return "there are none"
-    containing = [name for name in known if wanted and wanted in name]
-    close = (get_close_matches(wanted, known, n=count, cutoff=0.4) or containing or known)[:count]
-    return f"the nearest {'are' if len(close) > 1 else 'is'} {', '.join(close)}"
 
 
 def natural_order(name: str) -> list[tuple[int, int, str]]:

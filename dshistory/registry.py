@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, Literal, TypeVar, cast
 
-from dshistory.argument_checks import bound_arguments, check_arguments
+from catalog.argument_names import bound_arguments
+from dshistory.argument_checks import check_arguments
 
 __all__ = ["Surface", "Verb", "registered", "verb"]
 

@@ -1,6 +1,5 @@
 """Reads a checkpoint's tensors without a live target, whole and in their global shapes."""
 
-import difflib
 from collections.abc import Sequence, Set
 from fnmatch import fnmatchcase
 from typing import TypeAlias
@@ -14,6 +13,7 @@ from capture.state.dtypes import torch_dtype
 from catalog.access.pins import pinned
 from catalog.errors import NotFoundError, SetupError
 from catalog.history import History
+from catalog.nearest_names import nearest
 from catalog.read.fragments import stored_tensors
 from catalog.records import CheckpointRef, Extent
 
@@ -88,13 +88,9 @@ def _check_patterns(
     for what, patterns, known in (("kind", kinds, known_kinds), ("tensor", names, known_names)):
         for pattern in patterns or ():
             if not any(fnmatchcase(value, pattern) for value in known):
-                raise NotFoundError(f"no {what} fits {pattern!r} in checkpoint {ref}; {_hint(pattern, known)}")
-
-
-def _hint(pattern: str, known: set[str]) -> str:
-    ordered = sorted(known)
-    near = difflib.get_close_matches(pattern.strip("*?."), ordered, n=5, cutoff=0.4) or ordered[:5]
-    return f"the nearest {'are' if len(near) > 1 else 'is'} {', '.join(near)}" if near else "there are none"
+                raise NotFoundError(
+                    f"no {what} fits {pattern!r} in checkpoint {ref}; {nearest(pattern.strip('*?.'), known)}"
+                )
 
 
 def _selected(value: str, patterns: Sequence[str] | None) -> bool:

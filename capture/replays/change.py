@@ -5,10 +5,10 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any
 
 from catalog.errors import SetupError
+from catalog.nearest_names import nearest
 
 __all__ = ["Change"]
 
@@ -52,9 +52,7 @@ class Change:
         known = [field.name for field in dataclasses.fields(cls) if field.name != "function"]
         for name in given:
             if name not in known:
-                near = get_close_matches(str(name), known, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
-                raise SetupError(f"change: there is no {name!r}: {hint}")
+                raise SetupError(f"change: there is no {name!r}; {nearest(str(name), known, count=1)}")
         return cls(**{name: _READ[name](name, value) for name, value in given.items() if value is not None})
 
     @property

@@ -10,12 +10,12 @@ from textwrap import fill
 from typing import Any, Final, NoReturn
 
 from catalog.errors import HistoryError
+from catalog.nearest_names import nearest
 from dshistory import current
 from dshistory.commands.parameters import Parameter, UsageError, parameters
 from dshistory.commands.verbs import all_verbs
 from dshistory.commands.wording import in_options
 from dshistory.explorer import Explorer
-from dshistory.patterns import nearest
 from dshistory.registry import Surface, Verb
 
 __all__ = ["Call", "help_text", "overview", "parse", "split"]

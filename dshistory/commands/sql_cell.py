@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from catalog.index.schema import VIEWS
+from catalog.nearest_names import nearest
 from dshistory.commands.parameters import UsageError
-from dshistory.patterns import nearest
 
 __all__ = ["CELL_HELP", "OPTIONS", "Head", "SavedQueries", "bound", "parse_head", "read", "take_target", "unquoted"]
 

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from catalog.nearest_names import nearest
 from dshistory import current
 from dshistory.commands import doctor
 from dshistory.commands.parameters import UsageError
 from dshistory.conversion import convert, importing
 from dshistory.explorer import causes, comparison, conversion, explorer, hindsight, replays, reports, retention, trends
-from dshistory.patterns import nearest
 from dshistory.registry import Surface, Verb, registered
 
 __all__ = ["all_verbs", "functions", "verb_named"]

@@ -19,12 +19,12 @@ from capture.collectives import Ranks
 from capture.replays.change import Change
 from catalog.errors import NotFoundError, SetupError
 from catalog.history import History
+from catalog.nearest_names import nearest
 from catalog.records import CheckpointRef
 from dshistory.display.formats import counted
 from dshistory.display.progress import CountProgress
 from dshistory.display.table import Table
 from dshistory.options import UNDO, Command
-from dshistory.patterns import nearest
 from dshistory.replays.followed import Followed
 from dshistory.replays.live import Live
 from dshistory.replays.ordinary import Ordinary, recorded_before

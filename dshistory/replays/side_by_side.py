@@ -9,13 +9,14 @@ import pyarrow as pa
 from catalog.errors import NotFoundError, SetupError
 from catalog.history import History
 from catalog.lineage_metrics import lineage_metrics
+from catalog.nearest_names import nearest
 from catalog.records import CheckpointRef
 from catalog.references import lineage
 from dshistory.comparison.diff import diff
 from dshistory.display.progress import CountProgress
 from dshistory.display.scale import Picture, Scale
 from dshistory.display.table import Table
-from dshistory.patterns import Patterns, natural_order, nearest
+from dshistory.patterns import Patterns, natural_order
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

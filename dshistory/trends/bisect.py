@@ -17,13 +17,13 @@ import pyarrow as pa
 
 from catalog.errors import MismatchError, NotFoundError, SetupError
 from catalog.history import History
+from catalog.nearest_names import nearest
 from catalog.records import CheckpointRef
 from catalog.references import committed_lineage
 from dshistory.display.formats import counted
 from dshistory.display.progress import CountProgress
 from dshistory.display.table import Table
 from dshistory.options import Predicate
-from dshistory.patterns import nearest
 from dshistory.user_functions import whether
 
 if TYPE_CHECKING:

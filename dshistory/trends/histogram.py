@@ -9,10 +9,10 @@ import pyarrow.compute as pc
 
 from catalog.errors import NotFoundError
 from catalog.history import History
+from catalog.nearest_names import nearest
 from catalog.references import committed_lineage
 from dshistory.display.formats import Format, counted
 from dshistory.display.table import Table
-from dshistory.patterns import nearest
 from dshistory.trends.signed_counts import signed_counts
 
 if TYPE_CHECKING:

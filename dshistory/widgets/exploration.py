@@ -13,9 +13,10 @@ from html import unescape
 from typing import TYPE_CHECKING, Any, Final
 
 from catalog.errors import NotFoundError
+from catalog.nearest_names import nearest
 from dshistory.display.table import Table
 from dshistory.options import DIFF_METRICS
-from dshistory.patterns import Patterns, nearest
+from dshistory.patterns import Patterns
 from dshistory.widgets import static
 from dshistory.widgets.controls import Controls, pattern_text, patterns_in
 from dshistory.widgets.view import View

@@ -12,10 +12,10 @@ from catalog.errors import SetupError
 @pytest.mark.parametrize(
     ("door", "argument", "message"),
     [
-        ("enable", "evry", "enable: no argument 'evry'; did you mean 'every'\\?"),
-        ("restore", "modle", "restore: no argument 'modle'; did you mean 'model'\\?"),
-        ("checkpoint_engine", "budget", "checkpoint_engine: no argument 'budget'; did you mean 'budget_bytes'\\?"),
-        ("enable", "zzz", "enable: no argument 'zzz'; the arguments are target, every, history,"),
+        ("enable", "evry", "enable: no argument 'evry'; the nearest .* every"),
+        ("restore", "modle", "restore: no argument 'modle'; the nearest are model, "),
+        ("checkpoint_engine", "budget", "checkpoint_engine: no argument 'budget'; the nearest is budget_bytes$"),
+        ("enable", "zzz", "enable: no argument 'zzz'; there are .* and [0-9]+ more$"),
     ],
 )
 def test_a_misspelt_argument_has_a_nearest_one(tmp_path, monkeypatch, door, argument, message):
@@ -31,10 +31,10 @@ def test_a_misspelt_argument_has_a_nearest_one(tmp_path, monkeypatch, door, argu
         (
             "enable",
             2,
-            "enable: 2 arguments were given without a name, where only target needs none: .* every, history,",
+            "enable: too many arguments without a name, where only target may have none: .* every, history,",
         ),
         ("enable", 0, "enable: missing a required argument: 'target'; the arguments are target, every, history,"),
-        ("restore", 3, "restore: 3 arguments were given without a name, where only "),
+        ("restore", 3, "restore: too many arguments without a name, where only "),
     ],
 )
 def test_an_argument_that_needs_a_name_is_given_by_it(tmp_path, monkeypatch, door, given, message):

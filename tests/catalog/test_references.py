@@ -131,7 +131,7 @@ def test_tags_and_best(history: Path) -> None:
         opened = History.open(history)
         assert str(opened.resolve("best")) == "run-a:10"
         assert str(opened.resolve("good")) == "run-a:20"
-        with pytest.raises(NotFoundError, match="the nearest are good"):
+        with pytest.raises(NotFoundError, match="the nearest is good"):
             opened.resolve("goood")
         with pytest.raises(NotFoundError, match="step 15 was not captured"):
             opened.resolve("lost")

@@ -338,7 +338,7 @@ MISTAKES: Final[dict[str, tuple[Call, str]]] = {
     "log": (lambda h: h.log(run="run-z"), "no run 'run-z' .* run-a"),
     "trajectory names": (
         lambda h: h.trajectory("*.mlp.*"),
-        r"fits '\*\.mlp\.\*' in run-a:10 to run-a:30 \(3 checkpoints\); the nearest are head.weight",
+        r"fits '\*\.mlp\.\*' in run-a:10 to run-a:30 \(3 checkpoints\); there are head.weight",
     ),
     "trajectory metric": (lambda h: h.trajectory(metric="l2"), "no metric 'l2'; the metrics are norm,"),
     "trajectory run": (lambda h: h.trajectory(run="run-z"), "no run 'run-z'"),
@@ -348,12 +348,15 @@ MISTAKES: Final[dict[str, tuple[Call, str]]] = {
     "diagnose": (lambda h: h.diagnose(run="run-z"), "no run 'run-z'"),
     "tensor name": (lambda h: h.tensor("haed.weight"), "no tensor fits 'haed.weight' .*nearest are head.weight"),
     "tensor step": (lambda h: h.tensor("head.weight", 11), "the nearest are 10 and 20"),
-    "histogram state": (lambda h: h.histogram("head.weight", state="exp_av"), "no state 'exp_av' in .*nearest .*model"),
+    "histogram state": (
+        lambda h: h.histogram("head.weight", state="exp_av"),
+        "no state 'exp_av' in .*there is model",
+    ),
     "tensor kind": (lambda h: h.tensor("head.weight", state="exp_avg"), "no kind fits 'exp_avg' .*model"),
     "restore step": (lambda h: h.restore(11), "the nearest are 10 and 20"),
     "restore names": (
         lambda h: h.restore(names=["head*", "*.mlp.*"]),
-        r"fits '\*\.mlp\.\*' .*nearest are head\.weight",
+        r"fits '\*\.mlp\.\*' .*there are head\.weight",
     ),
     "restore kinds": (lambda h: h.restore(kinds="modle"), "no kind fits 'modle' .*the nearest is model"),
     "export step": (lambda h: h.export(11, h.root / "x"), "the nearest are 10 and 20"),

@@ -42,7 +42,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "changes",
         "devices",
         "state",
-        "argument_names background_thread collectives defaults environment exit_handler lazy_doors",
+        "background_thread collectives defaults environment exit_handler lazy_doors",
         "on_full user_warning",
     ),
     "catalog": (
@@ -54,7 +54,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "data_files",
         "format",
         "disk encoding",
-        "paths records errors cell_traceback",
+        "paths records argument_names nearest_names errors cell_traceback",
     ),
     "native": ("_siblings",),
 }

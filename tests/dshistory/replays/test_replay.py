@@ -283,7 +283,7 @@ def test_a_function_may_change_anything(recorded):
         ({"until": 4}, "until=4 is not after step 4"),
         ({"skip_batches": [3]}, r"skip_batches=\[3\]: the replay makes steps 5 to 12 only"),
         ({"skip_batches": "x"}, "give steps, as 83 or 83-90"),
-        ({"change": {"lr_sclae": 0.5}}, "there is no 'lr_sclae': did you mean 'lr_scale'"),
+        ({"change": {"lr_sclae": 0.5}}, "there is no 'lr_sclae'; the nearest is lr_scale"),
         ({"change": ["lr_scale"]}, "'lr_scale' is not NAME=VALUE"),
         ({"change": {"lr": float("nan")}}, "lr=nan: give a finite number"),
         ({"change": {"betas": (0.9, 1.0)}}, "betas=1.0: give a number from 0 to below 1"),
