@@ -40,7 +40,7 @@ $(VENV)/.tools: $(VENV)/.torch
 # An editable install keeps a list of the modules there are: when one is added, moved or removed, the list is made anew.
 .PHONY: FORCE
 $(VENV)/.modules: FORCE | $(VENV)/.tools
-	@find $(LAYERS) -name '*.py' | sort | cmp -s - $@ || find $(LAYERS) -name '*.py' | sort > $@
+	@find $(LAYERS) -name '*.py' | sort > $@.new; if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
 
 $(VENV)/.installed: $(VENV)/.tools $(VENV)/.modules $(BUILD_INPUTS)
 	@$(ALIVE) 'building DSHistory and installing what it uses' $(PIP) install -c constraints.txt --no-build-isolation -e '.[deepspeed,notebook,dev]'
