@@ -142,9 +142,7 @@ def test_names_and_kinds_choose(h: Explorer) -> None:
         "model": {"norm.weight", "norm.bias"},
         "buffer": {"norm.running_mean", "norm.running_var", "norm.num_batches_tracked"},
     }
-    with pytest.raises(
-        NotFoundError, match=r"no kind fits 'ema' in run-a:10 to run-a:40 \(4 checkpoints\); there are"
-    ):
+    with pytest.raises(NotFoundError, match=r"no kind fits 'ema' in run-a:10 to run-a:40 \(4 checkpoints\); there are"):
         h.average(STEPS, kinds="ema")
 
 
