@@ -4,6 +4,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -183,6 +184,11 @@ def test_threads_that_pack_at_once_with_one_packer_wait_for_each_other():
     assert found == [(expected, native.checksum(b"".join(packed_alone(blocks))))] * 40
 
 
+def printed_by(script: str, *, under: Sequence[str] = ()) -> str:
+    command = [*under, sys.executable, "-P", "-c", textwrap.dedent(script)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
 def test_blocks_are_packed_also_where_the_host_gives_no_more_threads():
     script = """
         import resource, native
@@ -197,14 +203,7 @@ def test_blocks_are_packed_also_where_the_host_gives_no_more_threads():
         except OSError:
             print("no threads,", len(packer.pack(blocks, into=room)), "blocks")
         """
-    limited = ["prlimit", "--stack=536870912", sys.executable, "-P", "-c", textwrap.dedent(script)]
-    run = subprocess.run(limited, capture_output=True, text=True, timeout=60, check=True)
-    assert run.stdout == "no threads, 8 blocks\n"
-
-
-def printed_by(script: str) -> str:
-    command = [sys.executable, "-P", "-c", textwrap.dedent(script)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert printed_by(script, under=["prlimit", "--stack=536870912"]) == "no threads, 8 blocks\n"
 
 
 def test_the_threads_of_a_team_pack_instead_of_waiting_actively():
@@ -212,25 +211,25 @@ def test_the_threads_of_a_team_pack_instead_of_waiting_actively():
         import pathlib, threading, time
         import torch, native
 
+        def is_asleep(task):
+            return (task / "stat").read_text().rpartition(")")[2].split()[0] == "S"
+
         def run_times():
-            tasks = pathlib.Path("/proc/self/task")
-            return {int(task.name): int((task / "schedstat").read_text().split()[0]) for task in tasks.iterdir()}
+            # A thread's time is up to date only once it has left its processor.
+            while not all(map(is_asleep, others)):
+                time.sleep(0.01)
+            return [int((task / "schedstat").read_text().split()[0]) for task in others]
 
-        def times_at_rest():
-            before = run_times()
-            while time.sleep(0.1) or any(run_times()[task] != before[task] for task in before if task != main):
-                before = run_times()
-            return before
-
-        main = threading.get_native_id()
         torch.set_num_threads(2)
         torch.ones(4_000_000).add_(1)
+        tasks = pathlib.Path("/proc/self/task")
+        others = [task for task in tasks.iterdir() if int(task.name) != threading.get_native_id()]
         blocks = [(torch.randn(200_000).numpy(), 4) for _ in range(8)]
+        packer, room = native.ParallelPacker(threads=2), bytearray(8 * 800_047)
         for team in (0, 2):
-            packer, room = native.ParallelPacker(threads=2), bytearray(8 * 800_047)
-            before = times_at_rest()
+            before = run_times()
             packer.pack(blocks, into=room, team=team)
-            print(sum(run > before[task] for task, run in run_times().items() if task in before and task != main))
+            print(sum(run > was for run, was in zip(run_times(), before)))
         """)
     assert printed == "0\n1\n"
 
