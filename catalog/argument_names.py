@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 from catalog.errors import SetupError
-from catalog.nearest_names import nearest
+from catalog.nearest_names import close_names, nearest
 
 __all__ = ["bound_arguments", "knows_its_arguments"]
 
@@ -42,8 +42,10 @@ def _why_not(
 ) -> str:
     parameters = {name: one for name, one in signature.parameters.items() if name != "self"}
     unknown = next((name for name in kwargs if name not in parameters), None)
+    every = f"the arguments are {', '.join(parameters)}"
     if unknown is not None:
-        return f"no argument {unknown!r}; {nearest(unknown, parameters, count=2)}"
+        is_close = close_names(unknown, list(parameters), count=1)
+        return f"no argument {unknown!r}; {nearest(unknown, parameters, count=2) if is_close else every}"
     nameless = [name for name, one in parameters.items() if one.kind <= one.POSITIONAL_OR_KEYWORD]
     named = [name for name, one in parameters.items() if one.kind is one.KEYWORD_ONLY]
     if named and len(args) > len(nameless) + len(signature.parameters) - len(parameters):
@@ -52,4 +54,4 @@ def _why_not(
             f"too many arguments without a name, where {which} may have none: write the others as name=value; they are "
             f"{', '.join(named)}"
         )
-    return f"{error}; the arguments are {', '.join(parameters)}"
+    return f"{error}; {every}"
