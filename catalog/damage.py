@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from catalog.data_files.needed_files import NeededFile, missing_file
-from catalog.paths import HistoryPaths
+from catalog.paths import HistoryPaths, manifest_file
 from catalog.records import CheckpointRef
 
 if TYPE_CHECKING:
@@ -37,12 +37,12 @@ def damaged_checkpoints(paths: HistoryPaths, ask: "Asking", run: str | None = No
     }
     found = {}
     for ref, world_size in worlds.items():
-        manifests = (paths.manifest(ref.run, ref.step, rank) for rank in range(world_size))
-        gone = next((path for path in manifests if not os.path.lexists(path)), None)
+        manifests = (manifest_file(ref.run, ref.step, rank) for rank in range(world_size))
+        gone = next((file for file in manifests if not os.path.lexists(f"{paths.root}/{file}")), None)
         if gone is None:
             problem = missing_file(paths, needed[ref])
         else:
-            problem = f"needs {paths.relative(gone)}, which is gone"
+            problem = f"needs {gone}, which is gone"
         # One that is removed meanwhile is not damaged.
         if problem and os.path.lexists(paths.marker(ref.run, ref.step)):
             found[ref] = problem

@@ -16,10 +16,13 @@ __all__ = [
     "is_packed_name",
     "is_part_name",
     "is_run_id",
+    "manifest_file",
+    "marker_file",
     "packed_file",
     "parse_data_file",
     "parse_removed_dir",
     "parse_step_dir",
+    "step_folder",
 ]
 
 MAX_RANKS = 100_000
@@ -73,9 +76,25 @@ def is_lock_name(name: str) -> bool:
     return _LOCK.fullmatch(name) is not None
 
 
+def step_folder(run: str, step: int) -> str:
+    """Return the name of a step's folder, relative to the history's root. This and the next three are for whoever looks
+    at the files of ten thousand steps: to make a path of each takes longer than the look."""
+    return f"runs/{run}/steps/{step:012d}"
+
+
+def marker_file(run: str, step: int) -> str:
+    """Return the name of a step's commit marker, relative to the history's root."""
+    return f"{step_folder(run, step)}/{_MARKER}"
+
+
+def manifest_file(run: str, step: int, rank: int) -> str:
+    """Return the name of one rank's manifest as markers write it: relative to the history's root."""
+    return f"{step_folder(run, step)}/rank-{rank:05d}.manifest.parquet"
+
+
 def data_file(run: str, step: int, rank: int) -> str:
     """Return the name of one rank's data file as manifests and markers write it: relative to the history's root."""
-    return f"runs/{run}/steps/{step:012d}/rank-{rank:05d}.safetensors"
+    return f"{step_folder(run, step)}/rank-{rank:05d}.safetensors"
 
 
 def is_packed_name(name: str) -> bool:
@@ -134,16 +153,16 @@ class HistoryPaths:
         return self.run_dir(run) / "steps"
 
     def step_dir(self, run: str, step: int) -> Path:
-        return self.steps_dir(run) / f"{step:012d}"
+        return self.root / step_folder(check_run_id(run), step)
 
     def data(self, run: str, step: int, rank: int) -> Path:
         return self.root / data_file(run, step, rank)
 
     def manifest(self, run: str, step: int, rank: int) -> Path:
-        return self.step_dir(run, step) / f"rank-{rank:05d}.manifest.parquet"
+        return self.root / manifest_file(check_run_id(run), step, rank)
 
     def marker(self, run: str, step: int) -> Path:
-        return self.step_dir(run, step) / _MARKER
+        return self.root / marker_file(check_run_id(run), step)
 
     def journal_dir(self, run: str) -> Path:
         return self.run_dir(run) / "journal"

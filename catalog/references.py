@@ -5,15 +5,17 @@ A reference is a step (an int), "latest", -1, "best" or a tag, all in the lineag
 """
 
 import operator
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 
 import pyarrow as pa
 
-from catalog.disk.regular_file import check_folders
+from catalog.disk.regular_file import check_folders, is_real_folder
 from catalog.errors import HistoryError, NotFoundError, SetupError
 from catalog.nearest_names import nearest
 from catalog.paths import HistoryPaths
-from catalog.read.runs import current_run, run_facts, run_named, run_names, steps
+from catalog.read.runs import current_run, is_committed, run_facts, run_named, run_names, step_dirs, steps
 from catalog.records import CheckpointRef
 
 __all__ = ["committed_lineage", "generations", "lineage", "resolve"]
@@ -43,12 +45,22 @@ def generations(paths: HistoryPaths, run: str) -> list[tuple[str, int | None]]:
 def lineage(paths: HistoryPaths, run: str) -> list[CheckpointRef]:
     """Return the committed checkpoints that a run can go back to, ascending by step: its own, those of its parent up to
     the fork, and so on. NotFoundError when there is no such run."""
-    refs: dict[int, CheckpointRef] = {}
-    for name, limit in generations(paths, run):
-        for step in steps(paths, name):
+    return [*_newest_first(paths, generations(paths, run))][::-1]
+
+
+def _newest_first(paths: HistoryPaths, within: Sequence[tuple[str, int | None]]) -> Iterator[CheckpointRef]:
+    """Yield the committed checkpoints of these generations, descending by step. Only as many markers are looked at as
+    the caller takes checkpoints, and the steps without one."""
+    owners: dict[int, list[str]] = {}
+    for name, limit in within:
+        for step in step_dirs(paths, name):
             if limit is None or step <= limit:
-                refs.setdefault(step, CheckpointRef(name, step))
-    return [refs[step] for step in sorted(refs)]
+                owners.setdefault(step, []).append(name)
+    for step in sorted(owners, reverse=True):
+        # Of several runs with the same step, the descendant's counts.
+        owner = next((name for name in owners[step] if is_committed(paths, name, step)), None)
+        if owner is not None:
+            yield CheckpointRef(owner, step)
 
 
 def committed_lineage(paths: HistoryPaths, run: str | None = None) -> list[CheckpointRef]:
@@ -56,8 +68,12 @@ def committed_lineage(paths: HistoryPaths, run: str | None = None) -> list[Check
     run = run or current_run(paths)
     refs = lineage(paths, run)
     if not refs:
-        raise NotFoundError(f"run {run} of {paths.root} has no committed checkpoint yet")
+        raise _no_checkpoint(paths, run)
     return refs
+
+
+def _no_checkpoint(paths: HistoryPaths, run: str) -> NotFoundError:
+    return NotFoundError(f"run {run} of {paths.root} has no committed checkpoint yet")
 
 
 def resolve(paths: HistoryPaths, ref: int | str | CheckpointRef, run: str | None = None) -> CheckpointRef:
@@ -73,8 +89,8 @@ def resolve(paths: HistoryPaths, ref: int | str | CheckpointRef, run: str | None
         return _in_run_by_name(paths, run_named(paths, run), which)
     if isinstance(ref, str) and ref.lstrip("-").isdigit():
         ref = int(ref)
-    if ref in ("latest", -1):
-        return committed_lineage(paths, run)[-1]
+    if ref == "latest":
+        ref = -1
     if isinstance(ref, int):
         return _in_lineage(paths, ref, run)
     if ref == "best":
@@ -95,44 +111,61 @@ def _number(ref: object) -> int:
 
 
 def _in_lineage(paths: HistoryPaths, step: int, run: str | None) -> CheckpointRef:
-    refs = committed_lineage(paths, run)
+    line = generations(paths, run or current_run(paths))
     if step < 0:
-        if -step > len(refs):
-            whose = "the current run" if run is None else f"run {run}"
-            raise NotFoundError(f"checkpoint {step} from the end: {paths.root} has only {len(refs)} of {whose}")
-        return refs[step]
-    found = next((ref for ref in refs if ref.step == step), None)
-    if found is None:
+        found = _from_end(paths, line, step, whose="the current run" if run is None else f"run {run}")
+        if found is None:
+            raise _no_checkpoint(paths, line[0][0])
+        return found
+    runs = [name for name, limit in line if limit is None or step <= limit]
+    owner = next((name for name in runs if _has(paths, name, step)), None)
+    if owner is None:
+        refs = committed_lineage(paths, run)
         whose = "" if run is None else f"in run {run} or its parents "
-        runs = [name for name, limit in generations(paths, run or current_run(paths)) if limit is None or step <= limit]
         missing = _what_became_of(paths, runs, step) or f"step {step} was not captured {whose}in {paths.root}"
         raise NotFoundError(f"{missing}: {_nearest(refs, step)}")
-    return found
+    return CheckpointRef(owner, step)
+
+
+def _from_end(
+    paths: HistoryPaths, within: Sequence[tuple[str, int | None]], step: int, *, whose: str
+) -> CheckpointRef | None:
+    """Return the checkpoint that a negative `step` counts from the end of these generations; None when they have none
+    at all. NotFoundError when they have fewer."""
+    newest = [*islice(_newest_first(paths, within), min(-step, sys.maxsize))]
+    if newest and len(newest) < -step:
+        raise NotFoundError(f"checkpoint {step} from the end: {whose} of {paths.root} has only {len(newest)}")
+    return newest[-1] if newest else None
+
+
+def _has(paths: HistoryPaths, run: str, step: int) -> bool:
+    """Return whether a step of a run is committed, in real folders."""
+    folders = paths.steps_dir(run), paths.step_dir(run, step)
+    return is_committed(paths, run, step) and all(map(is_real_folder, folders))
 
 
 def _in_run_by_name(paths: HistoryPaths, run: str, which: str) -> CheckpointRef:
     """Return a run's own checkpoint by its step, by a negative count from the end, or as "latest" or "best"."""
     if which not in ("latest", "best"):
         return _in_run(paths, run, _whole(which, f"{run}:{which}"))
-    refs = [CheckpointRef(run, step) for step in steps(paths, run)]
-    if not refs:
-        raise NotFoundError(f"run {run} of {paths.root} has no committed checkpoint yet")
-    return refs[-1] if which == "latest" else _best(paths, refs)
+    newest = next(_newest_first(paths, [(run, None)]), None)
+    if newest is None:
+        raise _no_checkpoint(paths, run)
+    return newest if which == "latest" else _best(paths, [CheckpointRef(run, step) for step in steps(paths, run)])
 
 
 def _in_run(paths: HistoryPaths, run: str, step: int) -> CheckpointRef:
     run_facts(paths, run)
-    captured = steps(paths, run)
-    if step < 0 and captured:
-        if -step > len(captured):
-            raise NotFoundError(f"checkpoint {step} from the end: run {run} of {paths.root} has only {len(captured)}")
-        return CheckpointRef(run, captured[step])
-    if step not in captured:
-        check_folders(paths.step_dir(run, step), root=paths.root)
-        refs = [CheckpointRef(run, other) for other in captured]
-        missing = _what_became_of(paths, [run], step) or f"step {step} was not captured in run {run} of {paths.root}"
-        raise NotFoundError(f"{missing}: {_nearest(refs, step)}")
-    return CheckpointRef(run, step)
+    if step < 0:
+        found = _from_end(paths, [(run, None)], step, whose=f"run {run}")
+        if found is not None:
+            return found
+    elif _has(paths, run, step):
+        return CheckpointRef(run, step)
+    check_folders(paths.step_dir(run, step), root=paths.root)
+    refs = [CheckpointRef(run, other) for other in steps(paths, run)]
+    missing = _what_became_of(paths, [run], step) or f"step {step} was not captured in run {run} of {paths.root}"
+    raise NotFoundError(f"{missing}: {_nearest(refs, step)}")
 
 
 _LOST = {

@@ -39,8 +39,9 @@ from catalog.errors import MismatchError, SetupError, SnapshotError
 from catalog.format.journal import Journal
 from catalog.format.json_facts import encode_history, encode_run_facts, read_history_json
 from catalog.format.lock_file import lock_owner, write_lock_owner
-from catalog.format.manifest import bytes_in, encode_manifest
+from catalog.format.manifest import Manifest, bytes_in, encode_manifest
 from catalog.format.marker import build_marker, encode_marker
+from catalog.format.written_manifests import written_manifests
 from catalog.paths import HistoryPaths, data_file
 from catalog.read.runs import RUN_NUMBER, next_number
 from catalog.records import MarkerPart, RunFacts
@@ -138,25 +139,26 @@ class RunWriter:
         `extents` has the columns of `catalog.format.extents.SCHEMA` and assigns every byte of the file to one extent:
         FormatError otherwise, and nothing is published. The journal is flushed first.
         """
-        manifest = encode_manifest(
-            extents,
+        path, file = self.paths.manifest(self.run, step, self.rank), data_file(self.run, step, self.rank)
+        manifest = Manifest(
             run=self.run,
             step=step,
             rank=self.rank,
             world_size=self.world_size,
             layout_hash=self.layout_hash,
             created=datetime.datetime.now(datetime.UTC),
+            data_bytes=bytes_in(file, extents),
+            table=extents,
         )
+        encoded = encode_manifest(manifest)
+        checksum = native.checksum(encoded)
         self.journal.flush()
         sync_dir(self.paths.steps_dir(self.run))
         publish(data_tmp, self.paths.data(self.run, step, self.rank))
-        path, file = self.paths.manifest(self.run, step, self.rank), data_file(self.run, step, self.rank)
-        publish_bytes(manifest, path)
-        checksum = native.checksum(manifest).hex()
-        self._published = (
-            step,
-            MarkerPart(self.rank, self.paths.relative(path), checksum, file, bytes_in(file, extents)),
-        )
+        publish_bytes(encoded, path)
+        written_manifests.add(checksum, manifest)
+        part = MarkerPart(self.rank, self.paths.relative(path), checksum.hex(), file, manifest.data_bytes)
+        self._published = step, part
 
     def try_commit(self, step: int) -> bool:
         """Commit the checkpoint once all parts are published. Return True when it is committed, by whichever rank;

@@ -17,6 +17,7 @@ from capture.loops.batch_digest import BatchDigest
 from capture.maintenance.compaction import Compaction
 from capture.maintenance.retention import Retention
 from capture.publishing.fingerprint_log import FingerprintLog
+from capture.publishing.registration import Registration
 from capture.publishing.stall_notice import StallNotice
 from capture.publishing.statistics_thread import StatisticsThread
 from capture.publishing.uncommitted_parts import UncommittedParts
@@ -33,9 +34,6 @@ __all__ = ["Committer"]
 
 FLUSH_INTERVAL_S = 60.0
 """Metrics between two commits are in the journal after so long; at a commit they are written with it."""
-REGISTER_PATIENCE_S = 0.1
-_REGISTER_SHARE = 0.01
-"""The index takes at most this share of a core. A checkpoint that waits for it loses nothing: queries see it."""
 _UPKEEP_SHARE = 0.05
 """Where nothing needs the room, removals take at most this share of a core, so that short steps do not wait for them:
 what a policy does not keep goes a little later, and before `close` has returned."""
@@ -90,8 +88,7 @@ class Committer:
         self._fingerprints = FingerprintLog(run)
         self._closing = False
         self._flushed = time.monotonic()
-        self._unregistered = False
-        self._register_at = 0.0
+        self._registration = Registration(run, begin=self._begin)
         self._work = 0
         self._under_way: tuple[int, str] | None = None
         self._stall_notice = StallNotice(lambda: self._under_way)
@@ -217,7 +214,7 @@ class Committer:
         while self._pins:
             free_lock(self._pins.pop())
         if self._statistics.close():
-            self._register()
+            self._registration.register()
 
     def _finish_snapshots(self) -> None:
         while True:
@@ -243,16 +240,17 @@ class Committer:
                     self._changed.notify_all()
                 # It holds nothing of the training, but must not stay until the next one comes.
                 snapshot = None
-                self._unregistered |= committed
+                if committed:
+                    self._registration.committed()
                 # After the snapshot has left the queue: `wait` need not wait for the index, which loses nothing.
-                self._register_when_due()
+                self._registration.register_when_due()
                 self._fingerprints.write_now_and_then()
                 self._is_behind = self.retention is not None
                 self._keep_up_when_due()
             elif closing:
                 if self._compaction is not None:
                     self._compaction.close()
-                self._register_when_due(at_once=True)
+                self._registration.register_when_due(at_once=True)
                 self._begin("the last entry in the journal")
                 self._remove_uncommitted(self._uncommitted.closing)
                 self._fingerprints.close()
@@ -260,7 +258,7 @@ class Committer:
                 self._flush(force=True)
                 return
             else:
-                self._register_when_due()
+                self._registration.register_when_due()
                 if asked:
                     self._keep_up()
                 else:
@@ -312,29 +310,8 @@ class Committer:
             # They stay for the garbage collection of the next run.
             self._run.journal.event("removal_failed", None, reason=str(error))
 
-    def _register_when_due(self, *, at_once: bool = False) -> None:
-        """Register what is committed, unless the index has had its share of the time already."""
-        if self._unregistered and (at_once or time.monotonic() >= self._register_at):
-            self._unregistered = False
-            self._register()
-
-    def _register(self) -> None:
-        # Imported here, in the background, because it imports DuckDB: `enable` does not wait for that.
-        from catalog.index import index
-
-        self._begin("the registration of checkpoints")
-        began = time.thread_time()
-        try:
-            index.register(self._run.paths, patience_s=REGISTER_PATIENCE_S)
-        except Exception as error:  # noqa: BLE001 - whatever ails the index must not end the thread others wait for
-            # The index is derived: the checkpoint is safe, and the next registration or `reindex` includes this one.
-            self._run.journal.event("registration_failed", None, reason=str(error))
-        self._register_at = time.monotonic() + (time.thread_time() - began) / _REGISTER_SHARE
-
     def _until_due_s(self) -> float:
-        waits = [self._until_flush_s()]
-        if self._unregistered:
-            waits.append(self._register_at - time.monotonic())
+        waits = [self._until_flush_s(), self._registration.due_s()]
         if self._is_behind:
             waits.append(self._keep_up_at - time.monotonic())
         return max(0.0, min(waits))

@@ -12,7 +12,7 @@ from pathlib import Path
 from catalog.disk.regular_file import what_it_is
 from catalog.errors import FormatError
 from catalog.format.packed_file import PackedFile, read_packed_file
-from catalog.paths import HistoryPaths, is_packed_name, packed_file, parse_data_file
+from catalog.paths import HistoryPaths, is_packed_name, packed_file, parse_data_file, step_folder
 from catalog.records import CheckpointRef
 
 __all__ = ["data_file_bytes", "image_of", "only_packed", "packed_bytes"]
@@ -23,7 +23,7 @@ def only_packed(root: Path, files: Iterable[str]) -> frozenset[str]:
     return frozenset(
         file
         for file in files
-        if not os.path.lexists(root / file) and parse_data_file(file) and os.path.lexists(root / packed_file(file))
+        if not os.path.lexists(f"{root}/{file}") and parse_data_file(file) and os.path.lexists(root / packed_file(file))
     )
 
 
@@ -49,7 +49,7 @@ def data_file_bytes(root: Path, file: str) -> int:
 def packed_bytes(paths: HistoryPaths, ref: CheckpointRef) -> int:
     """Return the bytes of a checkpoint's packed images; 0 when it has none, or is gone."""
     try:
-        with os.scandir(paths.step_dir(ref.run, ref.step)) as entries:
+        with os.scandir(f"{paths.root}/{step_folder(ref.run, ref.step)}") as entries:
             return sum(entry.stat(follow_symlinks=False).st_size for entry in entries if is_packed_name(entry.name))
     except (FileNotFoundError, NotADirectoryError):
         return 0

@@ -49,9 +49,9 @@ def bases_of(paths: HistoryPaths, file: str) -> tuple[str, ...]:
 
 def _problem(paths: HistoryPaths, file: str, nbytes: int) -> str:
     """Return what is wrong with a data file, or with its packed image where that stands for it."""
-    path = paths.root / file
     try:
-        facts = os.lstat(path)
+        # Not a Path: to make one takes longer than the look.
+        facts = os.lstat(f"{paths.root}/{file}")
     except (FileNotFoundError, NotADirectoryError):
         return _image_problem(paths, file, nbytes)
     if not stat.S_ISREG(facts.st_mode):

@@ -34,8 +34,8 @@ _FIELDS = frozenset({"dshistory.manifest", "run", "step", "rank", "world_size", 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Manifest:
-    """A manifest with checked rows. `table` has the columns of `catalog.format.extents.SCHEMA`; `data_bytes` is the
-    size of the rank's own data file."""
+    """A manifest, whose rows are checked when it is encoded or decoded. `table` has the columns of
+    `catalog.format.extents.SCHEMA`; `data_bytes` is the size of the rank's own data file."""
 
     run: str
     step: int
@@ -62,28 +62,25 @@ def bytes_in(file: str, table: pa.Table) -> int:
     return int(pc.max(pc.add(own["offset"], own["nbytes"])).as_py() or 0)
 
 
-def encode_manifest(
-    table: pa.Table, *, run: str, step: int, rank: int, world_size: int, layout_hash: str, created: datetime
-) -> bytes:
-    """Return the file's bytes for extents with the columns of `catalog.format.extents.SCHEMA`.
+def encode_manifest(manifest: Manifest) -> bytes:
+    """Return the file's bytes.
 
     The rows pass the same checks as in `decode_manifest`, so that no manifest is published that a reader would refuse:
     FormatError names row and field.
     """
-    file = data_file(run, step, rank)
-    data_bytes = bytes_in(file, table)
-    _check_rows(table, file=file, data_bytes=data_bytes, where=f"manifest of {file}")
+    where = f"manifest of {manifest.file}"
+    _check_rows(manifest.table, file=manifest.file, data_bytes=manifest.data_bytes, where=where)
     metadata = {
         "dshistory.manifest": VERSION,
-        "run": run,
-        "step": str(step),
-        "rank": str(rank),
-        "world_size": str(world_size),
-        "layout": layout_hash,
-        "created": created.isoformat(timespec="microseconds"),
-        "data_bytes": str(data_bytes),
+        "run": manifest.run,
+        "step": str(manifest.step),
+        "rank": str(manifest.rank),
+        "world_size": str(manifest.world_size),
+        "layout": manifest.layout_hash,
+        "created": manifest.created.isoformat(timespec="microseconds"),
+        "data_bytes": str(manifest.data_bytes),
     }
-    return encode_checked(table, metadata=metadata)
+    return encode_checked(manifest.table, metadata=metadata)
 
 
 def decode_manifest(data: bytes, *, path: Path) -> Manifest:

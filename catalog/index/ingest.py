@@ -180,12 +180,13 @@ def _checkpoint(checkpoint: Checkpoint, *, tensors: int, nbytes: int) -> pa.Tabl
 
 def _with_constants(name: str, constant: Mapping[str, Any], rows: pa.Table) -> pa.Table:
     """Return `rows` with the columns of a table of the catalog; each value of `constant` fills its column."""
-    columns = {
-        field.name: pa.repeat(pa.scalar(constant[field.name], field.type), rows.num_rows)
-        if field.name in constant
-        else rows[field.name].cast(field.type)
-        for field in TABLES[name]
-    }
+    columns = []
+    for field in TABLES[name]:
+        if field.name in constant:
+            column = pa.repeat(pa.scalar(constant[field.name], field.type), rows.num_rows)
+        else:
+            column = rows[field.name]
+        columns.append(column if column.type == field.type else column.cast(field.type))
     return pa.table(columns, schema=TABLES[name])
 
 

@@ -13,6 +13,7 @@ from catalog.disk.regular_file import check_folders
 from catalog.errors import CorruptError, FormatError
 from catalog.format.manifest import Manifest, decode_manifest
 from catalog.format.marker import check_manifest, read_marker
+from catalog.format.written_manifests import written_manifests
 from catalog.paths import HistoryPaths
 from catalog.records import Marker, MarkerPart
 
@@ -43,13 +44,13 @@ def read_part(paths: HistoryPaths, marker: Marker, part: MarkerPart) -> Manifest
         data = read_bounded(path)
     except FileNotFoundError as error:
         raise CorruptError(f"{path}: the file is missing, the marker of {marker.run}:{marker.step} names it") from error
-    actual = native.checksum(data).hex()
-    if actual != part.manifest_checksum:
+    actual = native.checksum(data)
+    if actual.hex() != part.manifest_checksum:
         raise CorruptError(
-            f"{path}: field manifest_checksum: the marker says {part.manifest_checksum}, the file gives {actual}: "
-            "the file was changed or damaged"
+            f"{path}: field manifest_checksum: the marker says {part.manifest_checksum}, the file gives "
+            f"{actual.hex()}: the file was changed or damaged"
         )
-    manifest = decode_manifest(data, path=path)
+    manifest = written_manifests.get(actual) or decode_manifest(data, path=path)
     check_manifest(
         manifest,
         run=marker.run,

@@ -8,12 +8,13 @@ from catalog.disk.locks import is_locked
 from catalog.disk.regular_file import check_folders, is_real_folder
 from catalog.errors import HistoryError, NotFoundError
 from catalog.format.json_facts import read_run_facts
-from catalog.paths import HistoryPaths, is_lock_name, is_run_id, parse_step_dir
+from catalog.paths import HistoryPaths, is_lock_name, is_run_id, marker_file, parse_step_dir
 from catalog.records import RunFacts
 
 __all__ = [
     "RUN_NUMBER",
     "current_run",
+    "is_committed",
     "next_number",
     "run_facts",
     "run_folders",
@@ -121,10 +122,13 @@ def run_is_held(paths: HistoryPaths, run: str) -> bool:
 
 def steps(paths: HistoryPaths, run: str) -> list[int]:
     """Return the committed steps of a run, ascending."""
-    folder = paths.steps_dir(run)
-    marker = paths.marker(run, 0).name
+    return [step for step in step_dirs(paths, run) if is_committed(paths, run, step)]
+
+
+def is_committed(paths: HistoryPaths, run: str, step: int) -> bool:
+    """Return whether a step of a run, whose folder is a real one, is committed."""
     # Creating a Path for each of ten thousand steps would take longer than the look at the disk.
-    return [step for step in step_dirs(paths, run) if os.path.lexists(f"{folder}/{step:012d}/{marker}")]
+    return os.path.lexists(f"{paths.root}/{marker_file(run, step)}")
 
 
 def step_dirs(paths: HistoryPaths, run: str) -> list[int]:

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 from catalog_helpers import Run, pieces_of
 
+from catalog import references
 from catalog.errors import FormatError, NotFoundError, SetupError
 from catalog.history import History
+from catalog.read.runs import is_committed
 from catalog.records import CheckpointRef
 from catalog.references import lineage
 
@@ -113,6 +115,22 @@ def test_a_missing_checkpoint_is_reported_with_the_nearest(tree: History, ref: i
 def test_a_reference_cannot_leave_the_history(tree: History) -> None:
     with pytest.raises(FormatError, match="run id"):
         tree.resolve("../../etc:1")
+
+
+def test_few_of_many_steps_are_looked_at(tree: History, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = []
+    monkeypatch.setattr(references, "is_committed", lambda *place: looked.append(place[1:]) or is_committed(*place))
+    assert str(tree.resolve("latest")) == "c:40"
+    assert str(tree.resolve(-3)) == "b:20"
+    assert str(tree.resolve(10)) == "a:10"
+    # A step without a marker of its own is passed over.
+    tree.paths.step_dir("c", 50).mkdir()
+    assert str(tree.resolve("c:latest")) == "c:40"
+    tree.paths.step_dir("c", 50).rmdir()
+    assert looked == [("c", 40)] + [("c", 40), ("c", 25), ("b", 20)] + [("c", 10), ("b", 10), ("a", 10)] + [
+        ("c", 50),
+        ("c", 40),
+    ]
 
 
 def test_runs_come_oldest_first(tree: History) -> None:

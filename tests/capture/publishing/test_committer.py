@@ -8,7 +8,7 @@ from capture_helpers import make, one_step
 from late_marks import LateMarks
 
 import capture
-from capture.publishing import committer as committing
+from capture.publishing import registration
 from capture.publishing.committer import Committer
 from catalog.format.segments import segments
 from catalog.history import History
@@ -47,7 +47,7 @@ def test_the_index_takes_its_share_of_the_time_and_has_everything_at_the_end(his
         return registered[-1]
 
     monkeypatch.setattr(index, "register", spy)
-    monkeypatch.setattr(committing, "_REGISTER_SHARE", 1e-9)
+    monkeypatch.setattr(registration, "_SHARE", 1e-9)
     model, optimizer = make()
     with capture.enable(model, optimizer=optimizer, every=1, history=history, stats_every=0) as session:
         for step in range(1, 9):
@@ -58,8 +58,29 @@ def test_the_index_takes_its_share_of_the_time_and_has_everything_at_the_end(his
     assert sum(registered) == 9
 
 
+def test_the_index_keeps_up_with_steps_that_are_captured_many_times_a_second(history, monkeypatch):
+    """Many that wait are registered although the index has had its share: each reader would read them by itself."""
+    registered = []
+    real = index.register
+
+    def spy(paths, **patience):
+        registered.append(real(paths, **patience))
+        return registered[-1]
+
+    monkeypatch.setattr(index, "register", spy)
+    monkeypatch.setattr(registration, "_SHARE", 1e-9)
+    monkeypatch.setattr(registration, "_MANY", 4)
+    monkeypatch.setattr(registration, "_SHARE_OF_MANY", 1e9)
+    model, optimizer = make()
+    with capture.enable(model, optimizer=optimizer, every=1, history=history, stats_every=0) as session:
+        for _ in range(8):
+            one_step(model, optimizer)
+            session.wait()
+    assert registered == [1, 4, 4]
+
+
 def test_a_checkpoint_is_registered_in_its_turn_although_no_other_one_follows(history, monkeypatch):
-    monkeypatch.setattr(committing, "_REGISTER_SHARE", 0.5)
+    monkeypatch.setattr(registration, "_SHARE", 0.5)
     two = threading.Barrier(2)
     real = index.register
 

@@ -12,7 +12,7 @@ import native
 from catalog.disk import json_file
 from catalog.errors import CorruptError, FormatError, HistoryError, NotFoundError
 from catalog.format.extents import extent_table
-from catalog.format.manifest import encode_manifest
+from catalog.format.manifest import Manifest, bytes_in, encode_manifest
 from catalog.history import History
 from catalog.paths import HistoryPaths, data_file
 from catalog.records import CheckpointRef, Extent
@@ -39,9 +39,9 @@ def _forge(root: Path, rank: int, extents: list[Extent]) -> None:
     paths = HistoryPaths(root)
     path = paths.manifest("run-a", 10, rank)
     created = History.open(root).query("SELECT created FROM checkpoints WHERE step = 10").to_pylist()[0]["created"]
-    data = encode_manifest(
-        extent_table(extents), run="run-a", step=10, rank=rank, world_size=2, layout_hash=LAYOUT, created=created
-    )  # fmt: skip
+    table = extent_table(extents)
+    nbytes = bytes_in(data_file("run-a", 10, rank), table)
+    data = encode_manifest(Manifest("run-a", 10, rank, 2, LAYOUT, created, data_bytes=nbytes, table=table))
     path.write_bytes(data)
     _forge_marker(root, **{"manifest_checksum": native.checksum(data).hex()}, rank=rank)
 

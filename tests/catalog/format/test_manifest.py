@@ -16,7 +16,7 @@ from catalog.disk import checked_parquet
 from catalog.disk.checked_parquet import decode_checked, encode_checked
 from catalog.errors import CorruptError, FormatError
 from catalog.format.extents import SCHEMA, extent_table
-from catalog.format.manifest import VERSION, Manifest, decode_manifest, encode_manifest
+from catalog.format.manifest import VERSION, Manifest, bytes_in, decode_manifest, encode_manifest
 from catalog.paths import data_file
 from catalog.records import Extent
 
@@ -42,7 +42,10 @@ def _encode(extents: list[Extent], **changed: Any) -> bytes:
         "layout_hash": "l",
         "created": CREATED,
     }
-    return encode_manifest(extent_table(extents), **(facts | changed))
+    facts |= changed
+    table = extent_table(extents)
+    nbytes = bytes_in(data_file(facts["run"], facts["step"], facts["rank"]), table)
+    return encode_manifest(Manifest(**facts, data_bytes=nbytes, table=table))
 
 
 def _decode(data: bytes) -> Manifest:
