@@ -15,6 +15,8 @@ from catalog.format.manifest import Manifest
 __all__ = ["written_manifests"]
 
 _LIMIT_BYTES: Final = 8 << 20
+_OVERHEAD_BYTES: Final = 16 << 10
+"""What a table takes beside the bytes of its columns, each of which has several allocations and objects of its own."""
 
 
 class _WrittenManifests:
@@ -38,14 +40,18 @@ class _WrittenManifests:
             if checksum in self._manifests:
                 return
             self._manifests[checksum] = manifest
-            self._bytes += manifest.table.nbytes
+            self._bytes += _taken(manifest)
             while self._bytes > self._limit_bytes:
-                self._bytes -= self._manifests.popitem(last=False)[1].table.nbytes
+                self._bytes -= _taken(self._manifests.popitem(last=False)[1])
 
     def get(self, checksum: bytes) -> Manifest | None:
         """Return the manifest whose file has this checksum; None when it is not kept."""
         with self._lock:
             return self._manifests.get(checksum)
+
+
+def _taken(manifest: Manifest) -> int:
+    return manifest.table.nbytes + _OVERHEAD_BYTES
 
 
 written_manifests: Final = _WrittenManifests(limit_bytes=_LIMIT_BYTES)

@@ -40,7 +40,8 @@ def train(root: Path) -> None:
 
 
 def read(root: Path) -> None:
-    """Ask the same questions about the newest checkpoints again and again; print the seconds that each took."""
+    """Ask the same questions again and again: for the log of all checkpoints, and about the newest ones. Print the
+    seconds that each took, and how many checkpoints the log has."""
     import dshistory
     from catalog.errors import NotFoundError
 
@@ -52,16 +53,19 @@ def read(root: Path) -> None:
     }
     while True:
         took = {}
+        checkpoints = 0
         for name, question in questions.items():
             began = time.perf_counter()
             try:
-                question()
+                answer = question()
             except NotFoundError:
                 # The questions are about the newest run, which has two checkpoints only after a while.
                 break
             took[name] = time.perf_counter() - began
+            if name == "log":
+                checkpoints = len(answer)
         if took.keys() == questions.keys():
-            say(**took)
+            say(checkpoints=checkpoints, **took)
 
 
 def verify(root: Path) -> None:
