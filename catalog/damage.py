@@ -8,7 +8,9 @@ files that it was packed against. `catalog.verify` reads the bytes themselves.
 import os
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+import pyarrow as pa
 
 from catalog.data_files.needed_files import NeededFile, missing_file
 from catalog.paths import HistoryPaths, manifest_file
@@ -17,7 +19,7 @@ from catalog.records import CheckpointRef
 if TYPE_CHECKING:
     from catalog.index.index import Asking
 
-__all__ = ["damaged_checkpoints"]
+__all__ = ["Needs", "damaged_checkpoints", "needs_of"]
 
 _NEEDED = """
 SELECT run, step, file, max("offset" + nbytes) AS nbytes FROM fragments
@@ -26,15 +28,26 @@ WHERE $run IS NULL OR run = $run GROUP BY run, step, file ORDER BY run, step, fi
 _WORLD = "SELECT run, step, world_size FROM checkpoints WHERE state = 'committed' AND ($run IS NULL OR run = $run)"
 
 
-def damaged_checkpoints(paths: HistoryPaths, ask: "Asking", run: str | None = None) -> Mapping[CheckpointRef, str]:
-    """Return the committed checkpoints of a run, or of all, that need a file which is gone or too short, each with what
-    it needs: "needs runs/.../rank-00000.safetensors (step 20), which is gone". `ask` is that of `History.asking`."""
+class Needs(NamedTuple):
+    """What the catalog says of the files that checkpoints need: their data files and the number of their manifests."""
+
+    files: pa.Table
+    worlds: pa.Table
+
+
+def needs_of(ask: "Asking", run: str | None = None) -> Needs:
+    """Return the needs of the committed checkpoints of a run, or of all. `ask` is that of `History.asking`, whose body
+    ends before anybody looks at the files: writers of the index wait for it."""
+    return Needs(ask(_NEEDED, {"run": run}), ask(_WORLD, {"run": run}))
+
+
+def damaged_checkpoints(paths: HistoryPaths, needs: Needs) -> Mapping[CheckpointRef, str]:
+    """Return the checkpoints that need a file which is gone or too short, each with what it needs: "needs
+    runs/.../rank-00000.safetensors (step 20), which is gone"."""
     needed: defaultdict[CheckpointRef, list[NeededFile]] = defaultdict(list)
-    for row in ask(_NEEDED, {"run": run}).to_pylist():
+    for row in needs.files.to_pylist():
         needed[CheckpointRef(row["run"], row["step"])].append(NeededFile(row["file"], row["nbytes"]))
-    worlds = {
-        CheckpointRef(row["run"], row["step"]): row["world_size"] for row in ask(_WORLD, {"run": run}).to_pylist()
-    }
+    worlds = {CheckpointRef(row["run"], row["step"]): row["world_size"] for row in needs.worlds.to_pylist()}
     found = {}
     for ref, world_size in worlds.items():
         manifests = (manifest_file(ref.run, ref.step, rank) for rank in range(world_size))

@@ -51,7 +51,7 @@ class _WrittenManifests:
 
 
 def _taken(manifest: Manifest) -> int:
-    return manifest.table.nbytes + _OVERHEAD_BYTES
+    return int(manifest.table.nbytes) + _OVERHEAD_BYTES
 
 
 written_manifests: Final = _WrittenManifests(limit_bytes=_LIMIT_BYTES)

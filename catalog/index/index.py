@@ -37,7 +37,10 @@ _MAX_UNPARSED = 16
 """At most so many files are parsed while the index is attached; others would wait for longer. More files are parsed
 while the index is free."""
 
-_MAX_BATCH = 128
+_NEXT_PATIENCE_S = 0.5
+"""A registration that has parsed a batch waits so long for its turn again, because the work would be lost."""
+
+_MAX_BATCH = 64
 _MAX_BATCH_BYTES = 32 << 20
 """Limits of one transaction, in files and in bytes of rows. They bound the memory that a registration takes, in a
 training."""
@@ -146,6 +149,7 @@ def _batches(paths: HistoryPaths, *, patience_s: float) -> Iterator[int]:
             return
         # Only to fill the cache with the next batch.
         find_unindexed(paths, ingested, cache=cache, max_unparsed=_MAX_BATCH, max_bytes=_MAX_BATCH_BYTES)
+        patience_s = max(patience_s, _NEXT_PATIENCE_S)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from catalog.damage import damaged_checkpoints
+from catalog.damage import damaged_checkpoints, needs_of
 from catalog.data_files.data_files import packed_bytes
 from catalog.history import History
 from catalog.read.redo import recorded_steps
@@ -106,7 +106,8 @@ def log(history: History, *, run: str | None, metrics: Patterns | None) -> LogTa
     with history.asking() as ask:
         listed = ask(_LOG, {"run": run})
         removed = int(ask(_REMOVED, {"run": run})["count"][0].as_py())
-        damaged = damaged_checkpoints(history.paths, ask, run)
+        needs = needs_of(ask, run)
+    damaged = damaged_checkpoints(history.paths, needs)
     found = _with_damage(_with_gone(_with_packed(history, listed), gone), damaged)
     rows, left_out = _with_own_metrics(found, metrics, where=f"the log of {history.root}")
     note = _note(history, rows, left_out, gone, damaged, removed)
