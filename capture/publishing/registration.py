@@ -29,6 +29,8 @@ class Registration:
         self._run = run
         self._begin = begin
         self._waiting = 0
+        self._some_left = False
+        """Whether the last registration found fewer than waited for it, most likely since the index was busy."""
         self._due_at = self._many_due_at = 0.0
 
     def committed(self) -> None:
@@ -43,7 +45,7 @@ class Registration:
 
     def register_when_due(self, *, at_once: bool = False) -> None:
         """Register what waits, unless the index has had its share of the time already."""
-        if self._waiting and (at_once or self.due_s() <= 0):
+        if self.due_s() <= 0 or (at_once and (self._waiting or self._some_left)):
             self.register()
 
     def register(self) -> None:
@@ -51,11 +53,12 @@ class Registration:
         # Imported here, in the background, because it imports DuckDB: `enable` does not wait for that.
         from catalog.index import index
 
-        self._waiting = 0
+        waiting, self._waiting = self._waiting, 0
+        self._some_left = True
         self._begin("the registration of checkpoints")
         began = time.thread_time()
         try:
-            index.register(self._run.paths, patience_s=_PATIENCE_S)
+            self._some_left = index.register(self._run.paths, patience_s=_PATIENCE_S) < waiting
         except Exception as error:  # noqa: BLE001 - whatever ails the index must not end the thread others wait for
             # The index is derived: the checkpoint is safe, and the next registration or `reindex` includes this one.
             self._run.journal.event("registration_failed", None, reason=str(error))

@@ -1,6 +1,7 @@
 """The journal of a session has few files, and a checkpoint that is seen has its metrics."""
 
 import datetime
+import queue
 import threading
 
 import torch
@@ -13,6 +14,8 @@ from capture.publishing.committer import Committer
 from catalog.format.segments import segments
 from catalog.history import History
 from catalog.index import index
+from catalog.index.database import database
+from catalog.paths import HistoryPaths
 from catalog.records import RunFacts
 from catalog.run_writer import RunWriter, create_history, create_run, new_run_id
 
@@ -85,8 +88,9 @@ def test_a_checkpoint_is_registered_in_its_turn_although_no_other_one_follows(hi
     real = index.register
 
     def spy(paths, **patience):
-        real(paths, **patience)
+        count = real(paths, **patience)
         two.wait(60)
+        return count
 
     monkeypatch.setattr(index, "register", spy)
     model, optimizer = make()
@@ -97,6 +101,28 @@ def test_a_checkpoint_is_registered_in_its_turn_although_no_other_one_follows(hi
         session.wait()
         two.wait(60)
         monkeypatch.setattr(index, "register", real)
+
+
+def test_what_found_the_index_busy_is_registered_at_the_end(history, monkeypatch):
+    monkeypatch.setattr(registration, "_SHARE", 1e9)
+    registered = queue.Queue()
+    real = index.register
+
+    def spy(paths, **patience):
+        count = real(paths, **patience)
+        registered.put(count)
+        return count
+
+    monkeypatch.setattr(index, "register", spy)
+    model, optimizer = make()
+    with capture.enable(model, optimizer=optimizer, every=1, history=history, stats_every=0) as session:
+        session.wait()
+        assert registered.get(timeout=60) == 1
+        with database(HistoryPaths(history)).reading(patience_s=10):
+            one_step(model, optimizer)
+            session.wait()
+            assert registered.get(timeout=60) == 0
+    assert registered.get(timeout=60) == 1
 
 
 def test_a_failed_snapshot_is_in_the_journal_at_once(history):
