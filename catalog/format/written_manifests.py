@@ -14,7 +14,7 @@ from catalog.format.manifest import Manifest
 
 __all__ = ["written_manifests"]
 
-_LIMIT_BYTES: Final = 8 << 20
+_LIMIT_BYTES: Final = 4 << 20
 _OVERHEAD_BYTES: Final = 16 << 10
 """What a table takes beside the bytes of its columns, each of which has several allocations and objects of its own."""
 

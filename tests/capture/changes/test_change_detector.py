@@ -50,26 +50,36 @@ def write_from_a_thread(model):
     thread.join()
 
 
-def _negate(tensor: torch.Tensor) -> None:
-    tensor.neg_()
+def other_process(model):
+    """Return a write by another process, which is there already: to make one may take longer than a snapshot."""
+    model.share_memory()
+    context = multiprocessing.get_context("fork")
+    begin = context.Event()
 
+    def negate(weight):
+        begin.wait()
+        weight.neg_()
 
-def write_from_another_process(model):
-    process = multiprocessing.get_context("fork").Process(target=_negate, args=(model.inner.weight.detach(),))
+    process = context.Process(target=negate, args=(model.inner.weight.detach(),))
     process.start()
-    process.join()
-    assert process.exitcode == 0
+
+    def write(_):
+        begin.set()
+        process.join()
+        assert process.exitcode == 0
+
+    return write
 
 
-WRITES = [swap_in_average, clamp_some, add, write_through_numpy, write_from_a_thread, write_from_another_process]
+WRITES = [swap_in_average, clamp_some, add, write_through_numpy, write_from_a_thread, other_process]
 
 
 @pytest.mark.guards("A checkpoint holds one step")
 @pytest.mark.parametrize("write", WRITES)
 def test_an_uncounted_write_fails_the_snapshot_by_name(history, write):
     model, optimizer = make(1000)
-    if write is write_from_another_process:
-        model.share_memory()
+    if write is other_process:
+        write = other_process(model)
     session = slow_session(model, optimizer, history)
     one_step(model, optimizer)
     versions = [parameter._version for parameter in model.parameters()]
