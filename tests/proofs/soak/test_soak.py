@@ -26,8 +26,8 @@ from catalog.verify import verify
 ROLES = Path(__file__).with_name("soak_roles.py")
 SOAK_S = float(os.environ.get("SOAK_S", "5"))
 MAX_GROWTH_BYTES = 16 << 20
-MAX_PEAK_GROWTH_BYTES = 48 << 20
-"""A registration takes up to 32 MiB for a moment, which may meet one half of the samples and not the other."""
+MAX_PEAK_GROWTH_BYTES = 24 << 20
+"""A registration takes some MiB for a moment, which may meet one half of the samples and not the other."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(SOAK_S * 3 + 600)]
 
