@@ -148,10 +148,11 @@ def _in_run_by_name(paths: HistoryPaths, run: str, which: str) -> CheckpointRef:
     """Return a run's own checkpoint by its step, by a negative count from the end, or as "latest" or "best"."""
     if which not in ("latest", "best"):
         return _in_run(paths, run, _whole(which, f"{run}:{which}"))
-    newest = next(_newest_first(paths, [(run, None)]), None)
+    others = _newest_first(paths, [(run, None)])
+    newest = next(others, None)
     if newest is None:
         raise _no_checkpoint(paths, run)
-    return newest if which == "latest" else _best(paths, [CheckpointRef(run, step) for step in steps(paths, run)])
+    return newest if which == "latest" else _best(paths, [newest, *others])
 
 
 def _in_run(paths: HistoryPaths, run: str, step: int) -> CheckpointRef:

@@ -20,6 +20,18 @@ from catalog.records import RunFacts
 from catalog.run_writer import RunWriter, create_history, create_run, new_run_id
 
 
+def tell_of_registrations(monkeypatch, tell):
+    """Call `tell` after each registration with the number of checkpoints that it has found."""
+    real = index.register
+
+    def register_and_tell(paths, **patience):
+        count = real(paths, **patience)
+        tell(count)
+        return count
+
+    monkeypatch.setattr(index, "register", register_and_tell)
+
+
 def test_commits_leave_few_journal_files_while_the_run_goes_on_and_one_at_its_end(history):
     model, optimizer = make()
     most = 0
@@ -43,13 +55,7 @@ def test_commits_leave_few_journal_files_while_the_run_goes_on_and_one_at_its_en
 def test_the_index_takes_its_share_of_the_time_and_has_everything_at_the_end(history, monkeypatch):
     """Queries see what is not registered, so many checkpoints may wait for one registration."""
     registered = []
-    real = index.register
-
-    def spy(paths, **patience):
-        registered.append(real(paths, **patience))
-        return registered[-1]
-
-    monkeypatch.setattr(index, "register", spy)
+    tell_of_registrations(monkeypatch, registered.append)
     monkeypatch.setattr(registration, "_SHARE", 1e-9)
     model, optimizer = make()
     with capture.enable(model, optimizer=optimizer, every=1, history=history, stats_every=0) as session:
@@ -64,13 +70,7 @@ def test_the_index_takes_its_share_of_the_time_and_has_everything_at_the_end(his
 def test_the_index_keeps_up_with_steps_that_are_captured_many_times_a_second(history, monkeypatch):
     """Many that wait are registered although the index has had its share: each reader would read them by itself."""
     registered = []
-    real = index.register
-
-    def spy(paths, **patience):
-        registered.append(real(paths, **patience))
-        return registered[-1]
-
-    monkeypatch.setattr(index, "register", spy)
+    tell_of_registrations(monkeypatch, registered.append)
     monkeypatch.setattr(registration, "_SHARE", 1e-9)
     monkeypatch.setattr(registration, "_MANY", 4)
     monkeypatch.setattr(registration, "_SHARE_OF_MANY", 1e9)
@@ -86,13 +86,7 @@ def test_a_checkpoint_is_registered_in_its_turn_although_no_other_one_follows(hi
     monkeypatch.setattr(registration, "_SHARE", 0.5)
     two = threading.Barrier(2)
     real = index.register
-
-    def spy(paths, **patience):
-        count = real(paths, **patience)
-        two.wait(60)
-        return count
-
-    monkeypatch.setattr(index, "register", spy)
+    tell_of_registrations(monkeypatch, lambda count: two.wait(60))
     model, optimizer = make()
     with capture.enable(model, optimizer=optimizer, every=1, history=history, stats_every=0) as session:
         session.wait()
@@ -106,14 +100,7 @@ def test_a_checkpoint_is_registered_in_its_turn_although_no_other_one_follows(hi
 def test_what_found_the_index_busy_is_registered_at_the_end(history, monkeypatch):
     monkeypatch.setattr(registration, "_SHARE", 1e9)
     registered = queue.Queue()
-    real = index.register
-
-    def spy(paths, **patience):
-        count = real(paths, **patience)
-        registered.put(count)
-        return count
-
-    monkeypatch.setattr(index, "register", spy)
+    tell_of_registrations(monkeypatch, registered.put)
     model, optimizer = make()
     with capture.enable(model, optimizer=optimizer, every=1, history=history, stats_every=0) as session:
         session.wait()
