@@ -21,7 +21,7 @@ from catalog.format.extents import extent_records
 from catalog.format.json_facts import read_history_json
 from catalog.format.marker import read_marker
 from catalog.paths import HistoryPaths
-from catalog.read import runs
+from catalog.read import run_order, runs
 from catalog.read.checkpoint import check_data_files, read_checkpoint
 from catalog.read.provider_tensors import state_only
 from catalog.read.tensors import logical_tensors
@@ -72,12 +72,12 @@ class History:
 
     def runs(self) -> list[RunFacts]:
         """Return the facts of all runs, oldest first."""
-        return runs.runs(self.paths)
+        return run_order.runs(self.paths)
 
     def current_run(self) -> str:
         """Return the newest training run, the one that an int step refers to. A replay never becomes current.
         NotFoundError when the history has no run."""
-        return runs.current_run(self.paths)
+        return run_order.current_run(self.paths)
 
     def steps(self, run: str) -> list[int]:
         """Return the committed steps of a run, ascending."""

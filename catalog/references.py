@@ -6,8 +6,8 @@ A reference is a step (an int), "latest", -1, "best" or a tag, all in the lineag
 
 import operator
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, islice, pairwise
 
 import pyarrow as pa
 
@@ -15,7 +15,8 @@ from catalog.disk.regular_file import check_folders, is_real_folder
 from catalog.errors import HistoryError, NotFoundError, SetupError
 from catalog.nearest_names import nearest
 from catalog.paths import HistoryPaths
-from catalog.read.runs import current_run, is_committed, run_facts, run_named, run_names, step_dirs, steps
+from catalog.read.run_order import current_run, fork_of
+from catalog.read.runs import is_committed, run_facts, run_named, run_names, step_dirs, steps
 from catalog.records import CheckpointRef
 
 __all__ = ["committed_lineage", "generations", "lineage", "resolve"]
@@ -27,40 +28,43 @@ def generations(paths: HistoryPaths, run: str) -> list[tuple[str, int | None]]:
     """Return a run and its ancestors, the run first, each with the last step that belongs to the lineage: the earliest
     fork on the way to it, None for the run itself. NotFoundError when there is no such run; an ancestor that is not in
     the history any more ends the list."""
-    found: dict[str, int | None] = {}
-    limit: int | None = None
-    name: str | None = run
+    return list(_generations(paths, run))
+
+
+def _generations(paths: HistoryPaths, run: str) -> Iterator[tuple[str, int | None]]:
+    """Yield what `generations` returns, and read about no more ancestors than the caller takes."""
+    seen = {run}
+    fork = fork_of(paths, run)
+    yield run, None
+    limit = sys.maxsize
     # A damaged history may name a run as its own ancestor.
-    while name is not None and name not in found:
-        found[name] = limit
-        facts = run_facts(paths, name)
-        if facts.parent_step is not None:
-            limit = facts.parent_step if limit is None else min(limit, facts.parent_step)
-        name = facts.parent_run
-        if name is not None and not paths.run_json(name).exists():
-            name = None
-    return list(found.items())
+    while fork is not None and fork.run not in seen and paths.run_json(fork.run).exists():
+        seen.add(fork.run)
+        limit = min(limit, fork.step)
+        yield fork.run, limit
+        fork = fork_of(paths, fork.run)
 
 
 def lineage(paths: HistoryPaths, run: str) -> list[CheckpointRef]:
     """Return the committed checkpoints that a run can go back to, ascending by step: its own, those of its parent up to
     the fork, and so on. NotFoundError when there is no such run."""
-    return [*_newest_first(paths, generations(paths, run))][::-1]
+    return [*_newest_first(paths, _generations(paths, run))][::-1]
 
 
-def _newest_first(paths: HistoryPaths, within: Sequence[tuple[str, int | None]]) -> Iterator[CheckpointRef]:
-    """Yield the committed checkpoints of these generations, descending by step. Only as many markers are looked at as
-    the caller takes checkpoints, and the steps without one."""
+def _newest_first(paths: HistoryPaths, within: Iterable[tuple[str, int | None]]) -> Iterator[CheckpointRef]:
+    """Yield the committed checkpoints of these generations, descending by step. No more generations are listed than
+    those that hold the checkpoints that the caller takes, and no more markers looked at."""
     owners: dict[int, list[str]] = {}
-    for name, limit in within:
+    for (name, limit), (_, older) in pairwise(chain(within, [("", -1)])):
         for step in step_dirs(paths, name):
             if limit is None or step <= limit:
                 owners.setdefault(step, []).append(name)
-    for step in sorted(owners, reverse=True):
-        # Of several runs with the same step, the descendant's counts.
-        owner = next((name for name in owners[step] if is_committed(paths, name, step)), None)
-        if owner is not None:
-            yield CheckpointRef(owner, step)
+        # What the ancestors hold of the lineage ends at the next one's limit: the steps after it are complete.
+        for step in sorted((step for step in owners if older is None or step > older), reverse=True):
+            # Of several runs with the same step, the descendant's counts.
+            owner = next((name for name in owners.pop(step) if is_committed(paths, name, step)), None)
+            if owner is not None:
+                yield CheckpointRef(owner, step)
 
 
 def committed_lineage(paths: HistoryPaths, run: str | None = None) -> list[CheckpointRef]:
@@ -111,24 +115,26 @@ def _number(ref: object) -> int:
 
 
 def _in_lineage(paths: HistoryPaths, step: int, run: str | None) -> CheckpointRef:
-    line = generations(paths, run or current_run(paths))
+    tip = run or current_run(paths)
     if step < 0:
-        found = _from_end(paths, line, step, whose="the current run" if run is None else f"run {run}")
+        whose = "the current run" if run is None else f"run {run}"
+        found = _from_end(paths, _generations(paths, tip), step, whose=whose)
         if found is None:
-            raise _no_checkpoint(paths, line[0][0])
+            raise _no_checkpoint(paths, tip)
         return found
-    runs = [name for name, limit in line if limit is None or step <= limit]
-    owner = next((name for name in runs if _has(paths, name, step)), None)
-    if owner is None:
-        refs = committed_lineage(paths, run)
-        whose = "" if run is None else f"in run {run} or its parents "
-        missing = _what_became_of(paths, runs, step) or f"step {step} was not captured {whose}in {paths.root}"
-        raise NotFoundError(f"{missing}: {_nearest(refs, step)}")
-    return CheckpointRef(owner, step)
+    runs: list[str] = []
+    for name, limit in _generations(paths, tip):
+        if limit is None or step <= limit:
+            if _has(paths, name, step):
+                return CheckpointRef(name, step)
+            runs.append(name)
+    whose = "" if run is None else f"in run {run} or its parents "
+    missing = _what_became_of(paths, runs, step) or f"step {step} was not captured {whose}in {paths.root}"
+    raise NotFoundError(f"{missing}: {_nearest(committed_lineage(paths, tip), step)}")
 
 
 def _from_end(
-    paths: HistoryPaths, within: Sequence[tuple[str, int | None]], step: int, *, whose: str
+    paths: HistoryPaths, within: Iterable[tuple[str, int | None]], step: int, *, whose: str
 ) -> CheckpointRef | None:
     """Return the checkpoint that a negative `step` counts from the end of these generations; None when they have none
     at all. NotFoundError when they have fewer."""

@@ -43,7 +43,7 @@ from catalog.format.manifest import Manifest, bytes_in, encode_manifest
 from catalog.format.marker import build_marker, encode_marker
 from catalog.format.written_manifests import written_manifests
 from catalog.paths import HistoryPaths, data_file
-from catalog.read.runs import RUN_NUMBER, next_number
+from catalog.read.run_order import RUN_NUMBER, next_number
 from catalog.records import MarkerPart, RunFacts
 
 __all__ = ["RunWriter", "create_history", "create_run", "new_run_id"]

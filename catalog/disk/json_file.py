@@ -6,6 +6,7 @@ a flipped bit anywhere in the file.
 """
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import native
 from catalog.disk.regular_file import open_regular
 from catalog.errors import CorruptError, FormatError
 
-__all__ = ["canonical", "decode", "encode", "load"]
+__all__ = ["canonical", "decode", "encode", "load", "read_bytes"]
 
 MAX_JSON_BYTES = 64 << 20
 
@@ -56,9 +57,15 @@ def decode(data: bytes, *, path: Path) -> dict[str, Any]:
 def load(path: Path) -> dict[str, Any]:
     """Read and check one file. FileNotFoundError when it does not exist; FormatError and CorruptError as in
     `decode`."""
+    return decode(read_bytes(path), path=path)
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return the bytes of one file, unchecked. FileNotFoundError when it does not exist; FormatError when it has more
+    than such a file may have."""
     with open_regular(path) as file:
-        # One byte more than allowed: a file may grow while it is read.
-        data = file.read(MAX_JSON_BYTES + 1)
-    if len(data) > MAX_JSON_BYTES:
-        raise FormatError(f"{path}: more than the {MAX_JSON_BYTES} bytes that are allowed")
-    return decode(data, path=path)
+        # A read takes memory for all that it may return. One byte more than there was shows a file that grows.
+        size = os.fstat(file.fileno()).st_size
+        if size > MAX_JSON_BYTES:
+            raise FormatError(f"{path}: {size} bytes, where {MAX_JSON_BYTES} are allowed")
+        return file.read(size + 1)

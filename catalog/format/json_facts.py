@@ -3,6 +3,7 @@
 import datetime
 import uuid
 from dataclasses import asdict, fields
+from pathlib import Path
 from typing import Any
 
 from catalog.disk import json_file
@@ -10,7 +11,7 @@ from catalog.errors import FormatError
 from catalog.paths import MAX_RANKS, HistoryPaths, parse_step_dir
 from catalog.records import RunFacts
 
-__all__ = ["FORMAT", "encode_history", "encode_run_facts", "read_history_json", "read_run_facts"]
+__all__ = ["FORMAT", "decode_run_facts", "encode_history", "encode_run_facts", "read_history_json"]
 
 FORMAT = 1
 """The version of the format, in the field `format` of every JSON file of a history."""
@@ -48,11 +49,10 @@ def encode_run_facts(facts: RunFacts) -> bytes:
     return json_file.encode({"format": FORMAT, **content})
 
 
-def read_run_facts(paths: HistoryPaths, run: str) -> RunFacts:
-    """Return the facts of one run, every field checked. FileNotFoundError when there is no such run; FormatError names
-    the field that is not as the format says."""
-    path = paths.run_json(run)
-    content = json_file.load(path)
+def decode_run_facts(data: bytes, *, path: Path, run: str) -> RunFacts:
+    """Return the facts of `run` from the bytes of its run.json, every field checked. FormatError and CorruptError,
+    which begin with `path`, name the field that is not as the format says."""
+    content = json_file.decode(data, path=path)
     version = content.pop("format", None)
     if version != FORMAT:
         raise FormatError(f"{path}: field format: {version!r}, this release reads {FORMAT}")

@@ -194,7 +194,7 @@ VIEWS: Mapping[str, tuple[tuple[str, ...], str]] = MappingProxyType(
         ),
         "lineage": (
             ("runs", "checkpoints", "journal"),
-            # In the order of `catalog.read.runs.current_run`. A damaged history may name a run as its own ancestor.
+            # In the order of `catalog.read.run_order`. A damaged history may name a run as its own ancestor.
             """
             WITH RECURSIVE ancestors AS (
                 SELECT run, parent_run, parent_step, NULL::BIGINT AS last_step, 1 AS depth FROM (

@@ -1,34 +1,27 @@
 """The runs of a history and their steps, listed from its folders. Neither a manifest nor the index is read."""
 
-import contextlib
 import os
 from pathlib import Path
 
+from catalog.disk.json_file import read_bytes
 from catalog.disk.locks import is_locked
 from catalog.disk.regular_file import check_folders, is_real_folder
-from catalog.errors import HistoryError, NotFoundError
-from catalog.format.json_facts import read_run_facts
+from catalog.errors import NotFoundError
+from catalog.format.json_facts import decode_run_facts
 from catalog.paths import HistoryPaths, is_lock_name, is_run_id, marker_file, parse_step_dir
 from catalog.records import RunFacts
 
 __all__ = [
-    "RUN_NUMBER",
-    "current_run",
     "is_committed",
-    "next_number",
     "run_facts",
     "run_folders",
     "run_is_held",
+    "run_json_bytes",
     "run_named",
     "run_names",
-    "runs",
     "step_dirs",
     "steps",
 ]
-
-RUN_NUMBER = "number"
-"""The field of a run's facts that orders the runs of a history."""
-_MAX_NUMBER = 1 << 53
 
 
 def run_names(paths: HistoryPaths) -> list[str]:
@@ -46,9 +39,15 @@ def run_folders(paths: HistoryPaths) -> list[str]:
 def run_facts(paths: HistoryPaths, run: str) -> RunFacts:
     """Return the checked facts of one run. NotFoundError names the runs that exist; FormatError and CorruptError say
     which field of run.json can't be trusted."""
+    return decode_run_facts(run_json_bytes(paths, run), path=paths.run_json(run), run=run)
+
+
+def run_json_bytes(paths: HistoryPaths, run: str) -> bytes:
+    """Return the bytes of a run's run.json, unchecked. NotFoundError names the runs that exist; FormatError says what
+    is in the place of a folder or of the file."""
     check_folders(paths.run_dir(run), root=paths.root)
     try:
-        return read_run_facts(paths, run)
+        return read_bytes(paths.run_json(run))
     except FileNotFoundError as error:
         names = ", ".join(run_names(paths)[-10:]) or "none"
         raise NotFoundError(f"no run {run!r} in {paths.root}: there are {names}") from error
@@ -68,44 +67,6 @@ def run_named(paths: HistoryPaths, name: str) -> str:
             return begin_so[0]
     run_facts(paths, name)
     return name
-
-
-def runs(paths: HistoryPaths) -> list[RunFacts]:
-    """Return the facts of all runs, oldest first.
-
-    Clocks go backwards, and those of two hosts differ. So each run has a number in its facts, greater than those of the
-    runs that it found. Runs without one, of earlier releases, come first; equal numbers are ordered by time.
-    """
-    return sorted(
-        (run_facts(paths, name) for name in run_names(paths)),
-        key=lambda facts: (_number(facts), facts.created, facts.run),
-    )
-
-
-def next_number(paths: HistoryPaths) -> int:
-    """Return the number of a new run: greater than that of every run that is there and can be read."""
-    number = 0
-    for name in run_names(paths):
-        with contextlib.suppress(HistoryError, OSError):
-            number = max(number, _number(run_facts(paths, name)))
-    return number + 1
-
-
-def _number(facts: RunFacts) -> int:
-    number = facts.facts.get(RUN_NUMBER)
-    return number if type(number) is int and 0 < number < _MAX_NUMBER else 0
-
-
-def current_run(paths: HistoryPaths) -> str:
-    """Return the training run that was made last, the one that a plain step refers to. A replay never becomes current.
-    NotFoundError when the history has no run."""
-    training = [facts for facts in runs(paths) if not facts.facts.get("replay")]
-    if not training:
-        raise NotFoundError(
-            f"the history {paths.root} has no run yet: a training with "
-            f"`capture.enable(..., history={str(paths.root)!r})` makes one"
-        )
-    return training[-1].run
 
 
 def run_is_held(paths: HistoryPaths, run: str) -> bool:

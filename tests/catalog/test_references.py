@@ -1,5 +1,6 @@
 """A written reference finds its checkpoint in the tree of runs, and the error names the nearest."""
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from catalog_helpers import Run, pieces_of
 from catalog import references
 from catalog.errors import FormatError, NotFoundError, SetupError
 from catalog.history import History
-from catalog.read.runs import is_committed
+from catalog.read.runs import is_committed, step_dirs
 from catalog.records import CheckpointRef
 from catalog.references import lineage
 
@@ -131,6 +132,40 @@ def test_few_of_many_steps_are_looked_at(tree: History, monkeypatch: pytest.Monk
         ("c", 50),
         ("c", 40),
     ]
+
+
+def test_only_the_runs_that_hold_the_newest_checkpoints_are_listed(
+    tree: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed: list[str] = []
+    monkeypatch.setattr(references, "step_dirs", lambda paths, run: listed.append(run) or step_dirs(paths, run))
+    for ref, runs in ((-1, ["c"]), (-2, ["c", "b"]), (-4, ["c", "b", "a"]), (20, []), ("b:latest", ["b"])):
+        listed.clear()
+        tree.resolve(ref)
+        assert listed == runs, ref
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_newest_checkpoints_are_those_of_the_whole_lineage(tmp_path: Path, seed: int) -> None:
+    """Runs that fork anywhere, also before their parent's own fork, with steps before and after the fork."""
+    draw = random.Random(seed)
+    last: list[tuple[str, int]] = []
+    for day, run in enumerate("abcdef", start=1):
+        parent = draw.choice(last[-8:]) if last else None
+        steps = sorted(draw.sample(range(30), draw.randint(0, 6)))
+        _run(tmp_path, run, steps, day=day, parent=parent)
+        last += [(run, draw.randint(0, 30)) for _ in range(2)]
+    history = History.open(tmp_path)
+    for run in "abcdef":
+        owner: dict[int, str] = {}
+        for one, limit in reversed(references.generations(history.paths, run)):
+            owner |= {step: one for step in history.steps(one) if limit is None or step <= limit}
+        whole = [CheckpointRef(owner[step], step) for step in sorted(owner)]
+        assert lineage(history.paths, run) == whole
+        for back in range(1, len(whole) + 1):
+            assert references.resolve(history.paths, -back, run) == whole[-back]
+        with pytest.raises(NotFoundError):
+            references.resolve(history.paths, -len(whole) - 1, run)
 
 
 def test_runs_come_oldest_first(tree: History) -> None:

@@ -1,16 +1,11 @@
 """Runs and steps are listed from the folders, without manifests and without the index."""
 
-import dataclasses
-
 import pytest
 from catalog_helpers import Run, pieces_of
 
 from catalog.errors import FormatError, NotFoundError
-from catalog.format.json_facts import encode_run_facts
 from catalog.paths import HistoryPaths
 from catalog.read import runs
-from catalog.records import CheckpointRef
-from catalog.references import resolve
 from catalog.run_writer import create_history
 
 
@@ -20,49 +15,11 @@ def paths(tmp_path):
     return HistoryPaths(tmp_path / "history")
 
 
-def test_runs_are_sorted_by_their_creation(paths):
-    for name, created in (("b", "2026-11-21T10:00:00+00:00"), ("a", "2026-11-21T11:00:00+00:00")):
-        Run(paths.root, name, created=created).close()
-    assert runs.run_names(paths) == ["a", "b"]
-    assert [facts.run for facts in runs.runs(paths)] == ["b", "a"]
-    assert runs.current_run(paths) == "a"
-
-
-def test_a_clock_that_goes_backwards_does_not_make_an_older_run_current(paths):
-    for name, created in (("b", "2026-11-21T11:00:00+00:00"), ("a", "2026-11-21T10:00:00+00:00")):
-        with Run(paths.root, name, created=created) as run:
-            run.checkpoint(3, pieces_of({"w": b"a"}), register=False)
-    assert [facts.run for facts in runs.runs(paths)] == ["b", "a"]
-    assert runs.current_run(paths) == "a"
-    assert resolve(paths, 3) == CheckpointRef("a", 3)
-
-
 def test_a_run_that_cannot_be_read_does_not_keep_a_new_one_from_being_made(paths):
     Run(paths.root, "a").close()
     paths.run_json("a").write_bytes(b"{")
     Run(paths.root, "b").close()
     assert runs.run_facts(paths, "b").facts == {"number": 1}
-
-
-def test_runs_without_a_number_are_ordered_by_time_and_come_first(paths):
-    for name, created in (("b", "2026-11-21T10:00:00+00:00"), ("c", "2026-11-21T12:00:00+00:00")):
-        Run(paths.root, name, created=created).close()
-        old = dataclasses.replace(runs.run_facts(paths, name), facts={})
-        paths.run_json(name).write_bytes(encode_run_facts(old))
-    Run(paths.root, "a", created="2026-11-21T11:00:00+00:00").close()
-    assert [facts.run for facts in runs.runs(paths)] == ["b", "c", "a"]
-
-
-def test_a_replay_never_becomes_the_current_run(paths):
-    Run(paths.root, "a", created="2026-11-21T10:00:00+00:00").close()
-    Run(paths.root, "b", created="2026-11-21T11:00:00+00:00", facts={"replay": True}).close()
-    assert runs.current_run(paths) == "a"
-
-
-def test_a_history_without_runs_has_no_current_one(paths):
-    assert runs.run_names(paths) == []
-    with pytest.raises(NotFoundError, match="has no run yet"):
-        runs.current_run(paths)
 
 
 def test_other_folders_are_not_runs(paths):

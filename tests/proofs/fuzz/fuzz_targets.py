@@ -22,7 +22,7 @@ from catalog.format.audit_file import read_audit
 from catalog.format.fingerprints import read_fingerprints
 from catalog.format.header import read_header
 from catalog.format.journal import read_segment
-from catalog.format.json_facts import read_history_json, read_run_facts
+from catalog.format.json_facts import read_history_json
 from catalog.format.manifest import Manifest, decode_manifest
 from catalog.format.marker import read_marker
 from catalog.format.statistics_file import merged_statistics, read_statistics
@@ -30,6 +30,7 @@ from catalog.history import History
 from catalog.index.ingest import run_rows
 from catalog.paths import HistoryPaths
 from catalog.read.checkpoint import Checkpoint
+from catalog.read.runs import run_facts
 from catalog.read.tensors import logical_tensors
 from catalog.records import Marker
 
@@ -66,7 +67,7 @@ def targets(folder: Path) -> list[Target]:
             "header", 20, _header_input(paths.data(run, 1, 0).read_bytes()), _at(header, lambda: read_header(header))
         ),
         json_target("history.json", paths.history_json, read_history_json),
-        json_target("run.json", paths.run_json(run), lambda other: run_rows(read_run_facts(other, run))),
+        json_target("run.json", paths.run_json(run), lambda other: run_rows(run_facts(other, run))),
         json_target("marker", paths.marker(run, 1), lambda other: read_marker(other, run, 1)),
         table_target("manifest", manifest, lambda path: _extents(decode_manifest(path.read_bytes(), path=path))),
         table_target("journal", min(journal.iterdir()), lambda path: read_segment(path, run=run)),

@@ -21,11 +21,11 @@ from catalog.errors import HistoryError
 from catalog.format.dtypes import DTYPES
 from catalog.format.extents import SCHEMA
 from catalog.format.header import parse_header
-from catalog.format.json_facts import read_run_facts
 from catalog.format.manifest import decode_manifest
 from catalog.format.marker import read_marker
 from catalog.index.ingest import run_rows
 from catalog.paths import HistoryPaths, data_file
+from catalog.read.runs import run_facts
 
 __all__ = ["STRUCTURES", "read_structures"]
 
@@ -146,7 +146,7 @@ def _read_marker(folder: Path, content: dict[str, Any]) -> None:
 
 
 def _read_run(folder: Path, content: dict[str, Any]) -> None:
-    run_rows(read_run_facts(_file(folder, HistoryPaths(folder).run_json(RUN), content), RUN))
+    run_rows(run_facts(_file(folder, HistoryPaths(folder).run_json(RUN), content), RUN))
 
 
 def _read_manifest(folder: Path, content: tuple[list[dict[str, Any]], dict[str, str]]) -> None:
