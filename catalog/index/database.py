@@ -7,8 +7,8 @@ training's registration, and the training every notebook. So nobody holds the in
 
     ATTACH the index file -> one transaction -> DETACH
 
-under the fair lock of `catalog.index.fair_lock`. The in-memory database stays open between sessions, because starting
-DuckDB costs far more than the ATTACH (about 3 ms).
+under the fair lock of `catalog.index.fair_lock`. The in-memory database stays open for many sessions, because starting
+DuckDB costs far more than the ATTACH (about 3 ms). Not for ever: each session leaves some 10 KiB in it.
 
 The database is closed off before it sees any SQL. It may touch no file but the index and DuckDB's own log of it, it
 loads no extension, and its configuration is locked.
@@ -78,6 +78,10 @@ _DAMAGE = (
 """DuckDB's words for a file whose content is wrong, as opposed to a disk that is full or fails."""
 
 
+_MAX_SESSIONS = 256
+"""An in-memory database has so many sessions before another one takes its place."""
+
+
 class IndexDamagedError(FormatError):
     """The index file was changed or torn. It is derived: questions are answered without it, and the next registration
     builds it anew.
@@ -100,6 +104,8 @@ class Database:
         self._mutex = threading.Lock()
         self._connections: dict[bool, Connection] = {}
         """One for queries, and one for registrations, by whether it writes."""
+        self._sessions = {False: 0, True: 0}
+        """How many sessions each of them has had."""
         self._damaged: tuple[int, int, int] | None = None
         """Tells apart the file that was found to be damaged, which another process may replace."""
 
@@ -211,6 +217,9 @@ class Database:
             cursor.close()
 
     def _base(self, *, writes: bool) -> Connection:
+        """Return the connection of the next session, while no other is under way."""
+        if self._sessions[writes] >= _MAX_SESSIONS and writes in self._connections:
+            self._connections.pop(writes).close()
         if writes not in self._connections:
             connection = duckdb.connect(":memory:")
             allowed = [str(self.path.with_name(self.path.name + suffix)) for suffix in _LOG_SUFFIXES]
@@ -218,6 +227,8 @@ class Database:
             for statement in (*(_REGISTRATION if writes else _QUERIES), *_LOCKED_DOWN):
                 connection.execute(statement)
             self._connections[writes] = connection
+            self._sessions[writes] = 0
+        self._sessions[writes] += 1
         return self._connections[writes]
 
     def _translated(self, error: duckdb.Error) -> Exception:

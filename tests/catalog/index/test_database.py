@@ -170,3 +170,38 @@ register(history, patience_s=10)
 time.sleep(1)  # a thread of DuckDB waits half a second before it gives memory back
 print(freed, resident())
 """
+
+
+def test_many_sessions_take_no_more_memory_than_a_few(paths):
+    """DuckDB keeps some 10 KiB of each session until its database is closed, and a training registers for weeks."""
+    done = subprocess.run([sys.executable, "-c", MANY_SESSIONS, str(paths.root)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    few, many = map(int, done.stdout.split())
+    assert many < few + (128 << 10)
+
+
+MANY_SESSIONS = """
+import ctypes, sys
+from pathlib import Path
+
+from catalog.index import database
+from catalog.index.index import query
+from catalog.paths import HistoryPaths
+
+class Allocated(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in (
+        "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")]
+
+libc = ctypes.CDLL(None)
+libc.mallinfo2.restype = Allocated
+
+def allocated(sessions):
+    for _ in range(sessions):
+        query(history, "FROM runs")
+    found = libc.mallinfo2()
+    return found.uordblks + found.hblkhd
+
+database._MAX_SESSIONS = 20
+history = HistoryPaths(Path(sys.argv[1]))
+print(allocated(60), allocated(120))
+"""
