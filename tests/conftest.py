@@ -4,6 +4,7 @@ Torch uses one thread, so that parallel tests do not compete for the cores. Cach
 test may leave a thread behind. A test can record figures, which `--figures FILE` collects for docs/guarantees.md.
 """
 
+import gc
 import json
 import os
 import sys
@@ -49,6 +50,12 @@ def figure(record_property: Callable[[str, object], None]) -> Callable[[str, flo
 
 _FIGURE = "figure: "
 _figures: dict[str, dict[str, float]] = {}
+
+
+def pytest_collection_finish() -> None:
+    """Leave what the tests have imported to no later collection, and to no search for one object among all."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
