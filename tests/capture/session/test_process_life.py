@@ -157,7 +157,7 @@ for _ in range(2):
 @pytest.mark.guards("The process keeps its life")
 def test_ctrl_c_leaves_the_barrier_and_close_and_drops_nothing(history, start: Callable[..., Child]):
     """The update that was interrupted has not run; the next one waits again, and so does the next `close`."""
-    child = start(INTERRUPTED)
+    child = start(INTERRUPTED, delay_s=2 * SLOW_S)
     child.hear("left the barrier before its end")
     child.hear("left close with some pending")
     child.hear("closed with 0")
