@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from catalog.disk.parquet_pages import decoded_bytes
-from catalog.disk.regular_file import open_regular
+from catalog.disk.regular_file import read_at_most
 from catalog.errors import CorruptError, FormatError
 from catalog.records import CHECKSUM_BYTES
 from native import checksum
@@ -36,12 +36,7 @@ _MAGIC = b"PAR1"
 
 def read_bounded(path: Path) -> bytes:
     """Read a whole file; FormatError when it is larger than MAX_FILE_BYTES."""
-    with open_regular(path) as stream:
-        # One byte more than allowed: the size from stat could change before the read.
-        data = stream.read(MAX_FILE_BYTES + 1)
-    if len(data) > MAX_FILE_BYTES:
-        raise FormatError(f"{path}: larger than the {MAX_FILE_BYTES} bytes that are allowed")
-    return data
+    return read_at_most(path, MAX_FILE_BYTES)
 
 
 def encode_checked(table: pa.Table, *, metadata: Mapping[str, str]) -> bytes:

@@ -6,13 +6,12 @@ a flipped bit anywhere in the file.
 """
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import native
-from catalog.disk.regular_file import open_regular
+from catalog.disk.regular_file import read_at_most
 from catalog.errors import CorruptError, FormatError
 
 __all__ = ["canonical", "decode", "encode", "load", "read_bytes"]
@@ -63,9 +62,4 @@ def load(path: Path) -> dict[str, Any]:
 def read_bytes(path: Path) -> bytes:
     """Return the bytes of one file, unchecked. FileNotFoundError when it does not exist; FormatError when it has more
     than such a file may have."""
-    with open_regular(path) as file:
-        # A read takes memory for all that it may return. One byte more than there was shows a file that grows.
-        size = os.fstat(file.fileno()).st_size
-        if size > MAX_JSON_BYTES:
-            raise FormatError(f"{path}: {size} bytes, where {MAX_JSON_BYTES} are allowed")
-        return file.read(size + 1)
+    return read_at_most(path, MAX_JSON_BYTES)

@@ -13,7 +13,15 @@ from typing import BinaryIO
 
 from catalog.errors import FormatError
 
-__all__ = ["check_folders", "is_real_folder", "open_descriptor", "open_regular", "read_range", "what_it_is"]
+__all__ = [
+    "check_folders",
+    "is_real_folder",
+    "open_descriptor",
+    "open_regular",
+    "read_at_most",
+    "read_range",
+    "what_it_is",
+]
 
 _KINDS = (
     (stat.S_ISLNK, "a symbolic link"),
@@ -49,6 +57,20 @@ def open_descriptor(path: Path, flags: int) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def read_at_most(path: Path, limit: int) -> bytes:
+    """Return all bytes of a file of a history. FormatError when there are more than `limit`, or more and more; else as
+    `open_regular`."""
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > limit:
+            raise FormatError(f"{path}: {size} bytes, where {limit} are allowed")
+        # A read first takes memory for all that it may return, so it may return hardly more than there is.
+        data = file.read(size + 1)
+    if len(data) > size:
+        raise FormatError(f"{path}: grew while it was read, as no file of a history does: try again")
+    return data
 
 
 def read_range(descriptor: int, offset: int, nbytes: int) -> bytes:
