@@ -33,16 +33,19 @@ def generations(paths: HistoryPaths, run: str) -> list[tuple[str, int | None]]:
 
 def _generations(paths: HistoryPaths, run: str) -> Iterator[tuple[str, int | None]]:
     """Yield what `generations` returns, and read about no more ancestors than the caller takes."""
-    seen = {run}
     fork = fork_of(paths, run)
     yield run, None
-    limit = sys.maxsize
+    seen, limit = {run}, sys.maxsize
     # A damaged history may name a run as its own ancestor.
-    while fork is not None and fork.run not in seen and paths.run_json(fork.run).exists():
-        seen.add(fork.run)
-        limit = min(limit, fork.step)
-        yield fork.run, limit
-        fork = fork_of(paths, fork.run)
+    while fork is not None and fork.run not in seen:
+        name, limit = fork.run, min(limit, fork.step)
+        try:
+            # Before it is yielded: a run whose facts can't be trusted has no step in the lineage.
+            fork = fork_of(paths, name)
+        except NotFoundError:
+            return
+        seen.add(name)
+        yield name, limit
 
 
 def lineage(paths: HistoryPaths, run: str) -> list[CheckpointRef]:
@@ -52,15 +55,15 @@ def lineage(paths: HistoryPaths, run: str) -> list[CheckpointRef]:
 
 
 def _newest_first(paths: HistoryPaths, within: Iterable[tuple[str, int | None]]) -> Iterator[CheckpointRef]:
-    """Yield the committed checkpoints of these generations, descending by step. No more generations are listed than
-    those that hold the checkpoints that the caller takes, and no more markers looked at."""
+    """Yield the committed checkpoints of these generations, descending by step. A generation is listed when the steps
+    that it may have are reached, and a marker looked at when its step is."""
     owners: dict[int, list[str]] = {}
     for (name, limit), (_, older) in pairwise(chain(within, [("", -1)])):
         for step in step_dirs(paths, name):
             if limit is None or step <= limit:
                 owners.setdefault(step, []).append(name)
-        # What the ancestors hold of the lineage ends at the next one's limit: the steps after it are complete.
-        for step in sorted((step for step in owners if older is None or step > older), reverse=True):
+        # All older generations end at the limit of the next one: what is listed of the steps after it is complete.
+        for step in sorted((step for step in owners if older is not None and step > older), reverse=True):
             # Of several runs with the same step, the descendant's counts.
             owner = next((name for name in owners.pop(step) if is_committed(paths, name, step)), None)
             if owner is not None:
@@ -128,9 +131,10 @@ def _in_lineage(paths: HistoryPaths, step: int, run: str | None) -> CheckpointRe
             if _has(paths, name, step):
                 return CheckpointRef(name, step)
             runs.append(name)
+    refs = committed_lineage(paths, tip)
     whose = "" if run is None else f"in run {run} or its parents "
     missing = _what_became_of(paths, runs, step) or f"step {step} was not captured {whose}in {paths.root}"
-    raise NotFoundError(f"{missing}: {_nearest(committed_lineage(paths, tip), step)}")
+    raise NotFoundError(f"{missing}: {_nearest(refs, step)}")
 
 
 def _from_end(

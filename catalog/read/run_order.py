@@ -36,23 +36,24 @@ class _Place:
 _known: dict[bytes, _Place] = {}
 """By the checksum of the bytes of a run.json."""
 _MAX_KNOWN: Final = 10_000
+"""In a history of more runs, every one is decoded each time."""
 
 
 def runs(paths: HistoryPaths) -> list[RunFacts]:
     """Return the facts of all runs, oldest first."""
-    return [run_facts(paths, place.run) for place in _places(paths)]
+    return sorted((run_facts(paths, name) for name in run_names(paths)), key=lambda facts: _order(_place_of(facts)))
 
 
 def current_run(paths: HistoryPaths) -> str:
     """Return the training run that was made last, the one that a plain step refers to. A replay never becomes current.
     NotFoundError when the history has no run."""
-    training = [place.run for place in _places(paths) if not place.is_replay]
+    training = [place for place in (_place(paths, name) for name in run_names(paths)) if not place.is_replay]
     if not training:
         raise NotFoundError(
             f"the history {paths.root} has no run yet: a training with "
             f"`capture.enable(..., history={str(paths.root)!r})` makes one"
         )
-    return training[-1]
+    return max(training, key=_order).run
 
 
 def next_number(paths: HistoryPaths) -> int:
@@ -70,37 +71,35 @@ def fork_of(paths: HistoryPaths, run: str) -> CheckpointRef | None:
     return _place(paths, run).fork
 
 
-def _places(paths: HistoryPaths) -> list[_Place]:
-    """Return the places of all runs, oldest first.
-
-    Clocks go backwards, and those of two hosts differ. So each run has a number, greater than those of the runs that it
-    found. Runs without one, of earlier releases, come first; equal numbers are ordered by time.
-    """
-    places = [_place(paths, name) for name in run_names(paths)]
-    return sorted(places, key=lambda place: (place.number, place.created, place.run))
-
-
 def _place(paths: HistoryPaths, run: str) -> _Place:
     data = run_json_bytes(paths, run)
     checksum = native.checksum(data)
     place = _known.get(checksum)
     # A copy of another run's file has its checksum.
     if place is None or place.run != run:
-        place = _decoded(data, paths, run)
+        place = _place_of(decode_run_facts(data, path=paths.run_json(run), run=run))
         if len(_known) >= _MAX_KNOWN:
             _known.clear()
         _known[checksum] = place
     return place
 
 
-def _decoded(data: bytes, paths: HistoryPaths, run: str) -> _Place:
-    facts = decode_run_facts(data, path=paths.run_json(run), run=run)
+def _place_of(facts: RunFacts) -> _Place:
     number = facts.facts.get(RUN_NUMBER)
     parent, step = facts.parent_run, facts.parent_step
     return _Place(
         number=number if type(number) is int and 0 < number < _MAX_NUMBER else 0,
         created=facts.created,
-        run=run,
+        run=facts.run,
         is_replay=bool(facts.facts.get("replay")),
         fork=None if parent is None or step is None else CheckpointRef(parent, step),
     )
+
+
+def _order(place: _Place) -> tuple[int, str, str]:
+    """Return what orders the runs of a history from the oldest to the newest.
+
+    Clocks go backwards, and those of two hosts differ. So each run has a number, greater than those of the runs that it
+    found. Runs without one, of earlier releases, come first; equal numbers are ordered by time.
+    """
+    return place.number, place.created, place.run

@@ -20,6 +20,7 @@ PROGRAM = (
         ("catalog.paths", []),
         ("catalog.format.dtypes", []),
         ("catalog.disk.locks", []),
+        ("catalog.read.run_order", []),
         ("catalog.read.runs", []),
         ("catalog.history", ["pyarrow"]),
         ("catalog.references", ["pyarrow"]),

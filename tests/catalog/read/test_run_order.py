@@ -70,6 +70,7 @@ def test_a_run_goes_on_from_its_fork(paths):
 def test_a_known_run_is_read_and_not_decoded_again(paths, monkeypatch):
     for name in ("a", "b"):
         Run(paths.root, name).close()
+    monkeypatch.setattr(run_order, "_known", {})
     run_order.current_run(paths)
     decoded = []
     monkeypatch.setattr(
@@ -101,6 +102,7 @@ def test_a_copy_of_a_known_run_is_not_taken_for_another(paths):
 
 def test_few_of_the_known_are_kept(paths, monkeypatch):
     monkeypatch.setattr(run_order, "_MAX_KNOWN", 2)
+    monkeypatch.setattr(run_order, "_known", {})
     for name in ("a", "b", "c", "d", "e"):
         Run(paths.root, name).close()
     assert run_order.current_run(paths) == "e"
