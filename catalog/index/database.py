@@ -8,7 +8,7 @@ training's registration, and the training every notebook. So nobody holds the in
     ATTACH the index file -> one transaction -> DETACH
 
 under the fair lock of `catalog.index.fair_lock`. The in-memory database stays open for many sessions, because starting
-DuckDB costs far more than the ATTACH (about 3 ms). Not for ever: each session leaves some 10 KiB in it.
+DuckDB costs far more than the ATTACH (about 3 ms). Not for ever, because each session leaves something in it.
 
 The database is closed off before it sees any SQL. It may touch no file but the index and DuckDB's own log of it, it
 loads no extension, and its configuration is locked.
@@ -78,8 +78,9 @@ _DAMAGE = (
 """DuckDB's words for a file whose content is wrong, as opposed to a disk that is full or fails."""
 
 
-_MAX_SESSIONS = 256
-"""An in-memory database has so many sessions before another one takes its place."""
+_MAX_SESSIONS = 512
+"""An in-memory database has so many sessions before another one takes its place: it grows by some KiB with each. The
+end of one gives the free memory of the process back to the kernel, so it must be rare."""
 
 
 class IndexDamagedError(FormatError):
@@ -217,7 +218,7 @@ class Database:
             cursor.close()
 
     def _base(self, *, writes: bool) -> Connection:
-        """Return the connection of the next session, while no other is under way."""
+        """Return the connection of the next session. The caller has the mutex."""
         if self._sessions[writes] >= _MAX_SESSIONS and writes in self._connections:
             self._connections.pop(writes).close()
         if writes not in self._connections:

@@ -143,7 +143,7 @@ def _batches(paths: HistoryPaths, *, patience_s: float) -> Iterator[int]:
                 paths, ingested_in(connection), cache=cache, max_unparsed=_MAX_UNPARSED, max_bytes=_MAX_BATCH_BYTES
             )
             insert(connection, unindexed)
-            ingested = ingested_in(connection)
+            ingested = Ingested() if unindexed.complete else ingested_in(connection)
         yield unindexed.checkpoints
         if unindexed.complete:
             return
