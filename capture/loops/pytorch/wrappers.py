@@ -31,8 +31,9 @@ def wrappers_of(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]
     """Return the wrappers that exist around the innermost `optimizer`, looked for among all objects if there is a class
     that may be one: torch's own optimizers wrap none."""
     every = _subclasses(torch.optim.Optimizer)
-    kinds = {kind for kind in every if not f"{kind.__module__}.".startswith("torch.optim.")}
-    found = [one for one in gc.get_objects() if type(one) in kinds and one is not optimizer] if kinds else []
+    # By identity: a class may have no hash.
+    kinds = {id(kind) for kind in every if not f"{kind.__module__}.".startswith("torch.optim.")}
+    found = [one for one in gc.get_objects() if id(type(one)) in kinds and one is not optimizer] if kinds else []
     return [one for one in found if with_inner(one)[0] is optimizer]
 
 

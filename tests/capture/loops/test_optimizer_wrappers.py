@@ -8,6 +8,7 @@ from capture_helpers import MIB, assert_same, committed_steps, faulty_session, m
 
 import capture
 import native
+from capture.loops.pytorch import wrappers
 
 SLOW = {"delay_us": 20_000}
 
@@ -149,6 +150,26 @@ def test_a_wrapper_that_is_not_passed_is_named(history):
     with pytest.warns(UserWarning, match="the Lookahead around the optimizer is not captured"):
         capture.enable(model, optimizer=inner, history=history).close()
     assert "step" not in vars(wrapper)
+
+
+def test_a_wrapper_of_any_class_that_is_not_torchs_own_is_found():
+    class Adam(torch.optim.SGD):
+        """Its name, and the class that it derives from, are those of optimizers that wrap none."""
+
+        def __init__(self, optimizer):
+            self.optimizer, self.param_groups = optimizer, optimizer.param_groups
+
+    _, _, inner = wrapped(Lookahead)
+    outer = Adam(inner)
+    assert any(found is outer for found in wrappers.wrappers_of(inner))
+
+
+def test_without_a_class_that_may_be_a_wrapper_no_object_is_looked_at(monkeypatch):
+    own = [kind for kind in wrappers._subclasses(torch.optim.Optimizer) if kind.__module__.startswith("torch.optim")]
+    assert {torch.optim.SGD, torch.optim.AdamW, torch.optim.Adafactor} <= set(own)
+    monkeypatch.setattr(wrappers, "_subclasses", lambda kind: iter(own))
+    monkeypatch.setattr(wrappers.gc, "get_objects", lambda: pytest.fail("all objects were looked at"))
+    assert wrappers.wrappers_of(make()[1]) == []
 
 
 def test_half_an_update_is_no_step(history):
