@@ -7,7 +7,8 @@ A reference is a step (an int), "latest", -1, "best" or a tag, all in the lineag
 import operator
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain, islice, pairwise
+from dataclasses import dataclass
+from itertools import islice
 
 import pyarrow as pa
 
@@ -28,24 +29,37 @@ def generations(paths: HistoryPaths, run: str) -> list[tuple[str, int | None]]:
     """Return a run and its ancestors, the run first, each with the last step that belongs to the lineage: the earliest
     fork on the way to it, None for the run itself. NotFoundError when there is no such run; an ancestor that is not in
     the history any more ends the list."""
-    return list(_generations(paths, run))
+    return [(one.run, one.last) for one in _generations(paths, run)]
 
 
-def _generations(paths: HistoryPaths, run: str) -> Iterator[tuple[str, int | None]]:
-    """Yield what `generations` returns, and read about no more ancestors than the caller takes."""
-    fork = fork_of(paths, run)
-    yield run, None
-    seen, limit = {run}, sys.maxsize
+@dataclass(frozen=True, slots=True)
+class _Generation:
+    """A run of a lineage, the last of its steps that belong to it (None: all), and the last that an ancestor can have
+    (-1: none)."""
+
+    run: str
+    last: int | None = None
+    before: int = -1
+
+
+def _generations(paths: HistoryPaths, run: str) -> Iterator[_Generation]:
+    """Yield what `generations` returns, and read the facts of no more runs than the caller takes."""
+    seen: set[str] = set()
+    last: int | None = None
+    name: str | None = run
     # A damaged history may name a run as its own ancestor.
-    while fork is not None and fork.run not in seen:
-        name, limit = fork.run, min(limit, fork.step)
+    while name is not None and name not in seen:
+        seen.add(name)
         try:
-            # Before it is yielded: a run whose facts can't be trusted has no step in the lineage.
+            # Read before the run is yielded, so that an error comes before any step of it is used.
             fork = fork_of(paths, name)
         except NotFoundError:
+            if name == run:
+                raise
             return
-        seen.add(name)
-        yield name, limit
+        before = -1 if fork is None else fork.step if last is None else min(last, fork.step)
+        yield _Generation(name, last, before)
+        name, last = (None if fork is None else fork.run), before
 
 
 def lineage(paths: HistoryPaths, run: str) -> list[CheckpointRef]:
@@ -54,20 +68,25 @@ def lineage(paths: HistoryPaths, run: str) -> list[CheckpointRef]:
     return [*_newest_first(paths, _generations(paths, run))][::-1]
 
 
-def _newest_first(paths: HistoryPaths, within: Iterable[tuple[str, int | None]]) -> Iterator[CheckpointRef]:
+def _newest_first(paths: HistoryPaths, within: Iterable[_Generation]) -> Iterator[CheckpointRef]:
     """Yield the committed checkpoints of these generations, descending by step. A generation is listed when the steps
     that it may have are reached, and a marker looked at when its step is."""
     owners: dict[int, list[str]] = {}
-    for (name, limit), (_, older) in pairwise(chain(within, [("", -1)])):
-        for step in step_dirs(paths, name):
-            if limit is None or step <= limit:
-                owners.setdefault(step, []).append(name)
-        # All older generations end at the limit of the next one: what is listed of the steps after it is complete.
-        for step in sorted((step for step in owners if older is not None and step > older), reverse=True):
+
+    def committed_after(last: int) -> Iterator[CheckpointRef]:
+        for step in sorted((step for step in owners if step > last), reverse=True):
             # Of several runs with the same step, the descendant's counts.
             owner = next((name for name in owners.pop(step) if is_committed(paths, name, step)), None)
             if owner is not None:
                 yield CheckpointRef(owner, step)
+
+    for one in within:
+        for step in step_dirs(paths, one.run):
+            if one.last is None or step <= one.last:
+                owners.setdefault(step, []).append(one.run)
+        yield from committed_after(one.before)
+    # An ancestor that is not in the history any more leaves its steps to its descendants.
+    yield from committed_after(-1)
 
 
 def committed_lineage(paths: HistoryPaths, run: str | None = None) -> list[CheckpointRef]:
@@ -126,20 +145,18 @@ def _in_lineage(paths: HistoryPaths, step: int, run: str | None) -> CheckpointRe
             raise _no_checkpoint(paths, tip)
         return found
     runs: list[str] = []
-    for name, limit in _generations(paths, tip):
-        if limit is None or step <= limit:
-            if _has(paths, name, step):
-                return CheckpointRef(name, step)
-            runs.append(name)
+    for one in _generations(paths, tip):
+        if one.last is None or step <= one.last:
+            if _has(paths, one.run, step):
+                return CheckpointRef(one.run, step)
+            runs.append(one.run)
     refs = committed_lineage(paths, tip)
     whose = "" if run is None else f"in run {run} or its parents "
     missing = _what_became_of(paths, runs, step) or f"step {step} was not captured {whose}in {paths.root}"
     raise NotFoundError(f"{missing}: {_nearest(refs, step)}")
 
 
-def _from_end(
-    paths: HistoryPaths, within: Iterable[tuple[str, int | None]], step: int, *, whose: str
-) -> CheckpointRef | None:
+def _from_end(paths: HistoryPaths, within: Iterable[_Generation], step: int, *, whose: str) -> CheckpointRef | None:
     """Return the checkpoint that a negative `step` counts from the end of these generations; None when they have none
     at all. NotFoundError when they have fewer."""
     newest = [*islice(_newest_first(paths, within), min(-step, sys.maxsize))]
@@ -158,7 +175,7 @@ def _in_run_by_name(paths: HistoryPaths, run: str, which: str) -> CheckpointRef:
     """Return a run's own checkpoint by its step, by a negative count from the end, or as "latest" or "best"."""
     if which not in ("latest", "best"):
         return _in_run(paths, run, _whole(which, f"{run}:{which}"))
-    others = _newest_first(paths, [(run, None)])
+    others = _newest_first(paths, [_Generation(run)])
     newest = next(others, None)
     if newest is None:
         raise _no_checkpoint(paths, run)
@@ -168,7 +185,7 @@ def _in_run_by_name(paths: HistoryPaths, run: str, which: str) -> CheckpointRef:
 def _in_run(paths: HistoryPaths, run: str, step: int) -> CheckpointRef:
     run_facts(paths, run)
     if step < 0:
-        found = _from_end(paths, [(run, None)], step, whose=f"run {run}")
+        found = _from_end(paths, [_Generation(run)], step, whose=f"run {run}")
         if found is not None:
             return found
     elif _has(paths, run, step):

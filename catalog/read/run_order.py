@@ -1,7 +1,7 @@
 """The order of a history's runs, and which run each one has gone on from.
 
 A question about "the current run" begins here, and every resumed training is a run of its own. So each run.json is read
-whenever it is asked for, but bytes that this process has decoded before are not decoded again.
+whenever it is asked for, but its place in the order is not decoded again from bytes that this process has seen before.
 """
 
 import contextlib

@@ -141,7 +141,7 @@ def test_only_the_runs_that_hold_the_newest_checkpoints_are_listed(
 ) -> None:
     listed: list[str] = []
     monkeypatch.setattr(references, "step_dirs", lambda paths, run: listed.append(run) or step_dirs(paths, run))
-    for ref, runs in ((-1, ["c"]), (-2, ["c", "b"]), (-4, ["c", "b", "a"]), ("b:latest", ["b"])):
+    for ref, runs in ((-1, ["c"]), (-2, ["c", "b"]), (-4, ["c", "b", "a"]), (20, []), ("b:latest", ["b"])):
         listed.clear()
         tree.resolve(ref)
         assert listed == runs, ref
@@ -227,6 +227,7 @@ def test_a_parent_that_cannot_be_trusted_is_refused_by_every_name(history: Path,
     for ref in (5, -2, "a:5"):
         with pytest.raises(FormatError, match="runs/a"):
             references.resolve(paths, ref, run=None if isinstance(ref, str) else "b")
+    assert str(references.resolve(paths, -1, run="b")) == "b:10", "it is the child's own"
 
 
 def test_a_parent_that_is_removed_meanwhile_ends_the_lineage(history: Path, monkeypatch: pytest.MonkeyPatch) -> None:
