@@ -79,8 +79,9 @@ _DAMAGE = (
 
 
 _MAX_SESSIONS = 512
-"""An in-memory database has so many sessions before another one takes its place: it grows by some KiB with each. The
-end of one gives the free memory of the process back to the kernel, so it must be rare."""
+"""An in-memory database has so many sessions before another one takes its place: it grows by some KiB with each. To
+close one gives the free memory of the process back to the kernel, and a training takes it again page by page: so it
+must be rare."""
 
 
 class IndexDamagedError(FormatError):
@@ -218,7 +219,7 @@ class Database:
             cursor.close()
 
     def _base(self, *, writes: bool) -> Connection:
-        """Return the connection of the next session. The caller has the mutex."""
+        """Return the connection of the next session. The caller holds the mutex."""
         if self._sessions[writes] >= _MAX_SESSIONS and writes in self._connections:
             self._connections.pop(writes).close()
         if writes not in self._connections:

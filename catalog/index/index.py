@@ -143,6 +143,7 @@ def _batches(paths: HistoryPaths, *, patience_s: float) -> Iterator[int]:
                 paths, ingested_in(connection), cache=cache, max_unparsed=_MAX_UNPARSED, max_bytes=_MAX_BATCH_BYTES
             )
             insert(connection, unindexed)
+            # Nothing is left to be looked for behind the last batch.
             ingested = Ingested() if unindexed.complete else ingested_in(connection)
         yield unindexed.checkpoints
         if unindexed.complete:

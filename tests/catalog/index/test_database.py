@@ -205,5 +205,5 @@ def allocated(sessions):
 
 database._MAX_SESSIONS = 20
 history = HistoryPaths(Path(sys.argv[1]))
-print(allocated(60), allocated(120))
+print(allocated(120), allocated(120))
 """
