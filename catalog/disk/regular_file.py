@@ -60,12 +60,12 @@ def open_descriptor(path: Path, flags: int) -> int:
 
 
 def read_at_most(path: Path, limit: int) -> bytes:
-    """Return all bytes of a file of a history. FormatError when there are more than `limit`, or more and more; else as
-    `open_regular`."""
+    """Return all bytes of a file of a history. FormatError when it has more than `limit` bytes, or grows while it is
+    read; other errors are those of `open_regular`."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > limit:
-            raise FormatError(f"{path}: {size} bytes, where {limit} are allowed")
+            raise FormatError(f"{path}: {size} bytes, where {limit} are allowed: restore the file from a copy")
         # A read first takes memory for all that it may return, so it may return hardly more than there is.
         data = file.read(size + 1)
     if len(data) > size:

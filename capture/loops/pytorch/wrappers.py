@@ -22,7 +22,7 @@ _CALLS = ("step", "first_step", "second_step")
 def with_inner(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
     """Return `optimizer` behind all that it wraps: the innermost first."""
     found = [optimizer]
-    while (inner := _inner(found[0])) is not None and inner not in found:
+    while (inner := _inner(found[0])) is not None and all(inner is not one for one in found):
         found.insert(0, inner)
     return found
 
@@ -31,8 +31,8 @@ def wrappers_of(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]
     """Return the wrappers that exist around the innermost `optimizer`, looked for among all objects if there is a class
     that may be one: torch's own optimizers wrap none."""
     every = _subclasses(torch.optim.Optimizer)
-    # By identity: a class may have no hash.
-    kinds = {id(kind) for kind in every if not f"{kind.__module__}.".startswith("torch.optim.")}
+    # By identity: a class whose metaclass defines `__eq__` alone has no hash.
+    kinds = {id(kind): kind for kind in every if not f"{kind.__module__}.".startswith("torch.optim.")}
     found = [one for one in gc.get_objects() if id(type(one)) in kinds and one is not optimizer] if kinds else []
     return [one for one in found if with_inner(one)[0] is optimizer]
 

@@ -153,7 +153,13 @@ def test_a_wrapper_that_is_not_passed_is_named(history):
 
 
 def test_a_wrapper_of_any_class_that_is_not_torchs_own_is_found():
-    class Adam(torch.optim.SGD):
+    class Unhashable(type):
+        __hash__ = None
+
+        def __eq__(cls, other):
+            return cls is other
+
+    class Adam(torch.optim.SGD, metaclass=Unhashable):
         """Its name, and the class that it derives from, are those of optimizers that wrap none."""
 
         def __init__(self, optimizer):
@@ -166,7 +172,7 @@ def test_a_wrapper_of_any_class_that_is_not_torchs_own_is_found():
 
 def test_without_a_class_that_may_be_a_wrapper_no_object_is_looked_at(monkeypatch):
     own = [kind for kind in wrappers._subclasses(torch.optim.Optimizer) if kind.__module__.startswith("torch.optim")]
-    assert {torch.optim.SGD, torch.optim.AdamW, torch.optim.Adafactor} <= set(own)
+    assert {torch.optim.SGD, torch.optim.AdamW, torch.optim.Adagrad} <= set(own)
     monkeypatch.setattr(wrappers, "_subclasses", lambda kind: iter(own))
     monkeypatch.setattr(wrappers.gc, "get_objects", lambda: pytest.fail("all objects were looked at"))
     assert wrappers.wrappers_of(make()[1]) == []

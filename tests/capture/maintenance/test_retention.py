@@ -413,7 +413,8 @@ def test_redo_steps_without_room_are_left_out_by_name_until_there_is_room(histor
     named = {step for row in rows for step in range(row["step"], json.loads(row["detail"])["last"] + 1)}
     assert len(loud) == 1
     assert f"step {min(named)} is not in the redo log: the byte budget of keep= has no room" in loud[0]
-    assert min(named) <= full_at, "it is told in the background, maybe a step later"
+    # It is told in the background, maybe a step later.
+    assert full_at - 8 < min(named) <= full_at < 120
     assert not named & set(recorded)
     assert made > 0, "the log goes on"
     assert verify(opened) == []
