@@ -30,11 +30,10 @@ def with_inner(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
 def wrappers_of(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
     """Return the wrappers that exist around the innermost `optimizer`, looked for among all objects if there is a class
     that may be one: torch's own optimizers wrap none."""
-    every = _subclasses(torch.optim.Optimizer)
-    # By identity: a class whose metaclass defines `__eq__` alone has no hash.
-    kinds = {id(kind): kind for kind in every if not f"{kind.__module__}.".startswith("torch.optim.")}
-    found = [one for one in gc.get_objects() if id(type(one)) in kinds and one is not optimizer] if kinds else []
-    return [one for one in found if with_inner(one)[0] is optimizer]
+    if all(f"{kind.__module__}.".startswith("torch.optim.") for kind in _subclasses(torch.optim.Optimizer)):
+        return []
+    every = [one for one in gc.get_objects() if issubclass(type(one), torch.optim.Optimizer) and one is not optimizer]
+    return [one for one in every if with_inner(one)[0] is optimizer]
 
 
 def _subclasses(kind: type[torch.optim.Optimizer]) -> Iterator[type[torch.optim.Optimizer]]:
