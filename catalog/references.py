@@ -29,23 +29,23 @@ def generations(paths: HistoryPaths, run: str) -> list[tuple[str, int | None]]:
     """Return a run and its ancestors, the run first, each with the last step that belongs to the lineage: the earliest
     fork on the way to it, None for the run itself. NotFoundError when there is no such run; an ancestor that is not in
     the history any more ends the list."""
-    return [(one.run, one.last) for one in _generations(paths, run)]
+    return [(one.run, one.last if one.last < sys.maxsize else None) for one in _generations(paths, run)]
 
 
 @dataclass(frozen=True, slots=True)
 class _Generation:
-    """A run of a lineage, the last of its steps that belong to it (None: all), and the last that an ancestor can have
-    (-1: none)."""
+    """A run of a lineage, the last of its steps that may belong to it, and the last that an ancestor can have (-1:
+    none)."""
 
     run: str
-    last: int | None = None
+    last: int = sys.maxsize
     before: int = -1
 
 
 def _generations(paths: HistoryPaths, run: str) -> Iterator[_Generation]:
     """Yield what `generations` returns, and read the facts of no more runs than the caller takes."""
     seen: set[str] = set()
-    last: int | None = None
+    last = sys.maxsize
     name: str | None = run
     # A damaged history may name a run as its own ancestor.
     while name is not None and name not in seen:
@@ -57,7 +57,7 @@ def _generations(paths: HistoryPaths, run: str) -> Iterator[_Generation]:
             if name == run:
                 raise
             return
-        before = -1 if fork is None else fork.step if last is None else min(last, fork.step)
+        before = -1 if fork is None else min(last, fork.step)
         yield _Generation(name, last, before)
         name, last = (None if fork is None else fork.run), before
 
@@ -82,7 +82,7 @@ def _newest_first(paths: HistoryPaths, within: Iterable[_Generation]) -> Iterato
 
     for one in within:
         for step in step_dirs(paths, one.run):
-            if one.last is None or step <= one.last:
+            if step <= one.last:
                 owners.setdefault(step, []).append(one.run)
         yield from committed_after(one.before)
     # An ancestor that is not in the history any more leaves its steps to its descendants.
@@ -146,7 +146,7 @@ def _in_lineage(paths: HistoryPaths, step: int, run: str | None) -> CheckpointRe
         return found
     runs: list[str] = []
     for one in _generations(paths, tip):
-        if one.last is None or step <= one.last:
+        if step <= one.last:
             if _has(paths, one.run, step):
                 return CheckpointRef(one.run, step)
             runs.append(one.run)
