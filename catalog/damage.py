@@ -29,7 +29,7 @@ _WORLD = "SELECT run, step, world_size FROM checkpoints WHERE state = 'committed
 
 
 class Needs(NamedTuple):
-    """What the catalog says of the files that checkpoints need: their data files and the number of their manifests."""
+    """The files that checkpoints need, as the catalog knows them: data files, and the number of manifests."""
 
     files: pa.Table
     worlds: pa.Table

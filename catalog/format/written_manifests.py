@@ -16,7 +16,8 @@ __all__ = ["written_manifests"]
 
 _LIMIT_BYTES: Final = 4 << 20
 _OVERHEAD_BYTES: Final = 16 << 10
-"""What a table takes beside the bytes of its columns, each of which has several allocations and objects of its own."""
+"""A table takes so much beside the bytes of its columns, each of which has several allocations and objects of its
+own."""
 
 
 class _WrittenManifests:

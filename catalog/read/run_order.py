@@ -24,7 +24,7 @@ _MAX_NUMBER: Final = 1 << 53
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """What the facts of a run say about its place among the others."""
+    """The place of a run among the others, as its facts tell it."""
 
     number: int
     created: str
