@@ -237,6 +237,13 @@ def copy_memory(*, address: int, into: Any) -> None:
     mapped, or not any more; the buffer's content is then undefined.
     """
 
+def move_to_huge_pages(*, address: int, nbytes: int) -> None:
+    """Have the kernel (from Linux 6.1 on) copy memory of this process that is in use into huge pages, which take the
+    place of small ones at the same addresses; both arguments are multiples of 2 MiB. Content stays, and other threads
+    may read and write it meanwhile. OSError when some of it is not in huge pages afterwards: EAGAIN when a device has
+    pinned a page, ENOMEM when it is not all mapped or no huge page is to be had, EINVAL for memory of another kind.
+    """
+
 def round_memory(*, address: int, target: int, numel: int, dtype: str) -> None:
     """Round float32 numbers at `address` to `dtype` (BF16 or F16: ValueError for another), to `target`, as
     docs/format.md defines it. The caller keeps both, which may not overlap and need not be aligned.

@@ -17,6 +17,7 @@ from capture.loops.batch_digest import BatchDigest
 from capture.maintenance.compaction import Compaction
 from capture.maintenance.retention import Retention
 from capture.publishing.fingerprint_log import FingerprintLog
+from capture.publishing.huge_pages import HugePages, huge_page_setting
 from capture.publishing.registration import Registration
 from capture.publishing.stall_notice import StallNotice
 from capture.publishing.statistics_thread import StatisticsThread
@@ -89,6 +90,7 @@ class Committer:
         self._closing = False
         self._flushed = time.monotonic()
         self._registration = Registration(run, begin=self._begin)
+        self._huge_pages = HugePages(setting=huge_page_setting())
         self._work = 0
         self._under_way: tuple[int, str] | None = None
         self._stall_notice = StallNotice(lambda: self._under_way)
@@ -263,6 +265,7 @@ class Committer:
                     self._keep_up()
                 else:
                     self._keep_up_when_due()
+            self._huge_pages.move_when_due()
             # The other ranks read in the journal that this one has failed a step.
             self._flush(force=failure)
             self._under_way = None
@@ -288,6 +291,7 @@ class Committer:
             self._flushed = time.monotonic()
             committed = self._run.try_commit(snapshot.step)
             self.deduplicator.published(published)
+            self._huge_pages.snapshot_read(snapshot.plan.watched.addresses, snapshot.plan.watched.nbytes)
             self._statistics.published(snapshot.step)
             if self._compaction is not None:
                 self._compaction.published(snapshot.step)
@@ -311,7 +315,7 @@ class Committer:
             self._run.journal.event("removal_failed", None, reason=str(error))
 
     def _until_due_s(self) -> float:
-        waits = [self._until_flush_s(), self._registration.due_s()]
+        waits = [self._until_flush_s(), self._registration.due_s(), self._huge_pages.due_s()]
         if self._is_behind:
             waits.append(self._keep_up_at - time.monotonic())
         return max(0.0, min(waits))

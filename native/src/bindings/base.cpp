@@ -16,6 +16,7 @@
 #include "base/checksums/checksum.hpp"
 #include "base/files/file_system_probe.hpp"
 #include "base/files/io_error.hpp"
+#include "base/memory/huge_pages.hpp"
 #include "base/memory/mapped_memory.hpp"
 #include "base/memory/sampled_digest.hpp"
 #include "base/rounding.hpp"
@@ -75,6 +76,13 @@ void copy_region(std::uint64_t address, nb::handle into) {
             throw IoError("copying memory that is no longer mapped,", "", 0, failure->code);
         }
         done += piece;
+    }
+}
+
+void move_region(std::uint64_t address, std::uint64_t nbytes) {
+    const WithoutGil unlocked;
+    if (const int code = move_to_huge_pages({address, nbytes})) {
+        throw IoError("moving memory into huge pages,", "", 0, code);
     }
 }
 
@@ -155,6 +163,7 @@ void bind_base(nb::module_ &module) {
             return digest_bytes(std::span(&digest, 1));
         });
     module.def("copy_memory", &copy_region, nb::kw_only(), "address"_a, "into"_a);
+    module.def("move_to_huge_pages", &move_region, nb::kw_only(), "address"_a, "nbytes"_a);
     module.def("round_memory", &round_region, nb::kw_only(), "address"_a, "target"_a, "numel"_a, "dtype"_a);
     nb::class_<RoundedComparison>(module, "RoundedComparison")
         .def(

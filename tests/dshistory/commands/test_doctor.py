@@ -5,27 +5,35 @@ import subprocess
 import sys
 
 import pytest
+from huge_pages import needs_movable_memory
 
-from dshistory.commands.doctor import _huge_page_setting, _huge_pages
+from capture.publishing.huge_pages import huge_page_setting
+from dshistory.commands.doctor import _can_move_memory, _huge_pages
 
 
 @pytest.mark.parametrize(
-    ("setting", "torch_asks", "told"),
+    ("setting", "torch_asks", "movable", "told"),
     [
-        ("madvise", None, "start the training with THP_MEM_ALLOC_ENABLE=1"),
-        ("madvise", "0", "start the training with THP_MEM_ALLOC_ENABLE=1"),
-        ("madvise", "1", "yes, for tensors too"),
-        ("always", None, "yes, for all memory"),
-        ("never", "1", "no: this host has none"),
+        ("madvise", None, True, "a session moves them there"),
+        ("madvise", None, False, "start the training with THP_MEM_ALLOC_ENABLE=1"),
+        ("madvise", "0", False, "start the training with THP_MEM_ALLOC_ENABLE=1"),
+        ("madvise", "1", False, "yes, for tensors too"),
+        ("always", None, False, "yes, for all memory"),
+        ("never", "1", True, "no: this host has none"),
     ],
 )
-def test_huge_pages_are_advised_where_they_are_to_be_had(setting, torch_asks, told):
-    assert told in _huge_pages(setting, torch_asks)
+def test_huge_pages_are_advised_where_they_are_to_be_had(setting, torch_asks, movable, told):
+    assert told in _huge_pages(setting, torch_asks, movable=movable)
+
+
+@needs_movable_memory
+def test_the_report_knows_whether_memory_can_be_moved():
+    assert _can_move_memory()
 
 
 @pytest.mark.slow
 def test_the_advice_puts_tensors_in_huge_pages():
-    if _huge_page_setting() != "madvise":
+    if huge_page_setting() != "madvise":
         pytest.skip("needs huge pages on request (transparent_hugepage/enabled: madvise)")
     script = (
         "import torch; memory = torch.zeros(16 << 20);"

@@ -31,4 +31,9 @@ HugePages huge_pages(std::uint64_t nbytes, const char *wanted_for) {
     return {data, Unmap{mapped}};
 }
 
+int move_to_huge_pages(Region memory) {
+    constexpr int collapse = 25; // MADV_COLLAPSE, which the headers of older systems lack
+    return madvise(reinterpret_cast<void *>(memory.address), memory.nbytes, collapse) == 0 ? 0 : errno;
+}
+
 } // namespace dsh
