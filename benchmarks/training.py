@@ -10,7 +10,9 @@ of the forward, backward and update of a step. *Write left* is the time from the
 durable; before that `torch.save` is not forced to the disk. *Close* is what ending the session takes after that. With
 *statistics* every checkpoint is also read back and analysed during the training, at the lowest priority, as far as
 there is time, and for at most a second when the session is closed. *Raw O_DIRECT* writes as many bytes from one small
-buffer in the background: the least that a write costs a training on this machine, whoever does it.
+buffer in the background: the least that a write of small pages costs a training on this machine, whoever does it.
+DSHistory moves the state into huge pages while it first captures; all contenders train the same model, so that from
+then on it is in huge pages for those without capture too.
 """
 
 import shutil

@@ -60,8 +60,7 @@ class HugePages:
         self._due_at = self._again_at = 0.0
 
     def snapshot_read(self, addresses: _Numbers, nbytes: _Numbers) -> None:
-        """Note what memory a snapshot has read, which may be gone by now: nbytes[i] at addresses[i], both uint64 [n].
-        """
+        """Note what memory a snapshot has read, which may be gone by now: nbytes[i] at addresses[i], both uint64 [n]."""
         if not self._is_allowed:
             return
         before, regions = self._read, np.stack([addresses, nbytes])
