@@ -6,6 +6,7 @@ call raises `OSError` with errno and file name, and with the operation and offse
 """
 
 from native._core import (
+    HUGE_PAGE_BYTES,
     SAMPLED_WHOLE_BYTES,
     Appendix,
     Faults,
@@ -36,6 +37,7 @@ from native._core import (
 )
 
 __all__ = [
+    "HUGE_PAGE_BYTES",
     "SAMPLED_WHOLE_BYTES",
     "Appendix",
     "Faults",

@@ -237,11 +237,17 @@ def copy_memory(*, address: int, into: Any) -> None:
     mapped, or not any more; the buffer's content is then undefined.
     """
 
+HUGE_PAGE_BYTES: int
+"""The size of the huge pages that are meant here."""
+
 def move_to_huge_pages(*, address: int, nbytes: int) -> None:
     """Have the kernel (from Linux 6.1 on) copy memory of this process that is in use into huge pages, which take the
-    place of small ones at the same addresses; both arguments are multiples of 2 MiB. Content stays, and other threads
-    may read and write it meanwhile. OSError when some of it is not in huge pages afterwards: EAGAIN when a device has
-    pinned a page, ENOMEM when it is not all mapped or no huge page is to be had, EINVAL for memory of another kind.
+    place of small ones at the same addresses. Content stays, and other threads may read and write it meanwhile.
+
+    OSError when some of it is not in huge pages afterwards: EINVAL unless both arguments are multiples of
+    HUGE_PAGE_BYTES, and for memory of another kind; EAGAIN when a device has pinned a page, or a thread is using it in
+    the kernel; ENOMEM when it is not all mapped or no huge page is to be had; EBUSY when a limit of the control group
+    allows none. What comes after the first that failed may not have been tried.
     """
 
 def round_memory(*, address: int, target: int, numel: int, dtype: str) -> None:

@@ -22,6 +22,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 import native
@@ -171,6 +172,13 @@ class Plan:
             nbytes=[part.bytes_in_host for part in self.live_parts],
             copies=self.copies,
         )
+
+    @cached_property
+    def written_in_place(self) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+        """Address and length of the parts that are written from the training's own memory, uint64 [n] each."""
+        parts = [part for part in self.parts if part.live and part.fed is None and part.nbytes]
+        addresses, nbytes = [part.address for part in parts], [part.nbytes for part in parts]
+        return np.array(addresses, np.uint64), np.array(nbytes, np.uint64)
 
     @cached_property
     def fed_parts(self) -> tuple[tuple[int, FedPart], ...]:

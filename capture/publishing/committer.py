@@ -17,7 +17,7 @@ from capture.loops.batch_digest import BatchDigest
 from capture.maintenance.compaction import Compaction
 from capture.maintenance.retention import Retention
 from capture.publishing.fingerprint_log import FingerprintLog
-from capture.publishing.huge_pages import HugePages, huge_page_setting
+from capture.publishing.huge_pages import HugePages
 from capture.publishing.registration import Registration
 from capture.publishing.stall_notice import StallNotice
 from capture.publishing.statistics_thread import StatisticsThread
@@ -90,7 +90,7 @@ class Committer:
         self._closing = False
         self._flushed = time.monotonic()
         self._registration = Registration(run, begin=self._begin)
-        self._huge_pages = HugePages(setting=huge_page_setting())
+        self._huge_pages = HugePages()
         self._work = 0
         self._under_way: tuple[int, str] | None = None
         self._stall_notice = StallNotice(lambda: self._under_way)
@@ -265,7 +265,9 @@ class Committer:
                     self._keep_up()
                 else:
                     self._keep_up_when_due()
-            self._huge_pages.move_when_due()
+            if self._huge_pages.due_s() <= 0:
+                self._begin("the moving of memory into huge pages")
+                self._huge_pages.move_when_due()
             # The other ranks read in the journal that this one has failed a step.
             self._flush(force=failure)
             self._under_way = None
@@ -291,7 +293,6 @@ class Committer:
             self._flushed = time.monotonic()
             committed = self._run.try_commit(snapshot.step)
             self.deduplicator.published(published)
-            self._huge_pages.snapshot_read(snapshot.plan.watched.addresses, snapshot.plan.watched.nbytes)
             self._statistics.published(snapshot.step)
             if self._compaction is not None:
                 self._compaction.published(snapshot.step)
@@ -305,6 +306,7 @@ class Committer:
             for name, value in {"snapshots": 1, **published.figures}.items():
                 self._figures[name] += value
             self._last_published = snapshot.step
+        self._huge_pages.written_from(*snapshot.plan.written_in_place)
         return committed
 
     def _remove_uncommitted(self, remove: Callable[[], None]) -> None:

@@ -168,14 +168,12 @@ def _file_system_facts(place: Path, probed: dict[str, Any]) -> dict[str, object]
 
 
 def _machine_facts() -> dict[str, object]:
-    from capture.publishing.huge_pages import huge_page_setting
+    from capture.publishing.movable_memory import can_be_moved, huge_page_setting
 
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     return {
         "locked memory limit": "unlimited" if limit == resource.RLIM_INFINITY else limit,
-        "huge pages": _huge_pages(
-            huge_page_setting(), os.environ.get("THP_MEM_ALLOC_ENABLE"), movable=_can_move_memory()
-        ),
+        "huge pages": _huge_pages(huge_page_setting(), os.environ.get("THP_MEM_ALLOC_ENABLE"), movable=can_be_moved()),
         "processors": len(os.sched_getaffinity(0)),
         "kernel": platform.release(),
         "python": platform.python_version(),
@@ -194,16 +192,6 @@ def _huge_pages(setting: str, torch_asks: str | None, *, movable: bool) -> str:
         "not for tensors: start the training with THP_MEM_ALLOC_ENABLE=1, and hashing and writing them takes a third "
         "less processor time"
     )
-
-
-def _can_move_memory() -> bool:
-    """Return whether memory in small pages can be moved into huge ones here."""
-    memory = np.ones(4 << 20, np.uint8)
-    try:
-        native.move_to_huge_pages(address=-(-memory.ctypes.data >> 21) << 21, nbytes=2 << 20)
-    except OSError:
-        return False
-    return True
 
 
 def _measure(folder: Path, *, align: int, nbytes: int, budget_bytes: int) -> tuple[list[dict[str, object]], float]:

@@ -1,21 +1,27 @@
-"""Tells which memory of this process is in huge pages."""
+"""Memory in small pages, and how much of it is in huge ones."""
 
+import errno
 import mmap
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import native
-from capture.publishing.huge_pages import huge_page_setting
+from capture.publishing.movable_memory import can_be_moved, huge_page_setting
+from native import HUGE_PAGE_BYTES
 
-HUGE_PAGE = 2 << 20
+needs_movable_memory = pytest.mark.skipif(
+    not can_be_moved() or huge_page_setting() != "madvise",
+    reason="needs huge pages on request (transparent_hugepage/enabled: madvise), and Linux 6.2",
+)
 
 
 def whole_pages(address: int, nbytes: int) -> tuple[int, int]:
     """Return the address and length of the huge pages that have room in this memory."""
-    begin = -(-address // HUGE_PAGE) * HUGE_PAGE
-    return begin, max(0, (address + nbytes) // HUGE_PAGE * HUGE_PAGE - begin)
+    begin = -(-address // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
+    return begin, max(0, (address + nbytes) // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES - begin)
 
 
 def huge_bytes(*addresses: int) -> int:
@@ -33,24 +39,24 @@ def huge_bytes(*addresses: int) -> int:
 
 
 def in_small_pages(nbytes: int) -> np.ndarray:
-    """Return private memory, written to, which is in small pages on every host."""
-    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_NOHUGEPAGE)
-    array = np.frombuffer(memory, np.uint8)
+    """Return private memory, written to, which is in small pages where huge ones are to be asked for. No other memory
+    is in its mapping.
+    """
+    guard = 1 << 20
+    memory = mmap.mmap(-1, nbytes + 2 * guard, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_NOHUGEPAGE, 0, guard)
+    memory.madvise(mmap.MADV_NOHUGEPAGE, guard + nbytes, guard)
+    array = np.frombuffer(memory, np.uint8)[guard:-guard]
     array[:] = 1
-    memory.madvise(mmap.MADV_HUGEPAGE)
     return array
 
 
-def _is_movable() -> bool:
-    memory = in_small_pages(4 << 20)
-    try:
-        native.move_to_huge_pages(address=whole_pages(memory.ctypes.data, memory.nbytes)[0], nbytes=HUGE_PAGE)
-    except OSError:
-        return False
-    return huge_page_setting() != "never"
-
-
-needs_movable_memory = pytest.mark.skipif(
-    not _is_movable(), reason="needs huge pages, and a kernel that moves memory into them (Linux 6.1)"
-)
+def move(address: int, nbytes: int) -> None:
+    """Move memory into huge pages, as soon as nothing in the kernel is using it."""
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            return native.move_to_huge_pages(address=address, nbytes=nbytes)
+        except OSError as error:
+            if error.errno != errno.EAGAIN or time.monotonic() > deadline:
+                raise

@@ -164,6 +164,7 @@ void bind_base(nb::module_ &module) {
         });
     module.def("copy_memory", &copy_region, nb::kw_only(), "address"_a, "into"_a);
     module.def("move_to_huge_pages", &move_region, nb::kw_only(), "address"_a, "nbytes"_a);
+    module.attr("HUGE_PAGE_BYTES") = huge_page_bytes;
     module.def("round_memory", &round_region, nb::kw_only(), "address"_a, "target"_a, "numel"_a, "dtype"_a);
     nb::class_<RoundedComparison>(module, "RoundedComparison")
         .def(

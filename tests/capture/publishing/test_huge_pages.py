@@ -1,158 +1,206 @@
-"""What snapshots read is moved into huge pages: only what stays, at a small share of a core, and without a trace."""
+"""What is written from memory moves into huge pages: only what stays, at a small share of the time, without a trace."""
 
+import errno
 import math
+import os
 import time
 
 import numpy as np
 import pytest
 from capture_helpers import assert_same, make, one_step, reference
-from huge_pages import HUGE_PAGE, huge_bytes, needs_movable_memory
+from huge_pages import huge_bytes, needs_movable_memory
 
 import capture
-from capture.publishing import huge_pages
-from capture.publishing.huge_pages import PIECE_BYTES, HugePages, huge_page_setting
+from capture.publishing.huge_pages import HugePages
+from native import HUGE_PAGE_BYTES as PAGE
 
-BASE = 64 * HUGE_PAGE
+PIECE = 8 * PAGE
+BASE = 64 * PIECE
 
 
-class Kernel:
-    """Notes what it is to move, and fails for the addresses in `pinned`."""
+class Host:
+    """A host with a clock of its own. A call takes 4 ms and fails with the errno in `failing` for its address."""
 
     def __init__(self):
+        self.now = 1000.0
         self.asked = []
-        self.pinned = set()
-        self.takes_s = 0.0
+        self.failing = {}
+        self.foreign = set()
 
     def move(self, *, address, nbytes):
+        self.now += 0.004
         self.asked.append((address, nbytes))
-        until = time.thread_time() + self.takes_s
-        while time.thread_time() < until:
-            pass
-        if address in self.pinned:
-            raise OSError("a device has pinned a page")
+        if address in self.failing:
+            raise OSError(self.failing[address], os.strerror(self.failing[address]))
+
+    def among(self, pages):
+        return pages[~np.isin(pages * PAGE, list(self.foreign))]
+
+    def pages(self, *, is_possible=True):
+        return HugePages(move=self.move, is_possible=lambda: is_possible, among=self.among, clock=lambda: self.now)
+
+    def moved(self, pages):
+        """Return what is moved until nothing is to be moved any more, in order."""
+        self.asked.clear()
+        while pages.due_s() < math.inf:
+            self.now += max(0.0, pages.due_s())
+            pages.move_when_due()
+        return self.asked.copy()
 
 
 def regions(*pairs):
-    return [np.array(column, np.uint64) for column in zip(*pairs, strict=True)]
+    """Return addresses and lengths as a plan has them."""
+    return list(np.array(pairs, np.uint64).reshape(-1, 2).T)
 
 
-def moved(pages, kernel):
-    """Return what is moved now, all of it, in order."""
-    kernel.asked.clear()
-    while pages.due_s() < math.inf:
-        time.sleep(max(0.0, pages.due_s()))
-        pages.move_when_due()
-    return sorted(kernel.asked)
-
-
-@pytest.fixture
-def kernel():
-    return Kernel()
-
-
-@pytest.fixture
-def pages(kernel):
-    return HugePages(setting="madvise", move=kernel.move)
-
-
-def test_whole_huge_pages_are_moved_of_memory_that_two_snapshots_have_read(pages, kernel):
-    # In any order, and with malloc's own words between them; the last one is alone and too small.
-    read = regions(
-        (BASE + HUGE_PAGE + 64, 3 * HUGE_PAGE), (BASE + 16, HUGE_PAGE), (BASE + 9 * HUGE_PAGE, HUGE_PAGE - 1)
-    )
-    pages.snapshot_read(*read)
-    assert moved(pages, kernel) == []
-    pages.snapshot_read(*read)
-    assert moved(pages, kernel) == [(BASE + HUGE_PAGE, 3 * HUGE_PAGE)]
-    pages.snapshot_read(*read)
-    assert moved(pages, kernel) == []
-
-
-def test_memory_of_one_step_is_left_alone_and_new_memory_that_stays_is_moved(pages, kernel):
-    staying, passing, coming = ((BASE + i * PIECE_BYTES, HUGE_PAGE) for i in range(3))
-    pages.snapshot_read(*regions(staying, passing))
-    pages.snapshot_read(*regions(staying, coming))
-    assert moved(pages, kernel) == [staying]
-    pages.snapshot_read(*regions(staying, coming))
-    assert moved(pages, kernel) == [staying, coming]
-
-
-def test_much_memory_is_moved_in_pieces_that_take_a_small_share_of_a_core(pages, kernel):
-    kernel.takes_s = 0.002
-    read = regions((BASE, 2 * PIECE_BYTES + HUGE_PAGE))
+def twice(pages, *pairs):
     for _ in range(2):
-        pages.snapshot_read(*read)
+        pages.written_from(*regions(*pairs))
+
+
+@pytest.fixture
+def host():
+    return Host()
+
+
+def test_whole_huge_pages_are_moved_of_memory_that_two_snapshots_were_written_from(host):
+    pages = host.pages()
+    # In any order, with malloc's own words between two, one within another; the last is alone and too small.
+    written = regions(
+        (BASE + PAGE + 64, 3 * PAGE), (BASE + 16, PAGE), (BASE + 2 * PAGE, 4096), (BASE + 9 * PAGE, PAGE - 1)
+    )
+    pages.written_from(*written)
+    assert host.moved(pages) == []
+    pages.written_from(*written)
+    assert host.moved(pages) == [(BASE + PAGE, 3 * PAGE)]
+    pages.written_from(*written)
+    assert host.moved(pages) == []
+
+
+def test_a_tensor_that_moves_keeps_none_beside_it_from_being_moved(host):
+    pages = host.pages()
+    for step in range(4):
+        pages.written_from(*regions((BASE, 4 * PAGE), (BASE + 4 * PAGE, (1 + step % 2) * PAGE)))
+        assert host.moved(pages) == {1: [(BASE, 5 * PAGE)]}.get(step, [])
+    twice(pages, (BASE, 6 * PAGE))
+    assert host.moved(pages) == [(BASE + 5 * PAGE, PAGE)]
+
+
+def test_memory_that_is_let_go_before_its_turn_is_left_alone(host):
+    pages = host.pages()
+    twice(pages, (BASE, PAGE), (BASE + PIECE, PAGE))
+    pages.written_from(*regions((BASE + PIECE, PAGE)))
+    assert host.moved(pages) == [(BASE + PIECE, PAGE)]
+    twice(pages, (BASE, PAGE))
+    pages.written_from(*regions())
+    assert host.moved(pages) == []
+
+
+def test_what_is_not_of_this_process_alone_is_left_alone(host):
+    pages = host.pages()
+    host.foreign = {BASE + PAGE}
+    twice(pages, (BASE, 3 * PAGE))
+    assert host.moved(pages) == [(BASE, PAGE), (BASE + 2 * PAGE, PAGE)]
+
+
+def test_much_memory_is_moved_in_pieces_that_take_a_small_share_of_the_time(host):
+    pages = host.pages()
+    twice(pages, (BASE, 100 * PIECE + PAGE))
+    began = host.now
     pages.move_when_due()
-    assert len(kernel.asked) == 1
-    # The time of the call, divided by the share.
-    assert pages.due_s() > 0.01
+    # What was saved up in a second.
+    assert 1 < len(host.asked) < 20
+    at_once = host.asked.copy()
     pages.move_when_due()
-    assert len(kernel.asked) == 1
-    first = kernel.asked[0]
-    assert sorted([first, *moved(pages, kernel)]) == [
-        (BASE, PIECE_BYTES),
-        (BASE + PIECE_BYTES, PIECE_BYTES),
-        (BASE + 2 * PIECE_BYTES, HUGE_PAGE),
-    ]
+    assert host.asked == at_once
+    assert at_once + host.moved(pages) == [*((BASE + i * PIECE, PIECE) for i in range(100)), (BASE + 100 * PIECE, PAGE)]
+    assert 101 * 0.004 / 0.05 - 1.1 < host.now - began < 101 * 0.004 / 0.05
 
 
-def test_what_fails_is_tried_again_sooner_but_not_for_ever(pages, kernel, monkeypatch):
-    monkeypatch.setattr(huge_pages, "_RETRY_S", 0.0)
-    kernel.pinned = {BASE}
-    failing, moving = (BASE, HUGE_PAGE), (BASE + PIECE_BYTES, HUGE_PAGE)
-    read = regions(failing, moving)
-    pages.snapshot_read(*read)
-    tries = []
-    for _ in range(6):
-        pages.snapshot_read(*read)
-        tries.append(moved(pages, kernel).count(failing))
-    assert tries == [1, 1, 1, 1, 0, 0]
+def test_what_is_pinned_is_tried_again_after_growing_pauses(host):
+    pages = host.pages()
+    host.failing = {BASE: errno.EAGAIN}
+    written = (BASE, PAGE), (BASE + PIECE, PAGE)
+    twice(pages, *written)
+    assert host.moved(pages) == [(BASE, PAGE), (BASE + PIECE, PAGE)]
+    tried = []
+    for _ in range(1000):
+        pages.written_from(*regions(*written))
+        if host.moved(pages):
+            assert host.asked == [(BASE, PAGE)]
+            tried.append(host.now)
+        host.now += 1
+    pauses = np.diff(tried)
+    assert pauses[0] == pytest.approx(2, abs=1.5)
+    assert (pauses[1:5] > 1.5 * pauses[:4]).all()
+    assert pauses[-1] == pytest.approx(300, abs=1.5)
+    host.failing = {}
+    host.now += 300
+    pages.written_from(*regions(*written))
+    assert host.moved(pages) == [(BASE, PAGE)]
+    host.now += 1000
+    pages.written_from(*regions(*written))
+    assert host.moved(pages) == []
 
 
-def test_one_success_in_between_begins_the_count_anew(pages, kernel, monkeypatch):
-    monkeypatch.setattr(huge_pages, "_RETRY_S", 0.0)
-    monkeypatch.setattr(huge_pages, "_AGAIN_S", 0.0)
-    read = regions((BASE, HUGE_PAGE))
-    pages.snapshot_read(*read)
-    tries = []
-    for pinned in [{BASE}] * 3 + [set()] + [{BASE}] * 5:
-        kernel.pinned = pinned
-        pages.snapshot_read(*read)
-        tries.append(len(moved(pages, kernel)))
-    assert tries == [1] * 8 + [0]
+@pytest.mark.parametrize("code", [errno.ENOMEM, errno.EBUSY])
+def test_a_host_that_is_short_of_huge_pages_is_left_in_peace_for_minutes(host, code):
+    pages = host.pages()
+    written = (BASE, 3 * PIECE)
+    host.failing = {BASE: code}
+    twice(pages, written)
+    assert host.moved(pages) == [(BASE, PIECE)]
+    host.failing = {}
+    host.now += 290
+    pages.written_from(*regions(written))
+    assert host.moved(pages) == []
+    host.now += 10
+    pages.written_from(*regions(written))
+    assert host.moved(pages) == [(BASE + i * PIECE, PIECE) for i in range(3)]
 
 
-def test_what_was_moved_is_looked_at_again_later(pages, kernel, monkeypatch):
-    monkeypatch.setattr(huge_pages, "_AGAIN_S", 0.0)
-    read = regions((BASE, HUGE_PAGE))
-    pages.snapshot_read(*read)
-    for _ in range(5):
-        pages.snapshot_read(*read)
-        assert len(moved(pages, kernel)) == 1
+def test_memory_that_can_t_be_moved_is_not_tried_again(host):
+    pages = host.pages()
+    host.failing = {BASE: errno.EINVAL}
+    for step in range(4):
+        pages.written_from(*regions((BASE, PAGE)))
+        assert len(host.moved(pages)) == (step == 1)
+        host.now += 1000
 
 
-def test_nothing_is_moved_where_the_host_forbids_huge_pages_or_nothing_is_read(kernel):
-    for setting, read in (("never", regions((BASE, PIECE_BYTES))), ("madvise", [np.empty(0, np.uint64)] * 2)):
-        pages = HugePages(setting=setting, move=kernel.move)
-        for _ in range(3):
-            pages.snapshot_read(*read)
-        assert pages.due_s() == math.inf
-        pages.move_when_due()
-    assert kernel.asked == []
+def test_after_a_fork_all_is_looked_at_again(host):
+    pages = host.pages()
+    twice(pages, (BASE, PAGE))
+    assert host.moved(pages) == [(BASE, PAGE)]
+    child = os.fork()
+    if not child:
+        os._exit(0)
+    os.waitpid(child, 0)
+    pages.written_from(*regions((BASE, PAGE)))
+    assert host.moved(pages) == [(BASE, PAGE)]
+    pages.written_from(*regions((BASE, PAGE)))
+    assert host.moved(pages) == []
+
+
+def test_nothing_is_moved_where_it_is_not_possible(host):
+    pages = host.pages(is_possible=False)
+    twice(pages, (BASE, PIECE))
+    assert pages.due_s() == math.inf
+    pages.move_when_due()
+    assert host.asked == []
 
 
 @needs_movable_memory
-@pytest.mark.skipif(huge_page_setting() == "always", reason="all memory is in huge pages here")
 @pytest.mark.slow
 def test_a_session_moves_the_state_that_it_captures(tmp_path):
     model, optimizer = make(2048)
     one_step(model, optimizer)
     state = [*model.parameters(), *(v for kept in optimizer.state.values() for v in kept.values())]
-    large = [tensor for tensor in state if tensor.nbytes >= 4 * HUGE_PAGE]
+    large = [tensor for tensor in state if tensor.nbytes >= 4 * PAGE]
     assert len(large) == 6
     addresses = [tensor.data_ptr() + tensor.nbytes // 2 for tensor in large]
     # Of each tensor the first and the last huge page may belong to something else.
-    whole = sum(tensor.nbytes - 2 * HUGE_PAGE for tensor in large)
+    whole = sum(tensor.nbytes - 2 * PAGE for tensor in large)
     before = huge_bytes(*addresses)
     expected = {}
     with capture.enable(model, optimizer=optimizer, history=tmp_path, every=1) as session:

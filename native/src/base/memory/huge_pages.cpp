@@ -33,6 +33,9 @@ HugePages huge_pages(std::uint64_t nbytes, const char *wanted_for) {
 
 int move_to_huge_pages(Region memory) {
     constexpr int collapse = 25; // MADV_COLLAPSE, which the headers of older systems lack
+    if (memory.address % huge_page_bytes != 0 || memory.nbytes % huge_page_bytes != 0) {
+        return EINVAL;
+    }
     return madvise(reinterpret_cast<void *>(memory.address), memory.nbytes, collapse) == 0 ? 0 : errno;
 }
 

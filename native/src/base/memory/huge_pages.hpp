@@ -23,10 +23,12 @@ using HugePages = std::unique_ptr<std::byte, Unmap>;
 // std::system_error, which says what the memory was `wanted_for`.
 HugePages huge_pages(std::uint64_t nbytes, const char *wanted_for);
 
-// Have the kernel (from Linux 6.1 on) copy memory that is in use into huge pages, which takes the place of small ones at
-// the same addresses. The region begins and ends on the boundary of a huge page. Returns 0 when all of it is in huge
-// pages now, or was before. Else an errno, and a part of it may have been moved: EAGAIN when a device has pinned a page,
-// ENOMEM when it is not all mapped or there is no huge page to be had, EINVAL for memory of another kind.
+// Have the kernel (from Linux 6.1 on) copy memory that is in use into huge pages, which take the place of small ones at
+// the same addresses. Returns 0 when all of the region is in huge pages now, or was before; else the errno of the last
+// huge page that is not: EINVAL for a region that does not begin and end on the boundary of one, and for memory of
+// another kind; EAGAIN when a device has pinned a page, or a thread is using it in the kernel; ENOMEM when it is not
+// all mapped or no huge page is to be had; EBUSY when a limit of the control group allows none. What comes after one
+// that failed may not have been tried.
 int move_to_huge_pages(Region memory);
 
 } // namespace dsh
