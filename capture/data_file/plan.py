@@ -37,8 +37,9 @@ from capture.state.dtypes import dtype_name
 from capture.state.interface import TensorItem
 from catalog.errors import UnsupportedError
 from catalog.format.header import Entry, entries_json, header_bytes_needed
+from catalog.records import CHECKSUM_BYTES
 
-__all__ = ["Plan", "Referable", "make_plan", "signature_of"]
+__all__ = ["InPlace", "Plan", "Referable", "make_plan", "signature_of"]
 
 MIN_RUN_BYTES = 1 << 20
 """Shorter runs are packed and copied: a request of its own costs more than a copy."""
@@ -59,6 +60,29 @@ class Referable:
     indices: Mapping[str, int]
     offsets: Sequence[int]
     nbytes: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InPlace:
+    """The memory that a snapshot is written from where it is: nbytes[i] at addresses[i], both uint64 [n], and the
+    checksum of each as V16 [n].
+    """
+
+    addresses: npt.NDArray[np.uint64]
+    nbytes: npt.NDArray[np.uint64]
+    checksums: npt.NDArray[np.void]
+
+    def changed_since(self, before: "InPlace") -> npt.NDArray[np.bool_]:
+        """Return for each region whether it was there `before`, with another content."""
+        if np.array_equal(self.addresses, before.addresses) and np.array_equal(self.nbytes, before.nbytes):
+            changed: npt.NDArray[np.bool_] = self.checksums != before.checksums
+            return changed
+        then = dict(before._contents())
+        return np.array([then.get(place, content) != content for place, content in self._contents()], np.bool_)
+
+    def _contents(self) -> Iterator[tuple[tuple[int, int], bytes]]:
+        places = zip(self.addresses.tolist(), self.nbytes.tolist(), strict=True)
+        return zip(places, self.checksums.tolist(), strict=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,12 +197,19 @@ class Plan:
             copies=self.copies,
         )
 
+    def in_place(self, checksums: bytes) -> InPlace:
+        """Return the memory of the parts that are written from where it is; `checksums`: those of all parts."""
+        indices, addresses, nbytes = self._in_place
+        return InPlace(addresses, nbytes, np.frombuffer(checksums, f"V{CHECKSUM_BYTES}")[indices])
+
     @cached_property
-    def written_in_place(self) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
-        """Address and length of the parts that are written from the training's own memory, uint64 [n] each."""
-        parts = [part for part in self.parts if part.live and part.fed is None and part.nbytes]
-        addresses, nbytes = [part.address for part in parts], [part.nbytes for part in parts]
-        return np.array(addresses, np.uint64), np.array(nbytes, np.uint64)
+    def _in_place(self) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+        found = [(i, part) for i, part in enumerate(self.parts) if part.live and part.fed is None and part.nbytes]
+        return (
+            np.array([i for i, _ in found], np.intp),
+            np.array([part.address for _, part in found], np.uint64),
+            np.array([part.nbytes for _, part in found], np.uint64),
+        )
 
     @cached_property
     def fed_parts(self) -> tuple[tuple[int, FedPart], ...]:

@@ -1,6 +1,7 @@
 """The background thread of a session: finishes snapshots in order, commits, registers, and writes the journal.
 
-It never touches the training's tensors and takes part in no collective. Failures are kept for the session to report.
+It never touches the content of the training's tensors, and takes part in no collective. Failures are kept for the
+session to report.
 """
 
 import collections
@@ -265,9 +266,7 @@ class Committer:
                     self._keep_up()
                 else:
                     self._keep_up_when_due()
-            if self._huge_pages.due_s() <= 0:
-                self._begin("the moving of memory into huge pages")
-                self._huge_pages.move_when_due()
+            self._move_when_due()
             # The other ranks read in the journal that this one has failed a step.
             self._flush(force=failure)
             self._under_way = None
@@ -306,8 +305,24 @@ class Committer:
             for name, value in {"snapshots": 1, **published.figures}.items():
                 self._figures[name] += value
             self._last_published = snapshot.step
-        self._huge_pages.written_from(*snapshot.plan.written_in_place)
+        if self._huge_pages.is_possible:
+            memory = snapshot.plan.in_place(published.checksums)
+            self._or_stay_in_small_pages(lambda: self._huge_pages.written_from(memory, forks=snapshot.forks))
         return committed
+
+    def _move_when_due(self) -> None:
+        if self._huge_pages.due_s() <= 0:
+            self._begin("the moving of memory into huge pages")
+            self._or_stay_in_small_pages(self._huge_pages.move_when_due)
+            self._under_way = None
+
+    def _or_stay_in_small_pages(self, work: Callable[[], None]) -> None:
+        """Do what concerns huge pages; when it fails, nothing more is moved, for small pages hold the same bytes."""
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - whatever fails must not end the thread others wait for
+            self._huge_pages.stop()
+            self._run.journal.event("huge_pages_failed", None, reason=str(error))
 
     def _remove_uncommitted(self, remove: Callable[[], None]) -> None:
         try:

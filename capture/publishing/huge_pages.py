@@ -8,49 +8,41 @@ memory.
 
 import errno
 import math
-import os
 import time
+from collections import deque
 from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 
 import native
+from capture.data_file.plan import InPlace
 from capture.publishing.movable_memory import can_be_moved, movable
 from native import HUGE_PAGE_BYTES
 
-__all__ = ["HugePages"]
+__all__ = ["PAGES_OF_A_PIECE", "HugePages"]
 
 PAGES_OF_A_PIECE = 8
 """One call moves at most so many huge pages, which takes some 4 ms."""
 _NEIGHBOURS_BYTES = 8192
-"""Tensors that are no further from each other are taken as one stretch, since malloc puts its own words between them.
-"""
+"""Tensors no further from each other are taken as one stretch, since malloc puts its own words between them."""
 _SHARE = 0.05
-"""Moving takes at most this share of the time,"""
+"""Moving takes at most this share of the time."""
 _MOST_SAVED_S = 1.0
-"""and makes up for at most so much time in which it did nothing."""
+"""Its share of so much time may be taken at once, when it was not taken before."""
 _SHORTEST_PAUSE_S = 2.0
-"""What a device has pinned is tried again after this pause, and each time it fails again after one twice as long,"""
+"""What was pinned in a round is tried again after this pause, and then after ever longer ones."""
 _LONGEST_PAUSE_S = 300.0
-"""until the pause is this one, which also follows when the host is short of huge pages."""
+"""No pause is longer, and a host that is short of huge pages is left in peace for so long."""
 
 _Pages = npt.NDArray[np.int64]
 _NONE: _Pages = np.empty(0, np.int64)
-_forks = 0
-
-
-def _count_fork() -> None:
-    global _forks
-    _forks += 1
-
-
-# The memory that is written while the child lives comes to lie in small pages again.
-os.register_at_fork(after_in_parent=_count_fork)
 
 
 class HugePages:
-    """Moves the memory that the last two snapshots have both been written from. The memory of one step is not worth it.
+    """Moves the memory that two snapshots in a row were written from, and that the training changed between them. The
+    memory of one step is not worth it, and what does not change may be shared with a forked child, so that moving would
+    copy it.
 
     `move`, `is_possible`, `among` and `clock` are what the host does. For one thread at a time.
     """
@@ -64,64 +56,82 @@ class HugePages:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._move, self._among, self._clock = move, among, clock
-        self._is_possible = is_possible()
-        self._regions = np.empty((2, 0), np.uint64)
-        # All by number, which is the address divided by the size.
-        self._written = self._known = self._left = self._later = _NONE
-        self._forks = _forks
-        self._due_at = self._later_at = -math.inf
+        self.is_possible = is_possible()
+        self._before = InPlace(np.empty(0, np.uint64), np.empty(0, np.uint64), np.empty(0, "V16"))
+        # Pages by their number, which is the address divided by the size. All these are in order.
+        self._present = self._known = _NONE
+        self._left: deque[_Pages] = deque()
+        self._pinned: list[_Pages] = []
+        self._forks = 0
+        self._due_at = self._retry_at = -math.inf
         self._pause_s = _SHORTEST_PAUSE_S
 
-    def written_from(self, addresses: npt.NDArray[np.uint64], nbytes: npt.NDArray[np.uint64]) -> None:
-        """Note from what memory a snapshot has been written: nbytes[i] at addresses[i], both uint64 [n]."""
-        if not self._is_possible:
+    def stop(self) -> None:
+        """Move nothing more."""
+        self.is_possible = False
+        self._left.clear()
+
+    def written_from(self, memory: InPlace, *, forks: int) -> None:
+        """Note from what `memory` a snapshot was written, before whose beginning there were so many `forks`."""
+        if not self.is_possible:
             return
-        before, regions = self._written, np.stack([addresses, nbytes])
-        if not np.array_equal(regions, self._regions):
-            self._regions, self._written = regions, _whole_pages(addresses, nbytes)
-        staying = np.intersect1d(before, self._written, assume_unique=True)
-        if self._forks != _forks:
-            self._forks, self._known = _forks, self._left
-        # What the training has let go may be somebody else's memory by now.
-        self._known, self._left, self._later = (
-            np.intersect1d(pages, staying, assume_unique=True) for pages in (self._known, self._left, self._later)
-        )
-        new = np.setdiff1d(staying, self._known, assume_unique=True)
+        before, self._before = self._before, memory
+        self._present = _whole_pages(memory.addresses, memory.nbytes)
+        if forks != self._forks:
+            # What the training has changed since the fork lies in small pages now.
+            self._forks = forks
+            self._known = _NONE
+            self._left.clear()
+            self._pinned.clear()
+        self._known = np.intersect1d(self._known, self._present, assume_unique=True)
+        changed = memory.changed_since(before)
+        new = np.setdiff1d(_whole_pages(memory.addresses[changed], memory.nbytes[changed]), self._known)
         if len(new):
             self._known = np.union1d(self._known, new)
-            self._left = np.union1d(self._left, self._among(new))
-        if len(self._later) and self._clock() >= self._later_at:
-            self._left, self._later = np.union1d(self._left, self._among(self._later)), _NONE
+            self._left.extend(_pieces(self._among(new)))
+        if self._pinned and not self._left and self._clock() >= self._retry_at:
+            self._left.extend(self._pinned)
+            self._pinned.clear()
 
     def due_s(self) -> float:
         """Return the seconds until something may be moved; infinity when nothing is to be."""
-        return self._due_at - self._clock() if len(self._left) else math.inf
+        return self._due_at - self._clock() if self._left else math.inf
 
     def move_when_due(self) -> None:
         """Move as much as there is time for now."""
         while self.due_s() <= 0:
-            piece = self._left[: _length_of_first_piece(self._left)]
-            self._left = self._left[len(piece) :]
+            piece = self._left.popleft()
+            if not _all_in(piece, self._present):
+                # What the training has let go may be somebody else's memory by now.
+                self._left.extendleft(reversed(_pieces(np.intersect1d(piece, self._present))))
+                continue
             began = self._clock()
+            pause_s = 0.0
             try:
                 self._move(address=int(piece[0]) * HUGE_PAGE_BYTES, nbytes=len(piece) * HUGE_PAGE_BYTES)
             except OSError as error:
-                self._failed(piece, error)
-            else:
-                self._pause_s = _SHORTEST_PAUSE_S
-            self._due_at = max(self._due_at, began - _MOST_SAVED_S) + (self._clock() - began) / _SHARE
+                pause_s = self._failed(piece, error)
+            took = self._clock() - began
+            self._due_at = max(max(self._due_at, began - _MOST_SAVED_S) + took / _SHARE, self._clock() + pause_s)
+            if not self._left:
+                self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S) if self._pinned else _SHORTEST_PAUSE_S
 
-    def _failed(self, piece: _Pages, error: OSError) -> None:
+    def _failed(self, piece: _Pages, error: OSError) -> float:
+        """Return for how long nothing is to be moved after this."""
         if error.errno == errno.EAGAIN:
-            if not len(self._later):
-                self._later_at = self._clock() + self._pause_s
-                self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
-            self._later = np.union1d(self._later, piece)
+            self._pinned.append(piece)
+            self._retry_at = self._clock() + self._pause_s
         elif error.errno in (errno.ENOMEM, errno.EBUSY):
-            # To look for huge pages where there are none is dear, and it may drive other memory out.
-            self._later, self._left = np.union1d(self._later, np.union1d(piece, self._left)), _NONE
-            self._later_at = self._clock() + _LONGEST_PAUSE_S
+            there = self._among(piece)
+            self._left.extendleft(reversed(_pieces(there)))
+            if len(there) == len(piece):
+                # To look for huge pages where there are none is dear, and it may drive other memory out.
+                return _LONGEST_PAUSE_S
+        elif len(piece) > 1:
+            # The kernel stops at the first mapping in which it moves nothing.
+            self._left.extendleft(piece[i : i + 1] for i in reversed(range(len(piece))))
         # Anything else says that this memory stays in small pages, which hold the same bytes.
+        return 0.0
 
 
 def _whole_pages(addresses: npt.NDArray[np.uint64], nbytes: npt.NDArray[np.uint64]) -> _Pages:
@@ -137,7 +147,13 @@ def _whole_pages(addresses: npt.NDArray[np.uint64], nbytes: npt.NDArray[np.uint6
     return np.concatenate([np.arange(first, end) for first, end in zip(first_pages, end_pages, strict=True)])
 
 
-def _length_of_first_piece(pages: _Pages) -> int:
-    """Return how many of the first pages lie side by side, PAGES_OF_A_PIECE at most."""
-    first = pages[:PAGES_OF_A_PIECE]
-    return int(np.argmin(np.append(np.diff(first) == 1, False))) + 1
+def _pieces(pages: _Pages) -> list[_Pages]:
+    """Return the pages in pieces of PAGES_OF_A_PIECE at most that lie side by side."""
+    stretches = np.split(pages, np.flatnonzero(np.diff(pages) != 1) + 1)
+    return [one[i : i + PAGES_OF_A_PIECE] for one in stretches for i in range(0, len(one), PAGES_OF_A_PIECE)]
+
+
+def _all_in(some: _Pages, pages: _Pages) -> bool:
+    """Return whether each of some pages is among the others, which are in order."""
+    index = np.searchsorted(pages, some)
+    return bool(len(pages) and (pages[np.minimum(index, len(pages) - 1)] == some).all())

@@ -12,13 +12,15 @@ from native import HUGE_PAGE_BYTES
 __all__ = ["can_be_moved", "huge_page_setting", "movable"]
 
 _SETTINGS = Path("/sys/kernel/mm/transparent_hugepage")
+_MAPPINGS = Path("/proc/self/maps")
 _FIRST_KERNEL = (6, 2)
 """The call exists since Linux 6.1, but there it may go on beyond the memory that it was given."""
 
 
 def huge_page_setting() -> str:
     """Return the kernel's setting for anonymous memory: "always", "madvise" or "never"; "never" where it has none."""
-    return "never" if _chosen(f"hugepages-{HUGE_PAGE_BYTES >> 10}kB/enabled") == "never" else _chosen("enabled")
+    own = _chosen(f"hugepages-{HUGE_PAGE_BYTES >> 10}kB/enabled")
+    return (_chosen("enabled") or "never") if own in ("", "inherit") else own
 
 
 def can_be_moved() -> bool:
@@ -31,26 +33,28 @@ def can_be_moved() -> bool:
 
 
 def movable(pages: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return those of the huge pages, given by their address divided by HUGE_PAGE_BYTES, that lie in memory of this
-    process alone, and in one mapping of it. What belongs to a file or to other processes too is not moved.
+    """Return those of the huge pages, given by their address divided by HUGE_PAGE_BYTES, that lie in private memory
+    without a file, each in one mapping. None where the kernel does not list the mappings.
     """
-    ends: list[int] = []
+    try:
+        lines = _MAPPINGS.read_bytes().split(b"\n")
+    except OSError:
+        return pages[:0]
     begins: list[int] = []
-    with Path("/proc/self/maps").open(encoding="utf-8", errors="replace") as file:
-        for line in file:
-            where, permissions, _, _, inode, *_ = line.split()
-            if permissions.startswith("rw") and permissions.endswith("p") and inode == "0":
-                begin, end = where.split("-")
-                begins.append(int(begin, 16))
-                ends.append(int(end, 16))
+    ends: list[int] = [0]
+    for line in lines:
+        where, permissions, _, _, inode = (*line.split(None, 5), b"", b"", b"", b"", b"")[:5]
+        if permissions.startswith(b"rw") and permissions.endswith(b"p") and inode == b"0":
+            begin, end = where.split(b"-")
+            begins.append(int(begin, 16))
+            ends.append(int(end, 16))
     index = np.searchsorted(np.array(begins, np.uint64), (pages * HUGE_PAGE_BYTES).astype(np.uint64), side="right")
-    ends_before = np.array([0, *ends], np.uint64)
-    return pages[ends_before[index] >= ((pages + 1) * HUGE_PAGE_BYTES).astype(np.uint64)]
+    return pages[np.array(ends, np.uint64)[index] >= ((pages + 1) * HUGE_PAGE_BYTES).astype(np.uint64)]
 
 
 def _chosen(name: str) -> str:
     words = _read(name).split()
-    return next((word.strip("[]") for word in words if word.startswith("[")), "never" if name == "enabled" else "")
+    return next((word.strip("[]") for word in words if word.startswith("[")), "")
 
 
 def _read(name: str) -> str:

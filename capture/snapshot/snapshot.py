@@ -23,6 +23,7 @@ from capture.data_file.late_bytes import ObjectTensors
 from capture.data_file.parts import entry_key
 from capture.data_file.plan import Plan
 from capture.devices.feed import Copies, NoCopies
+from capture.snapshot.forks import fork_count
 from capture.snapshot.state_listing import StateListing
 from capture.snapshot.transient_state import TransientState
 from capture.state.objects import inlined
@@ -46,6 +47,8 @@ class Snapshot:
     """A pending snapshot. It holds every storage that the writer may still read, until it is finished or aborted, and
     no longer.
 
+    `forks`: how often the process had forked before it began.
+
     `finalized` is set when the objects have their final values: only then the ends of the file can be made.
     `read_at_step`: the objects that were read right after the update, by the provider's id. `is_dropped`: the step has
     changed, so that nothing of this is to be published.
@@ -66,6 +69,7 @@ class Snapshot:
     read_at_step: Mapping[int, Sequence[PlacedObject]]
     rounding: RoundingExpectation
     is_dropped: bool = False
+    forks: int = field(default_factory=fork_count)
     object_tensors: ObjectTensors | None = None
     finalized: threading.Event = field(default_factory=threading.Event)
     _judging: threading.Lock = field(default_factory=threading.Lock)

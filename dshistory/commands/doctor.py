@@ -187,7 +187,7 @@ def _huge_pages(setting: str, torch_asks: str | None, *, movable: bool) -> str:
     if torch_asks == "1":
         return "yes, for tensors too (THP_MEM_ALLOC_ENABLE=1)"
     if movable:
-        return "yes, for tensors too: a session moves them there while it captures"
+        return "yes, for tensors too: a session moves those there that it writes from memory and nothing has pinned"
     return (
         "not for tensors: start the training with THP_MEM_ALLOC_ENABLE=1, and hashing and writing them takes a third "
         "less processor time"

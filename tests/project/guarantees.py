@@ -62,7 +62,8 @@ PROMISES = {
     ),
     "Memory stays within the budget": (
         "A capture takes `budget_bytes`, 128 MiB, and 12 KiB for each tensor, and nothing grows with the number of "
-        "checkpoints. What the training lets go is free at once, and a forked child does not get the budget."
+        "checkpoints. What the training lets go is free at once, but for less than 2 MiB at its ends, and a forked "
+        "child does not get the budget."
     ),
     "A removed checkpoint is removed whole": (
         "Wherever a removal is cut off, every listed checkpoint has its bytes, those that it shares with others too. "

@@ -12,11 +12,6 @@ import native
 from capture.publishing.movable_memory import can_be_moved, huge_page_setting
 from native import HUGE_PAGE_BYTES
 
-needs_movable_memory = pytest.mark.skipif(
-    not can_be_moved() or huge_page_setting() != "madvise",
-    reason="needs huge pages on request (transparent_hugepage/enabled: madvise), and Linux 6.2",
-)
-
 
 def whole_pages(address: int, nbytes: int) -> tuple[int, int]:
     """Return the address and length of the huge pages that have room in this memory."""
@@ -60,3 +55,20 @@ def move(address: int, nbytes: int) -> None:
         except OSError as error:
             if error.errno != errno.EAGAIN or time.monotonic() > deadline:
                 raise
+
+
+def _is_possible() -> bool:
+    if not can_be_moved() or huge_page_setting() != "madvise":
+        return False
+    memory = in_small_pages(4 << 20)
+    try:
+        move(*whole_pages(memory.ctypes.data, memory.nbytes))
+    except OSError:
+        return False
+    return True
+
+
+needs_movable_memory = pytest.mark.skipif(
+    not _is_possible(),
+    reason="needs huge pages on request (transparent_hugepage/enabled: madvise) that are to be had, and Linux 6.2",
+)

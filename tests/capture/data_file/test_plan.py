@@ -11,7 +11,7 @@ from safetensors import safe_open
 
 import native
 from capture.data_file.data_file import PlacedObject, data_file_header, make_trailer, manifest_rows, object_entries
-from capture.data_file.plan import MIN_RUN_BYTES, Plan, make_plan, signature_of
+from capture.data_file.plan import MIN_RUN_BYTES, InPlace, Plan, make_plan, signature_of
 from capture.state.interface import TensorItem
 from capture.state.objects import encode_object
 from catalog.errors import UnsupportedError
@@ -69,6 +69,35 @@ def check_plan(plan: Plan) -> None:
 def test_every_byte_has_one_owner_on_every_rank(items, world_size):
     for rank in range(world_size):
         check_plan(make_plan(items, rank=rank, world_size=world_size, align=ALIGN, reserve=()))
+
+
+def test_written_from_where_it_is_is_lazy_dense_memory_alone_and_a_change_is_known_by_its_checksum():
+    first, second = torch.arange(3000.0), torch.arange(500.0)
+    transposed = torch.zeros(3, 70).t()
+    items = [
+        TensorItem("eager", "model", (9,), torch.arange(9.0), 0, "replicated", "eager"),
+        TensorItem("first", "model", (3000,), first, 0, "replicated", "lazy"),
+        TensorItem("empty", "model", (0,), torch.zeros(0), 0, "replicated", "lazy"),
+        TensorItem("transposed", "model", (70, 3), transposed, 0, "replicated", "lazy"),
+        TensorItem("second", "model", (500,), second, 0, "replicated", "lazy"),
+    ]
+    plan = make_plan(items, rank=0, world_size=1, align=ALIGN, reserve=())
+    names = [part.item.name for part in plan.parts]
+
+    def in_place(**changed):
+        return plan.in_place(b"".join(changed.get(name, bytes(16)) for name in names))
+
+    memory = in_place()
+    lengths = {first.data_ptr(): first.nbytes, second.data_ptr(): second.nbytes}
+    assert dict(zip(memory.addresses.tolist(), memory.nbytes.tolist(), strict=True)) == lengths
+    assert not in_place(eager=b"x" * 16, transposed=b"x" * 16).changed_since(memory).any()
+    later = in_place(second=b"x" * 16)
+    assert later.addresses[later.changed_since(memory)].tolist() == [second.data_ptr()]
+    # Of regions that were not there before, nothing is known.
+    fewer = InPlace(memory.addresses[:1], memory.nbytes[:1], memory.checksums[:1])
+    known = fewer.addresses.tolist()
+    changed = in_place(first=b"y" * 16, second=b"y" * 16)
+    assert changed.addresses[changed.changed_since(fewer)].tolist() == known
 
 
 @settings(max_examples=60, deadline=None)

@@ -40,6 +40,22 @@ def test_a_huge_page_on_the_edge_of_a_mapping_is_not_movable():
     assert movable(np.array([0, 1 << 26])).tolist() == []
 
 
+def test_a_mapping_is_told_by_its_line_and_no_line_is_an_error(tmp_path, monkeypatch):
+    private, odd, file = (i * 8 * PAGE for i in (1, 2, 3))
+    lines = [
+        f"{private:x}-{private + 2 * PAGE:x} rw-p 00000000 00:00 0 ".encode(),
+        f"{odd:x}-{odd + 2 * PAGE:x} rw-p 00000000 00:00 0    [anon: a name]".encode(),
+        f"{file:x}-{file + 2 * PAGE:x} rw-p 00000000 08:01 77   /a file\r with \xff".encode("latin-1"),
+        b"",
+        b"rest of a name",
+    ]
+    monkeypatch.setattr(movable_memory, "_MAPPINGS", tmp_path / "maps")
+    pages = np.concatenate([np.arange(begin // PAGE, begin // PAGE + 3) for begin in (private, odd, file)])
+    assert movable(pages).tolist() == []
+    (tmp_path / "maps").write_bytes(b"\n".join(lines))
+    assert movable(pages).tolist() == [begin // PAGE + i for begin in (private, odd) for i in range(2)]
+
+
 @pytest.mark.parametrize(
     ("files", "release", "setting", "is_possible"),
     [
@@ -57,6 +73,12 @@ def test_a_huge_page_on_the_edge_of_a_mapping_is_not_movable():
         ),
         (
             {"enabled": "always [madvise] never", "hugepages-2048kB/enabled": "always [inherit] madvise never"},
+            "6.8",
+            "madvise",
+            True,
+        ),
+        (
+            {"enabled": "always madvise [never]", "hugepages-2048kB/enabled": "always inherit [madvise] never"},
             "6.8",
             "madvise",
             True,

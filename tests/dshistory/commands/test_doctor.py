@@ -13,7 +13,7 @@ from dshistory.commands.doctor import _huge_pages
 @pytest.mark.parametrize(
     ("setting", "torch_asks", "movable", "told"),
     [
-        ("madvise", None, True, "a session moves them there"),
+        ("madvise", None, True, "a session moves those there"),
         ("madvise", None, False, "start the training with THP_MEM_ALLOC_ENABLE=1"),
         ("madvise", "0", False, "start the training with THP_MEM_ALLOC_ENABLE=1"),
         ("madvise", "1", False, "yes, for tensors too"),
