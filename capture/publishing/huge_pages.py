@@ -144,7 +144,9 @@ def _whole_pages(addresses: npt.NDArray[np.uint64], nbytes: npt.NDArray[np.uint6
     firsts = np.flatnonzero(np.append(True, begins[1:] > ends[:-1] + _NEIGHBOURS_BYTES))
     first_pages = -(-begins[firsts] // HUGE_PAGE_BYTES)
     end_pages = ends[np.append(firsts[1:], len(ends)) - 1] // HUGE_PAGE_BYTES
-    return np.concatenate([np.arange(first, end) for first, end in zip(first_pages, end_pages, strict=True)])
+    whole = first_pages < end_pages
+    stretches = zip(first_pages[whole].tolist(), end_pages[whole].tolist(), strict=True)
+    return np.concatenate([_NONE, *(np.arange(first, end) for first, end in stretches)])
 
 
 def _pieces(pages: _Pages) -> list[_Pages]:
