@@ -30,6 +30,7 @@ SMALL = {
     "dshistory.conversion.exporting.torchfile": "one file for each format",
     "catalog.encoding.zstd": "the only file that imports zstandard",
     "capture.state.providers.counters": "one file for each provider",
+    "capture.snapshot.forks": "a hook of the whole process, beside the snapshots that ask it",
 }
 """Files of fewer than 40 lines with one user, and the reason why each stands alone."""
 
