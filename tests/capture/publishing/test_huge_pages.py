@@ -268,6 +268,8 @@ def test_a_session_moves_the_state_that_it_captures(tmp_path):
             one_step(model, optimizer)
             expected = {session.step: reference(model, optimizer)}
             session.wait()
+            if 60 < session._committer._huge_pages.due_s() < math.inf:
+                pytest.skip("the host is short of huge pages now")
         one_step(model, optimizer)
         expected[session.step] = reference(model, optimizer)
     assert [huge_bytes(address) for address, _ in places] == [nbytes for _, nbytes in places]
