@@ -28,6 +28,7 @@ import torch
 import native
 from capture.changes.change_detector import Watched
 from capture.data_file.derivable import Derivable, derivable_parts, masters_of
+from capture.data_file.in_place import InPlace
 from capture.data_file.parts import HUGE, Part, can_be_referenced, entry_shape, widest_entry
 from capture.data_file.planned_rows import PlannedRows
 from capture.devices.copies import CUDA, GATHERED_BYTES, DeviceCopier, Mirror
@@ -39,7 +40,7 @@ from catalog.errors import UnsupportedError
 from catalog.format.header import Entry, entries_json, header_bytes_needed
 from catalog.records import CHECKSUM_BYTES
 
-__all__ = ["InPlace", "Plan", "Referable", "make_plan", "signature_of"]
+__all__ = ["Plan", "Referable", "make_plan", "signature_of"]
 
 MIN_RUN_BYTES = 1 << 20
 """Shorter runs are packed and copied: a request of its own costs more than a copy."""
@@ -60,29 +61,6 @@ class Referable:
     indices: Mapping[str, int]
     offsets: Sequence[int]
     nbytes: Sequence[int]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class InPlace:
-    """The memory that a snapshot is written from where it is: nbytes[i] at addresses[i], both uint64 [n], and the
-    checksum of each as V16 [n].
-    """
-
-    addresses: npt.NDArray[np.uint64]
-    nbytes: npt.NDArray[np.uint64]
-    checksums: npt.NDArray[np.void]
-
-    def changed_since(self, before: "InPlace") -> npt.NDArray[np.bool_]:
-        """Return for each region whether it was there `before`, with another content."""
-        if np.array_equal(self.addresses, before.addresses) and np.array_equal(self.nbytes, before.nbytes):
-            changed: npt.NDArray[np.bool_] = self.checksums != before.checksums
-            return changed
-        then = dict(before._contents())
-        return np.array([then.get(place, content) != content for place, content in self._contents()], np.bool_)
-
-    def _contents(self) -> Iterator[tuple[tuple[int, int], bytes]]:
-        places = zip(self.addresses.tolist(), self.nbytes.tolist(), strict=True)
-        return zip(places, self.checksums.tolist(), strict=True)
 
 
 @dataclass(frozen=True, eq=False)

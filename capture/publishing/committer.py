@@ -266,9 +266,9 @@ class Committer:
                     self._keep_up()
                 else:
                     self._keep_up_when_due()
-            self._move_when_due()
             # The other ranks read in the journal that this one has failed a step.
             self._flush(force=failure)
+            self._move_when_due()
             self._under_way = None
 
     def _begin(self, what: str) -> None:
@@ -305,16 +305,15 @@ class Committer:
             for name, value in {"snapshots": 1, **published.figures}.items():
                 self._figures[name] += value
             self._last_published = snapshot.step
-        if self._huge_pages.is_possible:
-            memory = snapshot.plan.in_place(published.checksums)
-            self._or_stay_in_small_pages(lambda: self._huge_pages.written_from(memory, forks=snapshot.forks))
+        self._or_stay_in_small_pages(
+            lambda: self._huge_pages.written_from(snapshot.plan.in_place(published.checksums), forks=snapshot.forks)
+        )
         return committed
 
     def _move_when_due(self) -> None:
         if self._huge_pages.due_s() <= 0:
             self._begin("the moving of memory into huge pages")
             self._or_stay_in_small_pages(self._huge_pages.move_when_due)
-            self._under_way = None
 
     def _or_stay_in_small_pages(self, work: Callable[[], None]) -> None:
         """Do what concerns huge pages; when it fails, nothing more is moved, for small pages hold the same bytes."""

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 import native
-from capture.data_file.plan import InPlace
+from capture.data_file.in_place import InPlace
 from capture.publishing.movable_memory import can_be_moved, movable
 from native import HUGE_PAGE_BYTES
 
@@ -31,7 +31,7 @@ _SHARE = 0.05
 _MOST_SAVED_S = 1.0
 """Its share of so much time may be taken at once, when it was not taken before."""
 _SHORTEST_PAUSE_S = 2.0
-"""What was pinned in a round is tried again after this pause, and then after ever longer ones."""
+"""A piece that was pinned in a round is tried again after this pause, and then after ever longer ones."""
 _LONGEST_PAUSE_S = 300.0
 """No pause is longer, and a host that is short of huge pages is left in peace for so long."""
 
@@ -56,7 +56,7 @@ class HugePages:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._move, self._among, self._clock = move, among, clock
-        self.is_possible = is_possible()
+        self._is_possible = is_possible()
         self._before = InPlace(np.empty(0, np.uint64), np.empty(0, np.uint64), np.empty(0, "V16"))
         # Pages by their number, which is the address divided by the size. All these are in order.
         self._present = self._known = _NONE
@@ -68,12 +68,12 @@ class HugePages:
 
     def stop(self) -> None:
         """Move nothing more."""
-        self.is_possible = False
+        self._is_possible = False
         self._left.clear()
 
     def written_from(self, memory: InPlace, *, forks: int) -> None:
         """Note from what `memory` a snapshot was written, before whose beginning there were so many `forks`."""
-        if not self.is_possible:
+        if not self._is_possible:
             return
         before, self._before = self._before, memory
         self._present = _whole_pages(memory.addresses, memory.nbytes)
@@ -101,9 +101,10 @@ class HugePages:
         """Move as much as there is time for now."""
         while self.due_s() <= 0:
             piece = self._left.popleft()
-            if not _all_in(piece, self._present):
+            there = piece[_are_in(piece, self._present)]
+            if len(there) < len(piece):
                 # What the training has let go may be somebody else's memory by now.
-                self._left.extendleft(reversed(_pieces(np.intersect1d(piece, self._present))))
+                self._left.extendleft(reversed(_pieces(there)))
                 continue
             began = self._clock()
             pause_s = 0.0
@@ -155,7 +156,7 @@ def _pieces(pages: _Pages) -> list[_Pages]:
     return [one[i : i + PAGES_OF_A_PIECE] for one in stretches for i in range(0, len(one), PAGES_OF_A_PIECE)]
 
 
-def _all_in(some: _Pages, pages: _Pages) -> bool:
-    """Return whether each of some pages is among the others, which are in order."""
-    index = np.searchsorted(pages, some)
-    return bool(len(pages) and (pages[np.minimum(index, len(pages) - 1)] == some).all())
+def _are_in(some: _Pages, pages: _Pages) -> npt.NDArray[np.bool_]:
+    """Return for each of some pages whether it is among the others, which are in order."""
+    found: npt.NDArray[np.bool_] = np.searchsorted(pages, some, side="right") > np.searchsorted(pages, some)
+    return found

@@ -47,11 +47,9 @@ class Snapshot:
     """A pending snapshot. It holds every storage that the writer may still read, until it is finished or aborted, and
     no longer.
 
-    `forks`: how often the process had forked before it began.
-
     `finalized` is set when the objects have their final values: only then the ends of the file can be made.
     `read_at_step`: the objects that were read right after the update, by the provider's id. `is_dropped`: the step has
-    changed, so that nothing of this is to be published.
+    changed, so that nothing of this is to be published. `forks`: how often the process had forked before it began.
     """
 
     step: int

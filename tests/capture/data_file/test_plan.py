@@ -11,7 +11,8 @@ from safetensors import safe_open
 
 import native
 from capture.data_file.data_file import PlacedObject, data_file_header, make_trailer, manifest_rows, object_entries
-from capture.data_file.plan import MIN_RUN_BYTES, InPlace, Plan, make_plan, signature_of
+from capture.data_file.in_place import InPlace
+from capture.data_file.plan import MIN_RUN_BYTES, Plan, make_plan, signature_of
 from capture.state.interface import TensorItem
 from capture.state.objects import encode_object
 from catalog.errors import UnsupportedError

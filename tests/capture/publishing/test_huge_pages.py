@@ -12,7 +12,7 @@ from capture_helpers import assert_same, committed_steps, make, one_step, refere
 from huge_pages import huge_bytes, in_small_pages, needs_movable_memory, whole_pages
 
 import capture
-from capture.data_file.plan import InPlace
+from capture.data_file.in_place import InPlace
 from capture.publishing.huge_pages import PAGES_OF_A_PIECE, HugePages
 from capture.snapshot.forks import fork_count
 from catalog.history import History
