@@ -9,12 +9,13 @@ import datetime
 import secrets
 import time
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Self
 
 from catalog.errors import HistoryError
 from catalog.format.journal import NO_RANK, Journal, read_segment
-from catalog.format.segments import current_segments, segments
+from catalog.format.segments import current_segments, listings
 from catalog.paths import HistoryPaths
 from catalog.records import CheckpointRef
 
@@ -22,7 +23,6 @@ __all__ = ["LaterMetrics", "later_metrics"]
 
 _WRITER: Final = "evaluation-"
 _FLUSH_S: Final = 1.0
-_MAX_LISTINGS: Final = 10
 
 
 class LaterMetrics:
@@ -76,18 +76,11 @@ def later_metrics(paths: HistoryPaths, runs: Collection[str]) -> dict[Checkpoint
 
 
 def _rows(paths: HistoryPaths, run: str) -> list[dict[str, Any]]:
-    # A writer merges its segments at any time: when one that was listed is gone, another has replaced it.
-    for _ in range(_MAX_LISTINGS):
-        try:
-            return [row for name in _names(paths, run) for row in _of_segment(paths, run, name)]
-        except FileNotFoundError:
-            continue
+    for names in listings(paths.journal_dir(run)):
+        later = current_segments(name for name in names if name.startswith(_WRITER))
+        with suppress(FileNotFoundError):
+            return [row for segment in later for row in _of_segment(paths, run, segment.name)]
     return []
-
-
-def _names(paths: HistoryPaths, run: str) -> list[str]:
-    names = [path.name for path in segments(paths.journal_dir(run)) if path.name.startswith(_WRITER)]
-    return [segment.name for segment in current_segments(names)]
 
 
 def _of_segment(paths: HistoryPaths, run: str, name: str) -> Iterator[dict[str, Any]]:

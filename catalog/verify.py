@@ -4,9 +4,11 @@ Every byte is covered by a checksum. JSON files, journal segments, statistics an
 the checksum of each manifest, a manifest that of each extent, and each byte of a data file belongs to one extent. The
 index and the lock files are not checked: the index is derived, and it is rebuilt when it is damaged. But files that it
 has registered and that are gone are problems.
+
+Others may write, merge and remove meanwhile. What a folder has listed and who may do so has taken away is no problem.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +29,7 @@ from catalog.format.manifest import Manifest
 from catalog.format.marker import read_marker
 from catalog.format.redo_reader import open_blocks, read_redo_segment
 from catalog.format.redo_segment import redo_segments
-from catalog.format.segments import Segment, current_segments, segments
+from catalog.format.segments import Segment, current_segments, listings
 from catalog.format.statistics_file import parse_name, read_statistics
 from catalog.history import History
 from catalog.paths import HistoryPaths, is_run_id
@@ -122,14 +124,13 @@ class _Verification:
         self.segments(self.paths.journal_dir(run), partial(read_segment, run=run))
         self.segments(self.paths.fingerprints_dir(run), lambda path: list(read_fingerprints(path, run=run)))
         for name in redo_segments(self.paths, run):
-            path = self.paths.redo_dir(run) / name.name
-            self.attempt(path, "content", partial(_check_redo, path, run))
+            self.listed(self.paths.redo_dir(run) / name.name, partial(_check_redo, run=run))
         for path in _entries(self.paths.statistics_dir(run)):
             if parse_name(path.name) is not None:
-                self.attempt(path, "content", partial(read_statistics, path, run=run))
+                self.listed(path, partial(read_statistics, run=run))
         for path in _entries(self.paths.audits_dir(run)):
             if audited_step(path.name) is not None:
-                self.attempt(path, "content", partial(read_audit, path, run=run))
+                self.listed(path, partial(read_audit, run=run))
         for ref in refs:
             self.checkpoint(ref, may_go=True)
 
@@ -137,17 +138,30 @@ class _Verification:
         self.add(path, "file", "is a symbolic link: a history has none inside, and nothing behind it is read")
 
     def segments(self, folder: Path, read: Callable[[Path], object]) -> None:
-        """Check all segments in a folder. Each writer numbers its own from 0 without gaps, so a missing one shows,
-        unless it was the last."""
-        found = list(segments(folder))
-        for path in found:
-            self.attempt(path, "content", partial(read, path))
-        expected: dict[str, int] = {}
-        for segment in current_segments(path.name for path in found):
-            if (first := expected.get(segment.writer, 0)) < segment.first:
-                missing = folder / Segment(segment.writer, first, first).name
-                self.add(missing, "file", f"missing, as are all segments up to {segment.name}")
-            expected[segment.writer] = segment.last + 1
+        """Check all segments in a folder, and that none is missing. While their writer merges them a listing may have
+        neither those that it removes nor the one that replaces them: what the next one says too is so."""
+        checked: set[str] = set()
+        missing: list[tuple[str, str]] = []
+        for names in listings(folder):
+            there = [name for name in names if name in checked or self.listed(folder / name, read)]
+            checked.update(there)
+            before, missing = missing, _missing_segments(names)
+            if there == names and missing == before:
+                break
+        else:
+            self.add(folder, "content", "names files that are not there, each time that it is listed")
+        for first, following in missing:
+            self.add(folder / first, "file", f"missing, as are all segments up to {following}")
+
+    def listed(self, path: Path, read: Callable[[Path], object]) -> bool:
+        """Check a file that its folder has listed. Return whether it is still there."""
+        try:
+            read(path)
+        except FileNotFoundError:
+            return False
+        except (HistoryError, OSError) as error:
+            self.add(path, "content", str(error))
+        return True
 
     def checkpoint(self, ref: CheckpointRef, *, may_go: bool = False) -> None:
         """Check the marker and the manifests, and then the data files whose manifest can be trusted. `may_go`: whether
@@ -216,7 +230,19 @@ class _Verification:
         self.problems.append(Problem(self.paths.relative(path), field, message))
 
 
-def _check_redo(path: Path, run: str) -> None:
+def _missing_segments(names: Iterable[str]) -> list[tuple[str, str]]:
+    """Return the names of segments that are missing, each with the next that is there. Each writer numbers its own from
+    0 without gaps, so a missing one shows, unless it was the last."""
+    missing: list[tuple[str, str]] = []
+    expected: dict[str, int] = {}
+    for segment in current_segments(names):
+        if (first := expected.get(segment.writer, 0)) < segment.first:
+            missing.append((Segment(segment.writer, first, first).name, segment.name))
+        expected[segment.writer] = segment.last + 1
+    return missing
+
+
+def _check_redo(path: Path, *, run: str) -> None:
     segment = read_redo_segment(path, run=run)
     with open_blocks(segment) as read:
         for block in (block for step in segment.steps for block in step.blocks):
@@ -225,4 +251,7 @@ def _check_redo(path: Path, run: str) -> None:
 
 def _entries(folder: Path) -> list[Path]:
     """Return what a folder has, sorted; nothing when there is no real folder."""
-    return sorted(folder.iterdir()) if is_real_folder(folder) else []
+    try:
+        return sorted(folder.iterdir()) if is_real_folder(folder) else []
+    except FileNotFoundError:
+        return []

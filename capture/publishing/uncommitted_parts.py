@@ -10,11 +10,13 @@ was to commit it may be about to.
 """
 
 import os
+from contextlib import suppress
+from pathlib import Path
 
 from catalog.disk.durable import sync_dir, temporary_path
 from catalog.errors import HistoryError
 from catalog.format.journal import read_segment
-from catalog.format.segments import segments
+from catalog.format.segments import current_segments, listings
 from catalog.paths import HistoryPaths
 from catalog.run_writer import RunWriter
 
@@ -91,11 +93,21 @@ class UncommittedParts:
 def _failed_steps(paths: HistoryPaths, run: str) -> set[int]:
     """Return the steps that any rank's journal calls failed. A damaged segment says nothing."""
     failed: set[int] = set()
-    for path in segments(paths.journal_dir(run)):
-        try:
-            table = read_segment(path, run=run)
-        except (HistoryError, OSError):
-            continue
-        rows = table.select(["kind", "name", "step"]).to_pylist()
-        failed |= {row["step"] for row in rows if row["kind"] == "event" and row["name"] == "failed"}
+    folder = paths.journal_dir(run)
+    for names in listings(folder):
+        with suppress(FileNotFoundError):
+            for segment in current_segments(names):
+                failed |= _failed_in(folder / segment.name, run)
+            break
     return failed
+
+
+def _failed_in(path: Path, run: str) -> set[int]:
+    try:
+        table = read_segment(path, run=run)
+    except FileNotFoundError:
+        raise
+    except (HistoryError, OSError):
+        return set()
+    rows = table.select(["kind", "name", "step"]).to_pylist()
+    return {row["step"] for row in rows if row["kind"] == "event" and row["name"] == "failed"}

@@ -7,7 +7,8 @@ So that a long run does not leave a file for each batch, a writer merges its own
 those into one again, and all that there are at `close`. A merged segment `<writer>-<first>-to-<last>.parquet` replaces
 those whose numbers it spans. It is durable before the first of them is removed, and it says how many rows came from
 each. A reader therefore finds every row exactly once, whichever of the files it meets: `current_segments` leaves out
-what another file replaces, and the index takes from a merged segment the rows of those that it does not have.
+what another file replaces, and the index takes from a merged segment the rows of those that it does not have. A file
+that is gone when the reader comes to it has been replaced, as the next of the `listings` says.
 """
 
 import contextlib
@@ -31,6 +32,7 @@ __all__ = [
     "SegmentWriter",
     "current_segments",
     "is_segment",
+    "listings",
     "parse_segment",
     "read_segment_rows",
     "segments",
@@ -41,6 +43,7 @@ _SEGMENT = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]{0,99}?)-([0-9]{8})(?:-to-([0-9
 _MERGED_AT_ONCE = 16
 _MAX_MERGED_BYTES = 16 << 20
 """A merged segment has at most so many bytes of rows in memory, since it is read again when it is merged itself."""
+_MAX_LISTINGS = 20
 _MAX_SPAN = 1_000_000
 """A merged segment has fewer numbers than this, so that a hostile one can't make their list long."""
 
@@ -215,6 +218,16 @@ def segments(folder: Path) -> Iterator[Path]:
     """Yield the published segments in a folder, by name; also those that another one replaces."""
     if is_real_folder(folder):
         yield from sorted(path for path in folder.iterdir() if is_segment(path.name))
+
+
+def listings(folder: Path) -> Iterator[list[str]]:
+    """Yield the names of the published segments in a folder, each time as it is listed anew, twenty times at most.
+
+    A writer merges its segments at any time. Whoever has read all that one listing names needs no other one; whoever
+    finds one gone (FileNotFoundError) goes on with the next, where another segment has its rows.
+    """
+    for _ in range(_MAX_LISTINGS):
+        yield [path.name for path in segments(folder)]
 
 
 def is_segment(name: str) -> bool:

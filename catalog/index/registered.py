@@ -40,15 +40,15 @@ def gone(paths: HistoryPaths) -> list[Gone]:
     found = []
     ingested = _ingested(paths)
     for run in sorted(ingested.runs):
-        if not is_real_folder(paths.run_dir(run)):
-            continue
         registered = ingested.steps.get(run, frozenset())
-        if not paths.run_json(run).exists():
+        if not paths.run_json(run).exists() and is_real_folder(paths.run_dir(run)):
             message = f"registered with {len(registered)} checkpoints, but it is gone: {_FORGET}"
             found.append(Gone(run, None, paths.run_json(run), message))
-        there = frozenset(step_dirs(paths, run)) & registered
-        for step in sorted(there.difference(steps(paths, run))):
-            found.append(Gone(run, step, paths.marker(run, step), f"registered, but its marker is gone: {_FORGET}"))
+        suspected = (frozenset(step_dirs(paths, run)) & registered).difference(steps(paths, run))
+        for step in sorted(suspected):
+            # Whoever removes a checkpoint takes its folder away in one instant: one that is still there has lost it.
+            if is_real_folder(paths.step_dir(run, step)):
+                found.append(Gone(run, step, paths.marker(run, step), f"registered, but its marker is gone: {_FORGET}"))
         found += _gone_segments(paths, run, ingested.segments.get(run, frozenset()))
     return found
 

@@ -18,6 +18,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,7 +28,7 @@ import pyarrow as pa
 from catalog.disk.regular_file import is_real_folder
 from catalog.errors import FormatError, MismatchError, NotFoundError
 from catalog.format.audit_file import audited_step
-from catalog.format.segments import Segment, current_segments, parse_segment
+from catalog.format.segments import Segment, current_segments, listings, parse_segment
 from catalog.format.statistics_file import StatisticsFile, parse_name, read_merged
 from catalog.index.ingest import (
     RowCache,
@@ -44,9 +45,6 @@ from catalog.paths import HistoryPaths
 from catalog.read.runs import run_facts, run_is_held, run_names, step_dirs
 
 __all__ = ["Ingested", "Unindexed", "find_unindexed"]
-
-_MAX_LISTINGS = 20
-"""So often is a journal's folder listed when files that it names are gone, because their writer merges them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,17 +305,14 @@ class _RunSearch:
         again.
         """
         folder = self.paths.journal_dir(self.run)
-        names = _names(folder)
-        if not set(names) - self.ingested_segments:
+        if not set(_names(folder)) - self.ingested_segments:
             return True
         known = _Numbers(self.ingested_segments)
-        for _ in range(_MAX_LISTINGS):
-            try:
-                new = (segment for segment in current_segments(names) if segment.name not in known.names)
+        for names in listings(folder):
+            new = (segment for segment in current_segments(names) if segment.name not in known.names)
+            with suppress(FileNotFoundError):
                 return all(self._segment(folder, segment, known) for segment in new)
-            except FileNotFoundError:
-                names = _names(folder)
-        self._damaged(folder, None, f"names files that are not there, in {_MAX_LISTINGS} listings one after the other")
+        self._damaged(folder, None, "names files that are not there, each time that it is listed")
         return True
 
     def _segment(self, folder: Path, segment: Segment, known: "_Numbers") -> bool:

@@ -6,14 +6,12 @@ from pathlib import Path
 
 from catalog.errors import HistoryError
 from catalog.format.fingerprints import StepFingerprint, read_fingerprints
-from catalog.format.segments import current_segments, segments
+from catalog.format.segments import current_segments, listings, segments
 from catalog.paths import HistoryPaths
 
 __all__ = ["fingerprinted_ranks", "fingerprints_of"]
 
 _WRITER = re.compile(r"rank-([0-9]{5})")
-_MAX_LISTINGS = 10
-"""So often is a folder listed when files that it names are gone, because their writer merges them."""
 
 
 def fingerprinted_ranks(paths: HistoryPaths, run: str) -> list[int]:
@@ -31,25 +29,19 @@ def fingerprints_of(
     One segment is in memory at a time. One that can't be read is left out: `verify` names it.
     """
     last = after
-    for _ in range(_MAX_LISTINGS):
+    folder, writer = paths.fingerprints_dir(run), f"rank-{rank:05d}"
+    for names in listings(folder):
         try:
-            for path in _segments_of(paths, run, rank):
-                for found in _of_segment(path, run):
+            for segment in current_segments(names):
+                for found in _of_segment(folder / segment.name, run) if segment.writer == writer else ():
                     if until is not None and found.step > until:
                         return
                     if found.step > last and found.rank == rank:
                         last = found.step
                         yield found
         except FileNotFoundError:
-            # Its writer has merged it: another one has its rows.
             continue
         return
-
-
-def _segments_of(paths: HistoryPaths, run: str, rank: int) -> list[Path]:
-    folder = paths.fingerprints_dir(run)
-    current = current_segments(path.name for path in segments(folder))
-    return [folder / segment.name for segment in current if segment.writer == f"rank-{rank:05d}"]
 
 
 def _of_segment(path: Path, run: str) -> Iterator[StepFingerprint]:

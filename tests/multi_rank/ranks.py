@@ -101,25 +101,26 @@ def guards(promise: str) -> Callable[[Case], Case]:
 
 
 def run_ranks(module: str, *, world: int, folder: Path, timeout_s: float = 480.0) -> dict[str, str]:
-    """Run all cases of `module` on `world` ranks in `folder`. Return "passed" or the tracebacks for each case."""
+    """Run all cases of `module` on `world` ranks in `folder`. Return "passed" for each case, or what every rank that
+    failed says of it: the others may only have noticed that it was gone.
+    """
     group = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
     places = [{**group, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
     troubles = _run(module, folder, places=places, timeout_s=timeout_s)
-    said: dict[str, str] = {}
+    names = case_names(module)
+    failures: dict[str, list[str]] = {name: [] for name in names}
     for rank in range(world):
         report = folder / f"{module}-{rank}.json"
-        lines = report.read_text().splitlines() if report.exists() else []
-        for name, outcome in map(json.loads, lines):
-            said[name] = outcome if said.get(name, "passed") == "passed" else said[name]
-        if len(lines) < len(case_names(module)):
-            tail = (folder / f"{module}-{rank}.log").read_text()[-3000:]
-            for name in case_names(module):
-                said.setdefault(name, f"rank {rank} did not get here; the end of its log:\n{tail}")
-    for rank, trouble in troubles.items():
-        last = case_names(module)[-1]
-        if said[last] == "passed":
-            said[last] = f"after all cases, rank {rank}: {trouble}; see {folder / f'{module}-{rank}.log'}"
-    return said
+        reached = dict(map(json.loads, report.read_text().splitlines())) if report.exists() else {}
+        log = (folder / f"{module}-{rank}.log").read_text()[-3000:]
+        ended = f"{troubles[rank]}; the end of its log:\n{log}" if rank in troubles else ""
+        for name in names:
+            outcome = reached.get(name, f"rank {rank} did not get here: {ended or log}")
+            if name == names[-1] and outcome == "passed" and ended:
+                outcome = f"after all cases, rank {rank}: {ended}"
+            if outcome != "passed":
+                failures[name].append(outcome)
+    return {name: "\n".join(failures[name]) or "passed" for name in names}
 
 
 def _free_port() -> int:

@@ -143,6 +143,7 @@ def test_a_soak_loses_nothing_and_stays_flat(tmp_path: Path, figure: Callable[[s
     figure("kills", sum(role.kills for role in roles))
     figure("kills of a process at its work", sum(role.kills_at_work for role in roles))
     figure("checkpoints verified meanwhile", sum(said.get("verified", 0) for role in roles for said in role.said))
+    figure("times the whole history meanwhile", sum(said.get("whole", False) for role in roles for said in role.said))
     figure("questions answered meanwhile", sum(3 for role in roles for said in role.said if "log" in said))
     figure("MiB more in the second half", max(0.0, round((memory[1] - memory[0]) / 2**20, 1)))
     figure("MiB more at most in the second half", max(0.0, round((peak[1] - peak[0]) / 2**20, 1)))
