@@ -99,12 +99,11 @@ def restore(
     ranks = Ranks(*loop.ranks())
     sessions = sessions_of(loop.subjects())
     ranks.agree("resolving the step", lambda: _require_there(opened, ref, [one for one in sessions if one.is_open]))
-    close_sessions(
-        sessions,
-        rank=ranks.rank,
-        consequence="is closed, since its training is put back: call capture.enable again to capture what comes, as a "
-        "child run",
+    consequence = (
+        "is closed, since its training is put back: call capture.enable again to capture what comes, as a child run"
     )
+    # The last step of a session is there once the last rank has ended: only then can one say which step is the latest.
+    ranks.agree("closing the session", lambda: close_sessions(sessions, rank=ranks.rank, consequence=consequence))
     text = ranks.agree("resolving the step", lambda: str(_named(opened, ref)) if ranks.rank == 0 else "")
     step = find_step(opened, ranks.broadcast(text))
     found = step.ref if isinstance(step, RedoRef) else step

@@ -20,6 +20,8 @@ from catalog.references import lineage
 __all__ = ["resume_newest"]
 
 _SAY_EVERY_S = 10.0
+_HELD_PATIENCE_S = 2.0
+_LOOK_S = 0.01
 
 
 def resume_newest(history: History, ranks: Ranks, providers: Sequence[StateProvider]) -> CheckpointRef | None:
@@ -49,7 +51,7 @@ def _candidates(history: History) -> list[tuple[str, int]]:
         candidates = lineage(history.paths, run)
     except NotFoundError:
         return []
-    if history.held(run):
+    if _goes_on_being_held(history, run):
         raise SetupError(
             f"resume: run {run} of {history.root} is still being written, by another process or by a session here: end "
             "it first, or name another history"
@@ -57,6 +59,17 @@ def _candidates(history: History) -> list[tuple[str, int]]:
     if candidates:
         require_whole_state(history, candidates[-1])
     return [(ref.run, ref.step) for ref in reversed(candidates)]
+
+
+def _goes_on_being_held(history: History, run: str) -> bool:
+    """Return whether a process writes a run; not where somebody holds it only to look after its leftovers, as every
+    training does that begins in the same history."""
+    deadline = time.monotonic() + _HELD_PATIENCE_S
+    while held := history.held(run):
+        if time.monotonic() > deadline:
+            break
+        time.sleep(_LOOK_S)
+    return held
 
 
 def _problem(history: History, ref: CheckpointRef, ranks: Ranks) -> str | None:

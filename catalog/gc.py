@@ -29,6 +29,10 @@ from catalog.records import CheckpointRef
 
 __all__ = ["Collected", "collect_garbage"]
 
+_YOUNG_S = 3600.0
+"""A temporary file that is younger may be the next file of somebody who analyzes, evaluates or audits the dead run and
+needs no lock for that, since what he publishes is read by nobody before it is whole. The next collection removes it."""
+
 
 @dataclass(slots=True)
 class Collected:
@@ -61,16 +65,16 @@ def _collect_run(paths: HistoryPaths, run: str, collected: Collected) -> None:
     with open_folder(paths.runs) as runs, open_folder(run, runs) as own:
         remove_files(own, lambda name: name == paths.run_json(run).name, only_temporaries=True)
         present = os.listdir(own)
-        for path, is_known in (
-            (paths.journal_dir(run), is_segment),
-            (paths.fingerprints_dir(run), is_segment),
-            (paths.redo_dir(run), is_redo_segment),
-            (paths.statistics_dir(run), lambda name: parse_name(name) is not None),
-            (paths.audits_dir(run), lambda name: audited_step(name) is not None),
+        for path, is_known, min_age_s in (
+            (paths.journal_dir(run), is_segment, _YOUNG_S),
+            (paths.fingerprints_dir(run), is_segment, 0.0),
+            (paths.redo_dir(run), is_redo_segment, 0.0),
+            (paths.statistics_dir(run), lambda name: parse_name(name) is not None, _YOUNG_S),
+            (paths.audits_dir(run), lambda name: audited_step(name) is not None, _YOUNG_S),
         ):
             if path.name in present:
                 with open_folder(path.name, own) as folder:
-                    remove_files(folder, is_known, only_temporaries=True)
+                    remove_files(folder, is_known, only_temporaries=True, min_age_s=min_age_s)
         if (name := paths.steps_dir(run).name) in present:
             with open_folder(name, own) as steps:
                 _collect_removed(paths, run, steps, collected)

@@ -91,12 +91,16 @@ class History:
         """Return the checkpoints of a run, or of all runs (oldest run first), that are in `state`, or in any state when
         it is None."""
         names = [run] if run is not None else [facts.run for facts in self.runs()]
-        return [
-            CheckpointRef(name, step)
-            for name in names
-            for step in self.step_dirs(name)
-            if state is None or self.state(name, step) == state
-        ]
+        listed = self.steps if state == "committed" else self.step_dirs
+        found = (CheckpointRef(name, step) for name in names for step in listed(name))
+        return [ref for ref in found if state in (None, "committed") or self._is_in(state, ref)]
+
+    def _is_in(self, state: State | None, ref: CheckpointRef) -> bool:
+        try:
+            return self.state(ref.run, ref.step) == state
+        except NotFoundError:
+            # Removed since it was listed.
+            return False
 
     def state(self, run: str, step: int) -> State:
         """Return the state of a checkpoint. NotFoundError when the step was never begun.

@@ -59,7 +59,11 @@ def _lock_decides(owner: LockOwner, here: LockOwner) -> bool:
 
 def _last_change(paths: HistoryPaths, run: str) -> float:
     """Return the time of the last write by the run's session, in seconds since 1970, by the file system's clock."""
-    return max(os.lstat(path).st_mtime for path in _written_by_session(paths, run))
+    try:
+        return max(os.lstat(path).st_mtime for path in _written_by_session(paths, run))
+    except FileNotFoundError:
+        # A file that goes between the listing and the look at it is a change of now.
+        return time.time()
 
 
 def _written_by_session(paths: HistoryPaths, run: str) -> Iterator[str]:

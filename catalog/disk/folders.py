@@ -6,6 +6,7 @@ removed, and temporary files for such names; everything else stays.
 
 import os
 import stat
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -24,19 +25,28 @@ def open_folder(path: os.PathLike[str] | str, parent: int | None = None) -> Iter
         os.close(descriptor)
 
 
-def remove_files(folder: int, is_known: Callable[[str], bool], *, only_temporaries: bool) -> list[str]:
-    """Remove the regular files with a known name, or with a temporary name for one; return the names of the others.
-    What is removed stays removed after a power cut."""
+def remove_files(
+    folder: int, is_known: Callable[[str], bool], *, only_temporaries: bool, min_age_s: float = 0.0
+) -> list[str]:
+    """Remove the regular files with a known name, or with a temporary name for one, that were last written so many
+    seconds ago; return the names of the others. What is removed stays removed after a power cut."""
     others = []
     removed = False
     for name in os.listdir(folder):
         final = final_name(name)
         ours = is_known(final) if final is not None else is_known(name) and not only_temporaries
-        if ours and stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
-            os.unlink(name, dir_fd=folder)
-            removed = True
-        else:
-            others.append(name)
+        try:
+            facts = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            # The clock of a file server may be ahead of this one: where the age does not matter it isn't asked for.
+            is_old = not min_age_s or time.time() - facts.st_mtime >= min_age_s
+            if ours and is_old and stat.S_ISREG(facts.st_mode):
+                os.unlink(name, dir_fd=folder)
+                removed = True
+            else:
+                others.append(name)
+        except FileNotFoundError:
+            # Whoever wrote it has given it its final name, or has removed it.
+            continue
     if removed:
         os.fsync(folder)
     return others

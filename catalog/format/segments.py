@@ -223,8 +223,9 @@ def segments(folder: Path) -> Iterator[Path]:
 def listings(folder: Path) -> Iterator[list[str]]:
     """Yield the names of the published segments in a folder, each time as it is listed anew, twenty times at most.
 
-    A writer merges its segments at any time. Whoever has read all that one listing names needs no other one; whoever
-    finds one gone (FileNotFoundError) goes on with the next, where another segment has its rows.
+    A writer merges its segments at any time. Whoever finds one gone (FileNotFoundError) goes on with the next listing,
+    where another segment has its rows. So does whoever misses one before it is called lost: a folder that changes
+    while it is listed may be listed with neither.
     """
     for _ in range(_MAX_LISTINGS):
         yield [path.name for path in segments(folder)]

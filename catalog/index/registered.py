@@ -5,12 +5,13 @@ The index remembers it. Who removes a checkpoint on purpose removes the folder o
 nothing is missing; a folder that is still there without its marker, or its run.json, has lost it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from catalog.disk.regular_file import is_real_folder
 from catalog.errors import FormatError
-from catalog.format.segments import parse_segment, segments
+from catalog.format.segments import listings, parse_segment
 from catalog.index.database import database
 from catalog.index.fair_lock import IndexBusyError
 from catalog.index.index_file import ingested_in, is_current
@@ -40,16 +41,15 @@ def gone(paths: HistoryPaths) -> list[Gone]:
     found = []
     ingested = _ingested(paths)
     for run in sorted(ingested.runs):
-        registered = ingested.steps.get(run, frozenset())
-        if not paths.run_json(run).exists() and is_real_folder(paths.run_dir(run)):
-            message = f"registered with {len(registered)} checkpoints, but it is gone: {_FORGET}"
-            found.append(Gone(run, None, paths.run_json(run), message))
-        suspected = (frozenset(step_dirs(paths, run)) & registered).difference(steps(paths, run))
-        for step in sorted(suspected):
-            # Whoever removes a checkpoint takes its folder away in one instant: one that is still there has lost it.
-            if is_real_folder(paths.step_dir(run, step)):
-                found.append(Gone(run, step, paths.marker(run, step), f"registered, but its marker is gone: {_FORGET}"))
-        found += _gone_segments(paths, run, ingested.segments.get(run, frozenset()))
+        steps_of_run = ingested.steps.get(run, frozenset())
+        lost = _gone_steps(paths, run, steps_of_run) + _gone_segments(
+            paths, run, ingested.segments.get(run, frozenset())
+        )
+        if not paths.run_json(run).exists():
+            message = f"registered with {len(steps_of_run)} checkpoints, but it is gone: {_FORGET}"
+            lost.insert(0, Gone(run, None, paths.run_json(run), message))
+        if lost and is_real_folder(paths.run_dir(run)):
+            found += lost
     return found
 
 
@@ -58,16 +58,35 @@ def registered_steps(paths: HistoryPaths, run: str) -> frozenset[int]:
     return _ingested(paths).steps.get(run, frozenset())
 
 
+def _gone_steps(paths: HistoryPaths, run: str, registered: frozenset[int]) -> list[Gone]:
+    suspected = (frozenset(step_dirs(paths, run)) & registered).difference(steps(paths, run))
+    message = f"registered, but its marker is gone: {_FORGET}"
+    # Whoever removes a checkpoint takes its folder away in one instant: one that is still there has lost its marker.
+    return [
+        Gone(run, step, paths.marker(run, step), message)
+        for step in sorted(suspected)
+        if is_real_folder(paths.step_dir(run, step))
+    ]
+
+
 def _gone_segments(paths: HistoryPaths, run: str, registered: frozenset[str]) -> list[Gone]:
     folder = paths.journal_dir(run)
-    names = {path.name for path in segments(folder)}
-    there = [segment for segment in map(parse_segment, names) if segment is not None]
-    lost = []
-    for name in sorted(registered - names):
-        segment = parse_segment(name)
-        if segment is not None and not any(other.replaces(segment) for other in there):
-            lost.append(Gone(run, None, folder / name, f"registered, but it is gone: {_FORGET}"))
-    return lost
+    lost: list[str] | None = None
+    for names in listings(folder):
+        before, lost = lost, _unreplaced(names, registered)
+        if not lost or lost == before:
+            break
+    return [Gone(run, None, folder / name, f"registered, but it is gone: {_FORGET}") for name in lost or ()]
+
+
+def _unreplaced(names: Sequence[str], registered: frozenset[str]) -> list[str]:
+    """Return the registered segments that are not among those there, and that none of these replaces, sorted."""
+    there = list(filter(None, map(parse_segment, names)))
+    return [
+        name
+        for name in sorted(registered.difference(names))
+        if (segment := parse_segment(name)) is not None and not any(other.replaces(segment) for other in there)
+    ]
 
 
 def _ingested(paths: HistoryPaths) -> Ingested:

@@ -345,11 +345,12 @@ class _RunSearch:
         `variant` is what the rows depend on besides the file. `ignore_limits` is for a file whose indexed rows
         have become stale because of a row already found: both must be registered in the same transaction.
         """
-        unparsed = self.found.unparsed + (not self.cache.has(path, variant=variant))
-        if not ignore_limits and (_exceeds(unparsed, self.max_unparsed) or _exceeds(self.found.nbytes, self.max_bytes)):
-            return None
-        self.found.unparsed = unparsed
         try:
+            unparsed = self.found.unparsed + (not self.cache.has(path, variant=variant))
+            is_full = _exceeds(unparsed, self.max_unparsed) or _exceeds(self.found.nbytes, self.max_bytes)
+            if is_full and not ignore_limits:
+                return None
+            self.found.unparsed = unparsed
             self.found.add(self.cache.get(path, parse, variant=variant))
         except (FormatError, MismatchError, NotFoundError, FileNotFoundError) as error:
             if step is not None and not is_real_folder(path.parent):

@@ -1,5 +1,6 @@
 """One committed checkpoint: its marker and its manifests, checked against each other."""
 
+import os
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -10,7 +11,7 @@ from catalog.data_files.data_files import data_file_bytes
 from catalog.data_files.needed_files import NeededFile
 from catalog.disk.checked_parquet import read_bounded
 from catalog.disk.regular_file import check_folders
-from catalog.errors import CorruptError, FormatError
+from catalog.errors import CorruptError, FormatError, NotFoundError
 from catalog.format.manifest import Manifest, decode_manifest
 from catalog.format.marker import check_manifest, read_marker
 from catalog.format.written_manifests import written_manifests
@@ -38,11 +39,14 @@ def read_checkpoint(paths: HistoryPaths, run: str, step: int) -> Checkpoint:
 
 
 def read_part(paths: HistoryPaths, marker: Marker, part: MarkerPart) -> Manifest:
-    """Read the manifest of one rank, the one that the marker names. FormatError, CorruptError as `read_checkpoint`."""
+    """Read the manifest of one rank, the one that the marker names. NotFoundError when the checkpoint was removed since
+    its marker was read; FormatError, CorruptError as `read_checkpoint`."""
     path = paths.root / part.manifest
     try:
         data = read_bounded(path)
     except FileNotFoundError as error:
+        if not os.path.lexists(paths.marker(marker.run, marker.step)):
+            raise NotFoundError(f"checkpoint {marker.run}:{marker.step} of {paths.root} was just removed") from error
         raise CorruptError(f"{path}: the file is missing, the marker of {marker.run}:{marker.step} names it") from error
     actual = native.checksum(data)
     if actual.hex() != part.manifest_checksum:

@@ -1,12 +1,14 @@
 """Computes the statistics that trainings did not compute, and says of which checkpoints."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 import pyarrow as pa
 
+from catalog.access.pins import pinned
 from catalog.data_files.data_files import data_file_bytes
-from catalog.errors import SetupError
+from catalog.errors import NotFoundError, SetupError
 from catalog.history import History
 from catalog.index import index
 from catalog.paths import data_file
@@ -24,27 +26,39 @@ _SCHEMA: Final = pa.schema([("run", pa.string()), ("step", pa.int64()), ("bytes"
 
 def analyze(history: History, refs: Sequence[CheckpointRef], *, quiet: bool) -> Table:
     """See `Explorer.analyze`."""
-    parts = {ref: missing_parts(history.paths, ref) for ref in refs}
-    missing = {ref: found for ref, found in parts.items() if found}
-    sizes = {
-        ref: sum(data_file_bytes(history.root, data_file(ref.run, ref.step, part.rank)) for part in found)
-        for ref, found in missing.items()
-    }
-    with ByteProgress(sum(sizes.values()), description=f"analyze {len(missing)} checkpoints", quiet=quiet) as bar:
-        for ref, found in missing.items():
-            for part in found:
-                try:
-                    analyze_part(history.paths, ref.run, part, progress=bar.advance)
-                except OSError as error:
-                    raise SetupError(
-                        f"analyze: the statistics of {ref} cannot be written into {history.root}: {error.strerror}; "
-                        "free space, get write permission, or analyze a copy of the history"
-                    ) from error
-    if missing:
+    sizes: dict[CheckpointRef, int] = {}
+    known = 0
+    for ref in refs:
+        # Beside a training that keeps only some of its checkpoints, any of these may be gone by its turn.
+        with suppress(NotFoundError), pinned(history.paths, ref):
+            parts = missing_parts(history.paths, ref)
+            if parts:
+                files = (data_file(ref.run, ref.step, part.rank) for part in parts)
+                sizes[ref] = sum(data_file_bytes(history.root, file) for file in files)
+            known += not parts
+    analyzed = []
+    with ByteProgress(sum(sizes.values()), description=f"analyze {len(sizes)} checkpoints", quiet=quiet) as bar:
+        for ref in sizes:
+            with suppress(NotFoundError), pinned(history.paths, ref):
+                _analyze(history, ref, bar)
+                analyzed.append(ref)
+    if analyzed:
         index.register(history.paths, patience_s=_PATIENCE_S)
-    rows = [{"run": ref.run, "step": ref.step, "bytes": size} for ref, size in sizes.items()]
-    note = _note(len(missing), len(parts) - len(missing))
-    return Table(pa.Table.from_pylist(rows, schema=_SCHEMA), formats={"bytes": "bytes"}, note=note)
+    rows = [{"run": ref.run, "step": ref.step, "bytes": sizes[ref]} for ref in analyzed]
+    return Table(
+        pa.Table.from_pylist(rows, schema=_SCHEMA), formats={"bytes": "bytes"}, note=_note(len(analyzed), known)
+    )
+
+
+def _analyze(history: History, ref: CheckpointRef, bar: ByteProgress) -> None:
+    for part in missing_parts(history.paths, ref):
+        try:
+            analyze_part(history.paths, ref.run, part, progress=bar.advance)
+        except OSError as error:
+            raise SetupError(
+                f"analyze: the statistics of {ref} cannot be written into {history.root}: {error.strerror}; "
+                "free space, get write permission, or analyze a copy of the history"
+            ) from error
 
 
 def _note(computed: int, known: int) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
+from catalog.errors import NotFoundError
 from catalog.history import History
 from catalog.records import CheckpointRef
 
@@ -47,8 +48,16 @@ def equal_weights(history: History, refs: Collection[CheckpointRef]) -> Iterator
             one, other = CheckpointRef(row["run"], before), CheckpointRef(row["run"], step)
             parameters = {"run": row["run"], "before": before, "step": step}
             updates = history.query(_UPDATES, parameters).to_pylist()[0]["updates"]
-            if other in refs and updates and _weights(history, one) == _weights(history, other):
+            if other in refs and updates and _are_equal(history, one, other):
                 yield EqualWeights(other, one, updates)
+
+
+def _are_equal(history: History, one: CheckpointRef, other: CheckpointRef) -> bool:
+    try:
+        return _weights(history, one) == _weights(history, other)
+    except NotFoundError:
+        # One of them was removed since the index was asked.
+        return False
 
 
 def _weights(history: History, ref: CheckpointRef) -> list[tuple[str, int, int, bytes]]:

@@ -5,13 +5,16 @@ of each would take several times longer than to read a few tensors of it.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from catalog.access.pins import pinned
+from catalog.errors import NotFoundError
 from catalog.format.extents import SCHEMA, extent_records
 from catalog.history import History
 from catalog.read.fragments import StoredTensor, stored_tensors
@@ -64,7 +67,8 @@ _AT_ONCE: Final = 20_000
 
 class _Checkpoints:
     """The stored tensors of the wanted cells, asked for in ascending order of checkpoints, and the elements of those
-    that are small."""
+    that are small. The latest two checkpoints that were asked for stay as they are, until the end of the context; of
+    one that was removed before there are no tensors."""
 
     def __init__(self, history: History, refs: Sequence[CheckpointRef], keys: Sequence[Key], wanted: Wanted) -> None:
         self._history = history
@@ -74,6 +78,13 @@ class _Checkpoints:
         self._at_once = max(2, _AT_ONCE // max(1, len(self._numbers)))
         self._known: dict[int, dict[int, StoredTensor]] = {}
         self._held: dict[int, Held] = {}
+        self._pins: dict[int, ExitStack] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._pin_only(())
 
     def held(self) -> Held:
         """Return the elements of the small fragments of the latest two checkpoints whose tensors were asked for."""
@@ -81,15 +92,25 @@ class _Checkpoints:
 
     def tensors(self, place: int) -> dict[int, StoredTensor]:
         """Return the tensors of the checkpoint at that place by their number."""
+        self._pin_only((place - 1, place))
         if place not in self._known:
             self._known = self._stored(range(place, min(place + self._at_once, len(self._refs))))
-        tensors = self._known[place]
+        tensors = self._known[place] if place in self._pins else {}
         if place not in self._held:
             # The checkpoint before is kept, because an update needs it and it was just read.
             needed = np.flatnonzero(self._wanted[:, place : place + 2].any(axis=1)).tolist()
             held = read_small(self._history.root, (tensors[tensor] for tensor in needed if tensor in tensors))
             self._held = {kept: old for kept, old in self._held.items() if kept == place - 1} | {place: held}
         return tensors
+
+    def _pin_only(self, places: Collection[int]) -> None:
+        for place in self._pins.keys() - places:
+            self._pins.pop(place).close()
+        for place in places:
+            if place >= 0 and place not in self._pins:
+                with suppress(NotFoundError), ExitStack() as pin:
+                    pin.enter_context(pinned(self._history.paths, self._refs[place]))
+                    self._pins[place] = pin.pop_all()
 
     def _stored(self, places: range) -> dict[int, dict[int, StoredTensor]]:
         refs = [self._refs[place] for place in places]
@@ -120,14 +141,15 @@ def read_steps(
     parts: Mapping[str, Floats],
     advance: Advance,
 ) -> None:
-    """Fill in the `parts` of the `wanted` cells that describe a tensor itself; calls `advance` with the bytes read."""
-    checkpoints = _Checkpoints(history, refs, keys, wanted)
-    for place, which in _by_place(wanted):
-        tensors = checkpoints.tensors(place)
-        held = checkpoints.held()
-        for tensor in which:
-            read = _compared_with_itself(history.root, tensors[tensor], advance, held)
-            _fill(parts, _STEP_PARTS, (tensor, place), read)
+    """Fill in the `parts` of the `wanted` cells that describe a tensor itself, but for checkpoints that were removed;
+    calls `advance` with the bytes read."""
+    with _Checkpoints(history, refs, keys, wanted) as checkpoints:
+        for place, which in _by_place(wanted):
+            tensors = checkpoints.tensors(place)
+            held = checkpoints.held()
+            for tensor in filter(tensors.__contains__, which):
+                read = _compared_with_itself(history.root, tensors[tensor], advance, held)
+                _fill(parts, _STEP_PARTS, (tensor, place), read)
 
 
 def read_updates(
@@ -140,15 +162,15 @@ def read_updates(
 ) -> None:
     """Fill in the `parts` of the `wanted` cells that describe the way from the checkpoint before.
 
-    The checkpoint before each wanted cell must have the tensor in the same shape. Calls `advance` with the bytes
-    read."""
-    checkpoints = _Checkpoints(history, refs, keys, wanted)
-    for place, which in _by_place(wanted):
-        before, after = checkpoints.tensors(place - 1), checkpoints.tensors(place)
-        held = checkpoints.held()
-        for tensor in which:
-            read = compare(history.root, before[tensor], after[tensor], advance, held=held)
-            _fill(parts, _UPDATE_PARTS, (tensor, place), read)
+    The checkpoint before each wanted cell must have the tensor in the same shape, unless it was removed. Calls
+    `advance` with the bytes read."""
+    with _Checkpoints(history, refs, keys, wanted) as checkpoints:
+        for place, which in _by_place(wanted):
+            before, after = checkpoints.tensors(place - 1), checkpoints.tensors(place)
+            held = checkpoints.held()
+            for tensor in filter((before.keys() & after.keys()).__contains__, which):
+                read = compare(history.root, before[tensor], after[tensor], advance, held=held)
+                _fill(parts, _UPDATE_PARTS, (tensor, place), read)
 
 
 def _by_place(wanted: Wanted) -> Iterator[tuple[int, list[int]]]:

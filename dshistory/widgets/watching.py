@@ -8,6 +8,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +92,10 @@ def _has_marker(paths: HistoryPaths, run: str, step: int) -> bool:
 
 
 def _files(folder: Path) -> frozenset[tuple[str, int]]:
-    try:
-        with os.scandir(folder) as entries:
-            return frozenset((entry.name, entry.stat().st_size) for entry in entries)
-    except FileNotFoundError:
-        return frozenset()
+    found = set()
+    with suppress(FileNotFoundError), os.scandir(folder) as entries:
+        for entry in entries:
+            # A segment that its writer merges is gone at any time.
+            with suppress(FileNotFoundError):
+                found.add((entry.name, entry.stat().st_size))
+    return frozenset(found)

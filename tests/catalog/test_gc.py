@@ -6,12 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from catalog_helpers import Run, pieces_of
+from catalog_helpers import Run, meanwhile, pieces_of
 
 from catalog.access import liveness
 from catalog.access.locked_run import locked_run
 from catalog.compaction.compact import compact_run
-from catalog.disk import json_file
+from catalog.disk import durable, folders, json_file
 from catalog.format.lock_file import lock_owner
 from catalog.format.statistics_file import StatisticsFile
 from catalog.gc import Collected, collect_garbage
@@ -116,9 +116,54 @@ def test_temporary_files_of_the_format_are_removed_everywhere(paths: HistoryPath
     others = [run / ".commit.json.0123abcd.tmp", paths.step_dir("dead", 0) / ".editor.tmp"]
     for path in (*leftovers, *others):
         path.write_bytes(b"half")
+    for path in leftovers[1:3]:
+        os.utime(path, (time.time() - 3700, time.time() - 3700))
     assert collect_garbage(paths).checkpoints == [BEGUN]
     assert not [path for path in leftovers if path.exists()]
     assert all(path.exists() for path in others)
+
+
+def test_what_is_being_analyzed_or_evaluated_of_a_dead_run_is_published_in_spite_of_a_collection(
+    paths: HistoryPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They hold no lock: a collection between the writing of their file and its publication leaves it."""
+    happened = meanwhile(monkeypatch, durable, "publish", lambda: collect_garbage(paths))
+    assert analyze_part(paths, "dead", StatisticsFile(0, 0, 2))
+    assert happened
+    happened = meanwhile(monkeypatch, durable, "publish", lambda: collect_garbage(paths))
+    with LaterMetrics(paths) as later:
+        later.record(CheckpointRef("dead", 0), {"accuracy": 0.5})
+    assert happened
+    (row,) = History.open(paths.root).query("SELECT value FROM metrics WHERE name = 'accuracy'").to_pylist()
+    assert row == {"value": 0.5}
+
+
+def test_a_file_that_is_published_while_its_folder_is_looked_at_is_no_trouble(
+    paths: HistoryPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = paths.run_dir("dead") / ".run.json.0123abcd.tmp"
+    temporary.write_bytes(b"half")
+    happened = meanwhile(monkeypatch, folders, "final_name", temporary.unlink)
+    assert collect_garbage(paths).kept == []
+    assert happened
+
+
+def test_a_run_of_another_host_that_goes_on_changing_is_not_dead(
+    paths: HistoryPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is listed may be gone when its age is asked for: a session that merges its journal takes it away."""
+    for rank in range(2):
+        paths.lock("dead", rank).unlink()
+    segment = paths.journal_dir("dead") / "rank-00000-00000000.parquet"
+    segment.write_bytes(b"")
+    for path in paths.run_dir("dead").rglob("*"):
+        os.utime(path, (0, 0))
+    with locked_run(paths, "dead") as locked:
+        assert locked
+    happened = meanwhile(monkeypatch, liveness, "final_name", segment.unlink)
+    with locked_run(paths, "dead") as locked:
+        assert not locked
+    assert happened
 
 
 @pytest.mark.parametrize("trouble", ["run.json", "a lock that is a FIFO", "an unreadable folder"])

@@ -24,6 +24,9 @@ import pytest
 from fork_server import ForkServer
 
 HERE = Path(__file__).parent
+_COLLECTIVE_TIMEOUT = timedelta(seconds=300)
+"""Longer than one rank works while the others wait for it, on a busy machine too."""
+
 _servers: list[ForkServer] = []
 Case = TypeVar("Case", bound=Callable[..., Any])
 
@@ -164,12 +167,12 @@ def _join(module: str) -> None:
         from deepspeed.utils import logger
 
         logger.setLevel(logging.ERROR)
-        deepspeed.init_distributed("gloo", verbose=False, timeout=timedelta(seconds=60))
+        deepspeed.init_distributed("gloo", verbose=False, timeout=_COLLECTIVE_TIMEOUT)
     else:
         import torch
 
         torch.set_num_threads(1)
-        torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=60))
+        torch.distributed.init_process_group("gloo", timeout=_COLLECTIVE_TIMEOUT)
 
 
 def main(module: str, folder: Path) -> None:

@@ -1,7 +1,7 @@
 """Tiny valid checkpoints without torch, written from bytes with the catalog's own writer."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -175,6 +175,22 @@ def sizes_written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(os, "write", noted)
     return sizes
+
+
+def meanwhile(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, happens: Callable[[], object]) -> list[str]:
+    """Let something happen before a function of a module does its work for the first time. Return a list that then has
+    its name."""
+    function = getattr(module, name)
+    happened: list[str] = []
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        if not happened:
+            happened.append(name)
+            happens()
+        return function(*args, **kwargs)
+
+    monkeypatch.setattr(module, name, called)
+    return happened
 
 
 def flip_bit(path: Path, *, offset: int, bit: int = 0) -> None:

@@ -29,8 +29,11 @@ def history(tmp_path: Path) -> History:
 def _said(history: History) -> tuple[dict[str, str], str]:
     """Return the problems that `verify` finds by file, and the note of the log, after another registration."""
     index.register(history.paths, patience_s=10.0)
-    problems = {problem.file: problem.message for problem in verify(history)}
-    return problems, str(Explorer.open(history.root).log().note)
+    return _problems(history), str(Explorer.open(history.root).log().note)
+
+
+def _problems(history: History) -> dict[str, str]:
+    return {problem.file: problem.message for problem in verify(history)}
 
 
 def test_nothing_is_said_of_a_whole_history(history: History) -> None:
@@ -89,6 +92,7 @@ def test_a_journal_segment_that_is_gone_is_named(history: History) -> None:
 @pytest.mark.parametrize("removed", ["runs/run-a", "runs/run-a/steps/000000000001"])
 def test_who_removes_a_whole_folder_means_it(history: History, removed: str) -> None:
     shutil.rmtree(history.root / removed)
+    assert _problems(history) == {}, "before the next registration"
     problems, note = _said(history)
     assert problems == {}
     assert "gone" not in note

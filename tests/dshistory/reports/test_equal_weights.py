@@ -4,9 +4,13 @@ import copy
 
 import pytest
 import torch
+from catalog_helpers import meanwhile
 
 import capture
 import dshistory
+from catalog.records import CheckpointRef
+from catalog.retention.prune import remove
+from dshistory.reports import equal_weights
 
 
 def train(history, *, put_back_at=None, rate=0.1, steps=6):
@@ -43,3 +47,15 @@ def test_weights_that_nothing_should_have_moved_are_no_problem(tmp_path):
     assert len(h.verify(quiet=True)) == 0
     train(tmp_path / "h")
     assert len(h.verify(quiet=True)) == 0, "steps of different runs are not compared"
+
+
+def test_a_step_that_is_removed_meanwhile_is_not_compared(tmp_path, monkeypatch):
+    h, run = train(tmp_path / "h", put_back_at=6)
+    gone = CheckpointRef(run, 6)
+
+    def removes():
+        assert remove(h.history, [gone], force=True, dry_run=False).removed
+
+    happened = meanwhile(monkeypatch, equal_weights, "_weights", removes)
+    assert list(equal_weights.equal_weights(h.history, h.history.checkpoints())) == []
+    assert happened

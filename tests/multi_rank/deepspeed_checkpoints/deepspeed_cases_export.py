@@ -50,7 +50,8 @@ def captured(folder: Path, name: str) -> tuple[Eager, list[float], Eager]:
 
 
 def export(folder: Path, name: str, out: Path, **options: Any) -> Path:
-    """Export on rank 0; return once the files exist for all ranks."""
+    """Export on rank 0, what all ranks have written; return once the files exist for all ranks."""
+    dist.barrier()
     if RANK == 0:
         Explorer.open(history_of(folder, name)).export(STEP, out, **{"format": "deepspeed", **options})
     dist.barrier()

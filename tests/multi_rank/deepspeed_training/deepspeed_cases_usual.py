@@ -304,6 +304,7 @@ def case_states_away_between_steps(folder: Path) -> None:
                     engine.offload_states(pin_memory=False)
                     engine.reload_states()
         assert session.stats.failed == 0
+        torch.distributed.barrier()
         for step in range(2, LAST + 1):
             assert len(dshistory.open(history).audit(step - 1, step, quiet=True).unbalanced) == 0
         for step in (1, CAPTURED):

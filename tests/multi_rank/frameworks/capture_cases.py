@@ -252,7 +252,7 @@ def case_a_rank_whose_disk_fails_leaves_the_step_incomplete(folder: Path) -> Non
 def case_ranks_skip_a_step_together(folder: Path) -> None:
     """Only the disk of rank 1 is slow, and yet no rank captures a step that another skips."""
     model, optimizer = make()
-    faults = native.Faults(delay_us=100_000) if dist.get_rank() == 1 else None
+    faults = native.Faults(delay_us=500_000) if dist.get_rank() == 1 else None
     session = faulty_session(model, optimizer, folder / "skipping", faults=faults, on_full="skip")
     for _ in range(12):
         one_step(model, optimizer)
@@ -266,6 +266,19 @@ def case_ranks_skip_a_step_together(folder: Path) -> None:
     # `close` captures the last step, whether it was skipped or not.
     assert len(committed) in (13 - skipped, 14 - skipped)
     assert opened.step_dirs(session.run) == committed
+
+
+def case_latest_is_the_step_that_the_last_rank_has_ended(folder: Path) -> None:
+    """Rank 0 has closed the session of the restore, while the disk of rank 1 still takes its part of the last step."""
+    model, optimizer = make()
+    faults = native.Faults(delay_us=300_000) if dist.get_rank() == 1 else None
+    session = faulty_session(model, optimizer, folder / "latest", faults=faults)
+    for _ in range(2):
+        one_step(model, optimizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = capture.restore("latest", history=folder / "latest", model=model, optimizer=optimizer)
+    assert (found, session.is_open) == (CheckpointRef(session.run, 2), False)
 
 
 def case_a_part_that_a_commit_has_overtaken_is_removed(folder: Path) -> None:

@@ -189,6 +189,7 @@ def case_a_trainer_goes_on_from_a_history(folder: Path) -> None:
 def case_a_history_without_a_trainer_is_refused(folder: Path) -> None:
     _, training, _ = accelerated(1)
     enabled(training, folder / "alone").close()
+    all_closed()
     if rank() == 0:
         with pytest.raises(UnsupportedError, match=r"was not captured by capture\.huggingface\.HistoryCallback"):
             Explorer.open(folder / "alone").resume_folder(0, folder / "refused-folder")

@@ -1,23 +1,27 @@
-"""What is merged or removed while verify reads is no problem, and what is lost meanwhile is one.
+"""What is merged or removed while others read is no problem, and what is lost meanwhile is one that verify names.
 
 Whatever happens meanwhile happens between the listing of a folder and the reading of its files, where it matters.
 """
 
-from collections.abc import Callable
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from catalog_helpers import Run, pieces_of
+from catalog_helpers import Run, meanwhile, pieces_of
 from redo_helpers import add
 
 import catalog.index.registered
+import catalog.read.checkpoint
 import catalog.verify
+from catalog.errors import NotFoundError
 from catalog.format.journal import Journal
 from catalog.format.redo_segment import RedoTensor, RedoWrites, redo_segments
 from catalog.format.redo_writer import RedoFileWriter
 from catalog.format.statistics_file import StatisticsFile
 from catalog.history import History
+from catalog.index.ingest import RowCache
+from catalog.read.checkpoint import read_checkpoint
 from catalog.records import CheckpointRef
 from catalog.retention.prune import remove
 from catalog.statistics.compute import analyze_part
@@ -34,22 +38,6 @@ def run(tmp_path: Path) -> Run:
     for step in STEPS:
         found.checkpoint(step, PIECES, loss=1.0)
     return found
-
-
-def meanwhile(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, happens: Callable[[], object]) -> list[str]:
-    """Let something happen before a function of a module does its work for the first time. Return a list that then has
-    its name."""
-    function = getattr(module, name)
-    happened: list[str] = []
-
-    def called(*args: Any, **kwargs: Any) -> Any:
-        if not happened:
-            happened.append(name)
-            happens()
-        return function(*args, **kwargs)
-
-    monkeypatch.setattr(module, name, called)
-    return happened
 
 
 def journal_of(run: Run) -> list[str]:
@@ -143,3 +131,45 @@ def test_a_registered_checkpoint_that_is_removed_has_not_lost_its_marker(
     happened = meanwhile(monkeypatch, catalog.index.registered, "steps", removes)
     assert verify(history) == []
     assert happened
+
+
+def test_a_checkpoint_that_is_removed_while_its_manifests_are_read_is_not_damaged(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.close()
+    history = History.open(run.root)
+    ref = CheckpointRef("run-a", 1)
+    happened = meanwhile(
+        monkeypatch,
+        catalog.read.checkpoint,
+        "read_bounded",
+        lambda: remove(history, [ref], force=True, dry_run=False),
+    )
+    with pytest.raises(NotFoundError, match=r"checkpoint run-a:1 of .* was just removed"):
+        read_checkpoint(history.paths, "run-a", 1)
+    assert happened
+
+
+def test_the_index_passes_over_a_checkpoint_that_is_removed_while_it_is_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Run(tmp_path / "h") as run:
+        for step in STEPS:
+            run.checkpoint(step, PIECES, register=step == 0)
+    history = History.open(run.root)
+    folder = run.writers[0].paths.step_dir("run-a", 1)
+    happened = meanwhile(monkeypatch, RowCache, "has", lambda: shutil.move(folder, tmp_path / "away"))
+    steps = history.query("SELECT step FROM checkpoints ORDER BY step")["step"].to_pylist()
+    assert happened
+    assert steps == [0, 2]
+
+
+def test_a_step_that_goes_while_the_states_are_asked_for_is_in_none(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    history = History.open(run.root)
+    run.writers[0].begin(7)
+    folder = run.writers[0].paths.step_dir("run-a", 7)
+    assert [ref.step for ref in history.checkpoints(state="pending")] == [7]
+    happened = meanwhile(monkeypatch, History, "state", lambda: shutil.rmtree(folder))
+    assert history.checkpoints(state="pending") == []
+    assert happened
+    run.close()
