@@ -1,7 +1,8 @@
 """Checks a data file against its manifest: its size, its header, and every byte by checksum."""
 
-from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate, takewhile
 from math import prod
@@ -9,8 +10,8 @@ from pathlib import Path
 from time import monotonic
 
 from catalog.data_files.data_files import data_file_bytes, only_packed
+from catalog.data_files.memory_ahead import MemoryAhead
 from catalog.data_files.pieces import Piece, piece_of
-from catalog.data_files.side_threads import begun
 from catalog.data_files.stored_bytes import Buffer, ReadBuffer, by_place, bytes_in_files, mismatches, place_batches
 from catalog.errors import FormatError
 from catalog.format.header import HEADER_LENGTH_BYTES, MAX_HEADER_BYTES, Entry, Header, parse_header, read_header
@@ -126,57 +127,52 @@ def check_extents(
     kept: dict[Extent, Buffer] | None = None,
     most_kept_bytes: int = 0,
 ) -> Iterator[DamagedExtent]:
-    """Read extents in the order of files and offsets and yield the damaged ones; live memory is not touched.
+    """Read extents by place and yield the damaged ones; live memory is not touched.
 
-    `kept` gets the bytes of the first extents, at most `most_kept_bytes` together, in memory that is theirs, for as
-    long as reading waits for such memory no longer than it takes. Otherwise it takes memory for the largest
-    extent and what is rounded from it, or BATCH_BYTES. An extent that can't be read is damaged, too.
+    `kept` gets the bytes of as many of the first extents as there is memory for in time, at most `most_kept_bytes`
+    together. Beyond that it takes memory for the largest extent and what is rounded from it, or BATCH_BYTES. An
+    extent that can't be read is damaged, too.
     """
     in_order = sorted(extents, key=by_place)
-    count = 0
-    if kept is not None:
-        count = yield from _keep(root, in_order[: _fitting(in_order, most_kept_bytes)], kept, progress)
+    fitting = 0 if kept is None else _fitting(in_order, most_kept_bytes)
     buffer = ReadBuffer()
-    for batch in place_batches(in_order[count:], most_bytes=BATCH_BYTES):
+    if kept is not None:
+        yield from _keep(root, in_order[:fitting], kept, buffer, progress)
+    for batch in place_batches(in_order[fitting:], most_bytes=BATCH_BYTES):
         yield from _compared(root, batch, buffer)
         progress(bytes_in_files(batch))
 
 
 def _keep(
-    root: Path, extents: list[Extent], kept: dict[Extent, Buffer], progress: Callable[[int], None]
-) -> Generator[DamagedExtent, None, int]:
-    """Read the first extents into memory that is theirs; return how many.
+    root: Path, extents: list[Extent], kept: dict[Extent, Buffer], buffer: ReadBuffer, progress: Callable[[int], None]
+) -> Iterator[DamagedExtent]:
+    """Read extents, and keep those for which there is memory in time; `buffer` is for the others.
 
-    The memory for a batch is taken while the batch before it is read. Memory that the host must first get back from
-    elsewhere can take far longer than the disk: once reading has waited for it longer than it took, a second read is
-    cheaper than to keep any more.
+    Memory is taken for the last batch that is left, while the first one is read, which is not kept. Where memory comes
+    as fast as the bytes do, nearly all is kept; where it comes more slowly, as much as has come by the end. Reading
+    waits for it only where it comes in less than half of the time in which the same bytes would come again: otherwise
+    more is done by reading on.
     """
-    done = 0
-    read_s = waited_s = 0.0
-    turns = place_batches(extents, most_bytes=BATCH_BYTES)
-    with ThreadPoolExecutor(1, "memory-ahead") as ahead:
-        batch = next(turns, [])
-        memory = _populated(batch)
-        while batch:
-            following = next(turns, [])
-            coming = begun(ahead, _populated, following)
+    left = deque(place_batches(extents, most_bytes=BATCH_BYTES))
+    # Where there is only one batch, nothing could be read meanwhile.
+    read_s, read_bytes = math.inf if len(left) == 1 else 0.0, 1
+    with MemoryAhead() as ahead:
+        if left:
+            ahead.begin(_pieces(left[-1]))
+        while left:
+            again_s = read_s / read_bytes * max(1, _total_bytes(left[-1]))
+            memory = ahead.memory(patience_s=again_s / 2)
+            batch = left.popleft() if memory is None else left.pop()
+            if left:
+                ahead.begin(_pieces(left[-1]))
             began = monotonic()
-            yield from _compared(root, batch, memory, kept)
-            read = monotonic()
+            if memory is None:
+                yield from _compared(root, batch, buffer)
+            else:
+                yield from _compared(root, batch, memory, kept)
+            read_s += monotonic() - began
+            read_bytes += _total_bytes(batch)
             progress(bytes_in_files(batch))
-            done += len(batch)
-            batch, memory = following, coming.result()
-            read_s += read - began
-            waited_s += monotonic() - read
-            if waited_s > read_s:
-                turns = iter([])
-    return done
-
-
-def _populated(batch: list[Extent]) -> ReadBuffer:
-    memory = ReadBuffer()
-    memory.populate(_pieces(batch))
-    return memory
 
 
 def _fitting(extents: list[Extent], most_bytes: int) -> int:

@@ -49,6 +49,9 @@ _MOST_ROUNDING_THREADS = 8
 _ROUNDED_BYTES = 2 << 20
 """The numbers that a thread rounds at a time."""
 
+_POPULATED_BYTES = 8 << 20
+"""The memory that is taken at a time."""
+
 _ALIGN = 4096
 """Bytes go from the disk straight to an address that is congruent to their offset modulo this."""
 
@@ -141,10 +144,14 @@ class ReadBuffer:
         memory, addresses = self.place(pieces)
         return memory, read_to(root, pieces, addresses, checksums=checksums)
 
-    def populate(self, pieces: Sequence[Piece]) -> None:
-        """Take the pages for the pieces now instead of one by one while they are read."""
+    def populate(self, pieces: Sequence[Piece], *, stopped: Callable[[], bool]) -> None:
+        """Take the pages for the pieces now instead of one by one while they are read; give up once `stopped`, which is
+        called often, returns True."""
         self.place(pieces)
-        self._memory[::_ALIGN] = 0
+        for begin in range(0, self._memory.size, _POPULATED_BYTES):
+            if stopped():
+                return
+            self._memory[begin : begin + _POPULATED_BYTES : _ALIGN] = 0
 
     def place(self, pieces: Sequence[Piece]) -> tuple[list[Buffer], list[int]]:
         """Return the memory for each piece, which holds until the next call, and its address, for a read."""

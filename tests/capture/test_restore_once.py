@@ -1,9 +1,13 @@
 """A restore keeps the bytes that it has verified, as far as memory allows, and reads only the others again."""
 
 import importlib
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
 from pathlib import Path
-from threading import Barrier, Semaphore, current_thread, main_thread
+from threading import Barrier, Event
+from typing import Any
 
 import pytest
 import torch
@@ -12,10 +16,11 @@ from capture_helpers import assert_same, make, one_step, reference
 import capture
 from capture.load.assignments import Assignment
 from capture.load.read_into import read_into
-from catalog.data_files import check_data
+from catalog.data_files import check_data, memory_ahead
 from catalog.data_files.check_data import check_extents
 from catalog.data_files.stored_bytes import Piece, ReadBuffer
 from catalog.history import History
+from catalog.records import Extent
 
 WIDTH = 512
 ALL = 1 << 40
@@ -29,6 +34,13 @@ def trained(history):
         one_step(model, optimizer)
     expected = reference(model, optimizer)
     return session, expected, sum(t.nbytes for kind in expected.values() for t in kind.values())
+
+
+def extents_of(history: Path, trained: Any) -> list[Extent]:
+    """Return the extents of six matrices: two of the model, and their moments."""
+    opened = History.open(history)
+    found = opened.extents(opened.resolve(f"{trained[0].run}:1"))
+    return [extent for extent in found if extent.shape == (WIDTH, WIDTH)]
 
 
 def _read_by_process() -> int:
@@ -69,62 +81,121 @@ def test_what_is_put_back_is_what_was_verified(history, trained):
     assert torch.equal(live, expected["model"]["inner.weight"])
 
 
-@pytest.mark.parametrize(("seconds", "kept_batches"), [(0, 6), (1, 2)])
-def test_bytes_are_kept_as_long_as_reading_does_not_wait_for_memory(
-    history, trained, monkeypatch, seconds, kept_batches
-):
-    """The clock stands still but for the memory that the second batch and all later ones wait for: where that takes
-    longer than the disk, a second read is cheaper, and only what had its memory already is kept."""
-    now = 0.0
-    was_read = Semaphore(1)
+class SlowMemory:
+    """Stands for the thread that takes memory, and for the clock: each read takes a second, and each batch's memory a
+    number of seconds."""
 
-    def populate(buffer: ReadBuffer, pieces: Sequence[Piece]) -> None:
-        nonlocal now
-        assert was_read.acquire(timeout=60)
-        now += seconds
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+        self.now = 0.0
+        read = ReadBuffer.read
 
-    monkeypatch.setattr(ReadBuffer, "populate", populate)
-    monkeypatch.setattr(check_data, "monotonic", lambda: now)
+        def read_in_a_second(buffer: ReadBuffer, *args: Any) -> Any:
+            self.now += 1
+            return read(buffer, *args)
+
+        def begun(pool: Executor, taken: Callable[..., Any], pieces: Sequence[Piece]) -> "Coming":
+            memory, _ = taken(pieces)
+            return Coming(self, memory, seconds)
+
+        monkeypatch.setattr(ReadBuffer, "read", read_in_a_second)
+        monkeypatch.setattr(memory_ahead, "begun", begun)
+        for module in (memory_ahead, check_data):
+            monkeypatch.setattr(module, "monotonic", lambda: self.now)
+
+
+@dataclass
+class Coming:
+    """Stands for the future of one batch's memory."""
+
+    clock: SlowMemory
+    memory: ReadBuffer
+    seconds: float
+
+    def __post_init__(self) -> None:
+        self.due = self.clock.now + self.seconds
+
+    def result(self, timeout: float | None) -> tuple[ReadBuffer, float]:
+        waited = max(0.0, self.due - self.clock.now)
+        self.clock.now += waited if timeout is None else min(waited, timeout)
+        if self.clock.now < self.due:
+            raise TimeoutError
+        return self.memory, self.seconds
+
+
+@pytest.mark.parametrize(
+    ("seconds", "kept_batches", "took_s"),
+    [
+        (0, 6, 6),
+        (0.5, 5, 6),  # the first is read meanwhile
+        (1.25, 4, 6.75),  # memory that is a quarter of a second away is waited for
+        (1.5, 2, 6),
+        (3, 1, 6),
+        (100, 0, 6),
+    ],
+)
+def test_as_much_is_kept_as_there_is_memory_for_in_time(history, trained, monkeypatch, seconds, kept_batches, took_s):
+    clock = SlowMemory(monkeypatch, seconds)
     monkeypatch.setattr(check_data, "BATCH_BYTES", 1)
-    session, _, _ = trained
-    opened = History.open(history)
-    extents = [extent for extent in opened.extents(opened.resolve(f"{session.run}:1")) if extent.kind == "model"]
+    extents = extents_of(history, trained)
     assert len(extents) == 6
     kept = {}
-    damaged = check_extents(history, extents, progress=lambda _: was_read.release(), kept=kept, most_kept_bytes=ALL)
-    assert list(damaged) == []
-    assert len(kept) == kept_batches
+    assert list(check_extents(history, extents, kept=kept, most_kept_bytes=ALL)) == []
+    assert (len(kept), clock.now) == (kept_batches, took_s)
 
 
-def test_memory_is_taken_while_the_batch_before_is_read(history, trained, monkeypatch):
-    """Each read begins when the memory for the next batch is being taken, and not before; the first takes its own."""
-    session, _, _ = trained
-    opened = History.open(history)
-    extents = [extent for extent in opened.extents(opened.resolve(f"{session.run}:1")) if extent.kind == "model"]
-    both = Barrier(2)
-    populate, read = ReadBuffer.populate, ReadBuffer.read
-
-    def populate_during_a_read(buffer: ReadBuffer, pieces: Sequence[Piece]) -> None:
-        if current_thread() is not main_thread():
-            both.wait(timeout=60)
-        populate(buffer, pieces)
-
-    def read_while_memory_is_taken(buffer: ReadBuffer, *args) -> object:
-        both.wait(timeout=60)
-        return read(buffer, *args)
-
-    monkeypatch.setattr(ReadBuffer, "populate", populate_during_a_read)
-    monkeypatch.setattr(ReadBuffer, "read", read_while_memory_is_taken)
-    monkeypatch.setattr(check_data, "BATCH_BYTES", 1)
+def test_a_single_batch_waits_for_its_memory(history, trained, monkeypatch):
+    SlowMemory(monkeypatch, 100)
+    extents = extents_of(history, trained)
     kept = {}
     assert list(check_extents(history, extents, kept=kept, most_kept_bytes=ALL)) == []
     assert kept.keys() == set(extents)
 
 
+def test_memory_is_taken_while_a_batch_is_read(history, trained, monkeypatch):
+    """Each read begins when the memory for another batch is being taken, and not before; the last one has none left."""
+    both = Barrier(2)
+    populate, read = ReadBuffer.populate, ReadBuffer.read
+    reads: list[int] = []
+
+    def populate_during_a_read(buffer: ReadBuffer, *args: Any, **options: Any) -> None:
+        both.wait(timeout=60)
+        populate(buffer, *args, **options)
+
+    def read_while_memory_is_taken(buffer: ReadBuffer, *args: Any) -> Any:
+        reads.append(1)
+        if len(reads) == 1:
+            both.wait(timeout=60)
+        return read(buffer, *args)
+
+    monkeypatch.setattr(ReadBuffer, "populate", populate_during_a_read)
+    monkeypatch.setattr(ReadBuffer, "read", read_while_memory_is_taken)
+    monkeypatch.setattr(check_data, "BATCH_BYTES", 1)
+    extents = extents_of(history, trained)[:2]
+    kept = {}
+    assert list(check_extents(history, extents, kept=kept, most_kept_bytes=ALL)) == []
+    assert len(reads) == 2
+
+
+def test_what_is_being_taken_at_the_end_is_given_up(monkeypatch):
+    """A thread that goes on taking memory that nobody needs would hold up what comes next."""
+    taking, ended = Event(), Event()
+
+    def populate(buffer: ReadBuffer, pieces: Sequence[Piece], *, stopped: Callable[[], bool]) -> None:
+        taking.set()
+        while not stopped():
+            time.sleep(0.001)
+        ended.set()
+
+    monkeypatch.setattr(ReadBuffer, "populate", populate)
+    with memory_ahead.MemoryAhead() as ahead:
+        ahead.begin([Piece("file", 0, 1)])
+        assert taking.wait(60)
+        assert ahead.memory(patience_s=0.0) is None
+    assert ended.is_set()
+
+
 def test_damaged_bytes_are_not_kept(history, trained):
-    session, _, _ = trained
-    opened = History.open(history)
-    extents = [extent for extent in opened.extents(opened.resolve(f"{session.run}:1")) if extent.kind == "model"]
+    extents = extents_of(history, trained)
     victim = extents[1]
     with (history / victim.file).open("r+b") as file:
         file.seek(victim.offset)
