@@ -65,9 +65,10 @@ def restore(
        dataloader become what they were. Any world size and ZeRO stage may have written them. All ranks must call it. It
        is all or nothing: everything, including every byte, is checked before the first byte is overwritten.
        What is read for that is kept in half of the host memory that is free; what does not fit there, or for which no
-       memory comes in time, is read a second time. `verify=False` keeps nothing and reads everything once: checksums are then compared while overwriting, and
-       RestoreError says that the live state is mixed if they differ. A session of the target that is open is closed
-       first, with a warning; the next `enable` begins a child run. Returns the checkpoint.
+       memory comes in time, is read a second time. `verify=False` keeps nothing and reads everything once: checksums
+       are then compared while overwriting, and RestoreError says that the live state is mixed if they differ. A session
+       of the target that is open is closed first, with a warning; the next `enable` begins a child run. Returns the
+       checkpoint.
 
     Without both: `{kind: {name: tensor}}` in host memory, in their global shapes; `names` and `kinds` (glob patterns)
        choose, and only what is chosen is read.
