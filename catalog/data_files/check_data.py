@@ -55,7 +55,12 @@ def _header(root: Path, manifest: Manifest) -> Header:
     """Return the header of a part's data file, from wherever its bytes are."""
     path = root / manifest.file
     if not only_packed(root, [manifest.file]):
-        return read_header(path)
+        try:
+            return read_header(path)
+        except FileNotFoundError:
+            # A data file that was there a moment ago has given way to its image.
+            if not only_packed(root, [manifest.file]):
+                raise
     (extent,) = (extent for extent in manifest.extents() if extent.kind == "header")
     if extent.nbytes > HEADER_LENGTH_BYTES + MAX_HEADER_BYTES:
         raise FormatError(f"{path}: a header of {extent.nbytes} bytes, {MAX_HEADER_BYTES} are allowed")

@@ -6,20 +6,23 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from catalog_helpers import Run, flip_bit
+from catalog_helpers import Run, flip_bit, meanwhile
 from packed_helpers import RUN, STEPS, all_bytes, compacted, make_history, packed_files_of, ref
 from retention_helpers import cut_off
 
 from catalog.access.pins import pinned
 from catalog.compaction import pack, spans
 from catalog.compaction.compact import compact_run
+from catalog.data_files import check_data
 from catalog.data_files.stored_bytes import Buffer, Piece, ReadBuffer
 from catalog.encoding.planes import packed
 from catalog.errors import SetupError
+from catalog.format.marker import read_marker
 from catalog.format.packed_file import read_packed_file
 from catalog.gc import collect_garbage
 from catalog.history import History
 from catalog.paths import data_file, packed_file
+from catalog.read.checkpoint import read_part
 from catalog.retention.facts import bytes_on_disk
 from catalog.verify import verify
 
@@ -249,3 +252,14 @@ def test_what_does_not_give_the_same_bytes_again_never_takes_the_place_of_a_data
     assert packed_files_of(history) == []
     assert list(history.root.rglob("*.tmp")) == []
     assert all_bytes(history) == before
+
+
+def test_a_header_is_found_in_the_image_that_takes_its_files_place_meanwhile(
+    history: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marker = read_marker(history.paths, RUN, 10)
+    manifest = read_part(history.paths, marker, marker.parts[0])
+    happened = meanwhile(monkeypatch, check_data, "read_header", lambda: compacted(history))
+    check_data.check_header(history.root, manifest)
+    assert happened
+    assert not (history.root / manifest.file).exists()
