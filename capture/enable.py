@@ -308,12 +308,11 @@ def _close_sessions_before(
     if ranks.any(any(previous.is_open for previous in before)):
         listing = StateListing(providers, rank=ranks.rank, world_size=ranks.world_size, align=mmap.PAGESIZE)
         _looked_at(listing, ranks, keep=keep)
-    close_sessions(
-        before,
-        rank=ranks.rank,
-        consequence="captures these objects already: it is closed, and a new run begins; call session.close() first if "
-        "that is meant",
+    consequence = (
+        "captures these objects already: it is closed, and a new run begins; call session.close() first if that is "
+        "meant"
     )
+    ranks.agree("closing the session before", lambda: close_sessions(before, rank=ranks.rank, consequence=consequence))
 
 
 def _looked_at(listing: StateListing, ranks: Ranks, *, keep: Policy | None) -> str:

@@ -106,7 +106,8 @@ def restore(
     # The last step of a session is there once the last rank has ended: only then can one say which step is the latest.
     ranks.agree("closing the session", lambda: close_sessions(sessions, rank=ranks.rank, consequence=consequence))
     text = ranks.agree("resolving the step", lambda: str(_named(opened, ref)) if ranks.rank == 0 else "")
-    step = find_step(opened, ranks.broadcast(text))
+    chosen = ranks.broadcast(text)
+    step = ranks.agree("resolving the step", lambda: find_step(opened, chosen))
     found = step.ref if isinstance(step, RedoRef) else step
     rebuilt = made_again(opened, found, ranks)
     takers = all_providers(loop.providers(), dataloader, providers)

@@ -165,8 +165,7 @@ class _Verification:
 
     def checkpoint(self, ref: CheckpointRef, *, may_go: bool = False) -> None:
         """Check the marker and the manifests, and then the data files whose manifest can be trusted. `may_go`: whether
-        it
-        is no problem that the checkpoint is gone."""
+        it is no problem that the checkpoint is gone."""
         with ExitStack() as pins:
             try:
                 pins.enter_context(pinned(self.paths, ref))

@@ -134,9 +134,9 @@ def check_extents(
 ) -> Iterator[DamagedExtent]:
     """Read extents by place and yield the damaged ones; live memory is not touched.
 
-    `kept` gets the bytes of as many of the first extents as there is memory for in time, at most `most_kept_bytes`
-    together. Beyond that it takes memory for the largest extent and what is rounded from it, or BATCH_BYTES. An
-    extent that can't be read is damaged, too.
+    Of the first extents, those that have at most `most_kept_bytes` together, `kept` gets the bytes of as many as there
+    is memory for in time. Beyond that it takes memory for the largest extent and what is rounded from it, or
+    BATCH_BYTES. An extent that can't be read is damaged, too.
     """
     in_order = sorted(extents, key=by_place)
     fitting = 0 if kept is None else _fitting(in_order, most_kept_bytes)
@@ -207,14 +207,13 @@ def _compared(
         else:
             yield DamagedExtent(batch[0].file, _field(batch[0]), f"not readable: {error}")
         return
+    damaged = dict(mismatches(batch, checksums))
     if kept is not None:
-        kept.update(zip(batch, pieces, strict=True))
-    for extent, actual in mismatches(batch, checksums):
+        kept.update((extent, piece) for extent, piece in zip(batch, pieces, strict=True) if extent not in damaged)
+    for extent, actual in damaged.items():
         told = (
             f"{_bytes_of(extent)} have the checksum {actual.hex()}, the manifest says {extent.checksum.hex()}: damaged"
         )
-        if kept is not None:
-            del kept[extent]
         yield DamagedExtent(extent.file, _field(extent), told)
 
 

@@ -23,8 +23,9 @@ class MemoryAhead:
     at its end is given up."""
 
     def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(1, "memory-ahead")
-        self._coming: Future[tuple[ReadBuffer, float]] | None = None
+        self._pool = ThreadPoolExecutor(1, "dshistory-memory")
+        self._coming: Future[tuple[ReadBuffer | None, float]] | None = None
+        self._has_more = True
         self._began = 0.0
         self._nbytes = 0
         self._took_s = 0.0
@@ -32,32 +33,38 @@ class MemoryAhead:
         self._ended = False
 
     def begin(self, pieces: Sequence[Piece]) -> None:
-        """Begin to take memory for these pieces, unless some is being taken already."""
-        if self._coming is None:
+        """Begin to take memory for these pieces, unless some is being taken already, or the system has refused some."""
+        if self._coming is None and self._has_more:
             self._began = monotonic()
             self._nbytes = sum(piece.nbytes for piece in pieces)
             self._coming = begun(self._pool, self._taken, pieces)
 
     def memory(self, *, patience_s: float) -> ReadBuffer | None:
-        """Return the memory that was begun, once it is there; None where that would take longer than `patience_s`, as
-        far as the memory before it tells, or else the time that has gone by."""
-        assert self._coming is not None
-        left_s = passed_s = monotonic() - self._began
-        if self._took_bytes:
-            left_s = self._took_s / self._took_bytes * self._nbytes - passed_s
+        """Return the memory that was begun, once it is there; None where that would take longer than `patience_s`, or
+        the system has refused it. How long it takes is what the memory before it tells, and once that time has gone by,
+        as long again as it has taken."""
+        if self._coming is None:
+            return None
+        passed_s = monotonic() - self._began
+        expected_s = self._took_s / self._took_bytes * self._nbytes if self._took_bytes else 0.0
+        left_s = expected_s - passed_s if expected_s > passed_s else passed_s
         timeout_s = patience_s if left_s < patience_s else 0.0
         try:
             memory, took_s = self._coming.result(None if timeout_s == math.inf else timeout_s)
         except TimeoutError:
             return None
         self._coming = None
+        self._has_more = memory is not None
         self._took_s += took_s
         self._took_bytes += self._nbytes
         return memory
 
-    def _taken(self, pieces: Sequence[Piece]) -> tuple[ReadBuffer, float]:
+    def _taken(self, pieces: Sequence[Piece]) -> tuple[ReadBuffer | None, float]:
         memory = ReadBuffer()
-        memory.populate(pieces, stopped=lambda: self._ended)
+        try:
+            memory.populate(pieces, stopped=lambda: self._ended)
+        except (OSError, MemoryError):
+            return None, 0.0
         return memory, monotonic() - self._began
 
     def __enter__(self) -> Self:

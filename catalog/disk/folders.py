@@ -28,8 +28,8 @@ def open_folder(path: os.PathLike[str] | str, parent: int | None = None) -> Iter
 def remove_files(
     folder: int, is_known: Callable[[str], bool], *, only_temporaries: bool, min_age_s: float = 0.0
 ) -> list[str]:
-    """Remove the regular files with a known name, or with a temporary name for one, that were last written so many
-    seconds ago; return the names of the others. What is removed stays removed after a power cut."""
+    """Remove the regular files with a known name, or with a temporary name for one, that were last written at least
+    `min_age_s` seconds ago; return the names of the others. What is removed stays removed after a power cut."""
     others = []
     removed = False
     for name in os.listdir(folder):

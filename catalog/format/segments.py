@@ -216,8 +216,9 @@ def _next_sequence(folder: Path, writer: str) -> int:
 
 def segments(folder: Path) -> Iterator[Path]:
     """Yield the published segments in a folder, by name; also those that another one replaces."""
-    if is_real_folder(folder):
-        yield from sorted(path for path in folder.iterdir() if is_segment(path.name))
+    with contextlib.suppress(FileNotFoundError):
+        if is_real_folder(folder):
+            yield from sorted(path for path in folder.iterdir() if is_segment(path.name))
 
 
 def listings(folder: Path) -> Iterator[list[str]]:

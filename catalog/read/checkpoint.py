@@ -32,7 +32,7 @@ class Checkpoint:
 def read_checkpoint(paths: HistoryPaths, run: str, step: int) -> Checkpoint:
     """Read the marker and every manifest; the data files are not opened.
 
-    FileNotFoundError when the checkpoint is not committed; FormatError or CorruptError names file and field.
+    NotFoundError when the checkpoint is not committed; FormatError or CorruptError names file and field.
     """
     marker = read_marker(paths, run, step)
     return Checkpoint(marker, tuple(read_part(paths, marker, part) for part in marker.parts))
@@ -45,8 +45,7 @@ def read_part(paths: HistoryPaths, marker: Marker, part: MarkerPart) -> Manifest
     try:
         data = read_bounded(path)
     except FileNotFoundError as error:
-        if not os.path.lexists(paths.marker(marker.run, marker.step)):
-            raise NotFoundError(f"checkpoint {marker.run}:{marker.step} of {paths.root} was just removed") from error
+        _require_there(paths, marker)
         raise CorruptError(f"{path}: the file is missing, the marker of {marker.run}:{marker.step} names it") from error
     actual = native.checksum(data)
     if actual.hex() != part.manifest_checksum:
@@ -69,6 +68,12 @@ def read_part(paths: HistoryPaths, marker: Marker, part: MarkerPart) -> Manifest
     return manifest
 
 
+def _require_there(paths: HistoryPaths, marker: Marker) -> None:
+    """Raise NotFoundError when a checkpoint was removed since its marker was read: then its files are not missing."""
+    if not os.path.lexists(paths.marker(marker.run, marker.step)):
+        raise NotFoundError(f"checkpoint {marker.run}:{marker.step} of {paths.root} was just removed")
+
+
 def needed_by(checkpoint: Checkpoint) -> tuple[NeededFile, ...]:
     """Return the data files that a checkpoint needs, its own and those that it refers to, each once."""
     # A row of the codec `rounded` names fewer bytes than the raw row that has them, which it never reaches beyond.
@@ -84,7 +89,7 @@ def needed_by(checkpoint: Checkpoint) -> tuple[NeededFile, ...]:
 def check_data_files(paths: HistoryPaths, checkpoint: Checkpoint) -> None:
     """Check that every file that the extents name exists, has the size that the marker says, and reaches to their ends.
 
-    FormatError or CorruptError names the file.
+    FormatError or CorruptError names the file; NotFoundError when the checkpoint was removed since it was read.
     """
     sizes = {part.data: part.data_bytes for part in checkpoint.marker.parts}
     root = paths.root.resolve()
@@ -96,6 +101,7 @@ def check_data_files(paths: HistoryPaths, checkpoint: Checkpoint) -> None:
         try:
             size = data_file_bytes(paths.root, file)
         except FileNotFoundError as error:
+            _require_there(paths, checkpoint.marker)
             raise CorruptError(
                 f"{path}: the file is missing, checkpoint {checkpoint.marker.run}:{checkpoint.marker.step} needs it"
             ) from error

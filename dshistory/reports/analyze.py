@@ -45,9 +45,8 @@ def analyze(history: History, refs: Sequence[CheckpointRef], *, quiet: bool) -> 
     if analyzed:
         index.register(history.paths, patience_s=_PATIENCE_S)
     rows = [{"run": ref.run, "step": ref.step, "bytes": sizes[ref]} for ref in analyzed]
-    return Table(
-        pa.Table.from_pylist(rows, schema=_SCHEMA), formats={"bytes": "bytes"}, note=_note(len(analyzed), known)
-    )
+    note = _note(len(analyzed), known, len(refs))
+    return Table(pa.Table.from_pylist(rows, schema=_SCHEMA), formats={"bytes": "bytes"}, note=note)
 
 
 def _analyze(history: History, ref: CheckpointRef, bar: ByteProgress) -> None:
@@ -61,9 +60,11 @@ def _analyze(history: History, ref: CheckpointRef, bar: ByteProgress) -> None:
             ) from error
 
 
-def _note(computed: int, known: int) -> str:
+def _note(computed: int, known: int, asked: int) -> str:
     if computed and known:
         return f"statistics of {counted(computed, 'checkpoint')} computed; {known} had them"
     if computed:
         return f"statistics of {counted(computed, 'checkpoint')} computed"
-    return f"nothing to compute: {counted(known, 'checkpoint')}, all with statistics" if known else "no checkpoint yet"
+    if known:
+        return f"nothing to compute: {counted(known, 'checkpoint')}, all with statistics"
+    return f"nothing to compute: {counted(asked, 'checkpoint')}, removed meanwhile" if asked else "no checkpoint yet"

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
+from catalog.access.pins import pinned
 from catalog.errors import NotFoundError
 from catalog.history import History
 from catalog.records import CheckpointRef
@@ -54,7 +55,8 @@ def equal_weights(history: History, refs: Collection[CheckpointRef]) -> Iterator
 
 def _are_equal(history: History, one: CheckpointRef, other: CheckpointRef) -> bool:
     try:
-        return _weights(history, one) == _weights(history, other)
+        with pinned(history.paths, one, other):
+            return _weights(history, one) == _weights(history, other)
     except NotFoundError:
         # One of them was removed since the index was asked.
         return False

@@ -140,9 +140,10 @@ def read_steps(
     wanted: Wanted,
     parts: Mapping[str, Floats],
     advance: Advance,
-) -> None:
-    """Fill in the `parts` of the `wanted` cells that describe a tensor itself, but for checkpoints that were removed;
-    calls `advance` with the bytes read."""
+) -> Wanted:
+    """Fill in the `parts` of the `wanted` cells that describe a tensor itself, and return which: all but those of
+    checkpoints that were removed. Calls `advance` with the bytes read."""
+    filled = np.zeros_like(wanted)
     with _Checkpoints(history, refs, keys, wanted) as checkpoints:
         for place, which in _by_place(wanted):
             tensors = checkpoints.tensors(place)
@@ -150,6 +151,8 @@ def read_steps(
             for tensor in filter(tensors.__contains__, which):
                 read = _compared_with_itself(history.root, tensors[tensor], advance, held)
                 _fill(parts, _STEP_PARTS, (tensor, place), read)
+                filled[tensor, place] = True
+    return filled
 
 
 def read_updates(

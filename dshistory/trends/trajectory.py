@@ -146,8 +146,7 @@ def _step_parts(asked: _Question) -> _Found:
     if set(parts) <= READABLE:
         wanted = stored.there & ~known & ~stored.same
         with asked.reading(stored, wanted) as bar:
-            read_steps(asked.history, asked.refs, keys, wanted, parts, bar.advance)
-        known = known | wanted
+            known = known | read_steps(asked.history, asked.refs, keys, wanted, parts, bar.advance)
     # In ascending order, so that a value is carried on over any number of checkpoints in which the tensor does not
     # change.
     for place in range(1, len(asked.refs)):

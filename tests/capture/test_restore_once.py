@@ -1,6 +1,8 @@
 """A restore keeps the bytes that it has verified, as far as memory allows, and reads only the others again."""
 
+import errno
 import importlib
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
@@ -18,7 +20,7 @@ from capture.load.assignments import Assignment
 from capture.load.read_into import read_into
 from catalog.data_files import check_data, memory_ahead
 from catalog.data_files.check_data import check_extents
-from catalog.data_files.stored_bytes import Piece, ReadBuffer
+from catalog.data_files.stored_bytes import Piece, ReadBuffer, by_place
 from catalog.history import History
 from catalog.records import Extent
 
@@ -83,11 +85,12 @@ def test_what_is_put_back_is_what_was_verified(history, trained):
 
 class SlowMemory:
     """Stands for the thread that takes memory, and for the clock: each read takes a second, and each batch's memory a
-    number of seconds."""
+    number of seconds; `then` is that of all but the first."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: float, *, then: float | None = None) -> None:
         self.now = 0.0
         read = ReadBuffer.read
+        takes = itertools.chain([seconds], itertools.repeat(seconds if then is None else then))
 
         def read_in_a_second(buffer: ReadBuffer, *args: Any) -> Any:
             self.now += 1
@@ -95,7 +98,7 @@ class SlowMemory:
 
         def begun(pool: Executor, taken: Callable[..., Any], pieces: Sequence[Piece]) -> "Coming":
             memory, _ = taken(pieces)
-            return Coming(self, memory, seconds)
+            return Coming(self, memory, next(takes))
 
         monkeypatch.setattr(ReadBuffer, "read", read_in_a_second)
         monkeypatch.setattr(memory_ahead, "begun", begun)
@@ -194,9 +197,13 @@ def test_what_is_being_taken_at_the_end_is_given_up(monkeypatch):
     assert ended.is_set()
 
 
-def test_damaged_bytes_are_not_kept(history, trained):
+@pytest.mark.parametrize("batch_bytes", [1, check_data.BATCH_BYTES])
+@pytest.mark.parametrize("place", range(6))
+def test_damaged_bytes_are_found_and_not_kept(history, trained, monkeypatch, batch_bytes, place):
+    """In batches from either end, with memory of their own or without."""
+    monkeypatch.setattr(check_data, "BATCH_BYTES", batch_bytes)
     extents = extents_of(history, trained)
-    victim = extents[1]
+    victim = sorted(extents, key=by_place)[place]
     with (history / victim.file).open("r+b") as file:
         file.seek(victim.offset)
         byte = file.read(1)[0]
@@ -205,4 +212,43 @@ def test_damaged_bytes_are_not_kept(history, trained):
     kept = {}
     (damage,) = check_extents(history, extents, kept=kept, most_kept_bytes=ALL)
     assert victim.name in damage.field
-    assert kept.keys() == set(extents) - {victim}
+    assert kept.keys() <= set(extents) - {victim}
+    assert kept.keys() == set(extents) - {victim} or batch_bytes == 1
+
+
+def test_where_the_system_refuses_memory_nothing_is_kept(history, trained, monkeypatch):
+    refused: list[int] = []
+
+    def populate(buffer: ReadBuffer, pieces: Sequence[Piece], *, stopped: Callable[[], bool]) -> None:
+        refused.append(1)
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(ReadBuffer, "populate", populate)
+    monkeypatch.setattr(check_data, "BATCH_BYTES", 1)
+    kept = {}
+    read: list[int] = []
+    extents = extents_of(history, trained)
+    assert list(check_extents(history, extents, progress=read.append, kept=kept, most_kept_bytes=ALL)) == []
+    assert (kept, sum(read)) == ({}, sum(extent.nbytes for extent in extents))
+    assert refused == [1], "once is enough"
+
+
+def test_without_a_thread_all_is_kept(history, trained, monkeypatch):
+    def submit(*args: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(memory_ahead.ThreadPoolExecutor, "submit", submit)
+    monkeypatch.setattr(check_data, "BATCH_BYTES", 1)
+    extents = extents_of(history, trained)
+    kept = {}
+    assert list(check_extents(history, extents, kept=kept, most_kept_bytes=ALL)) == []
+    assert kept.keys() == set(extents)
+
+
+def test_memory_that_becomes_slow_is_not_waited_for(history, trained, monkeypatch):
+    """Of six batches the first memory comes at once, and the next takes far longer than that one tells."""
+    clock = SlowMemory(monkeypatch, 0.4, then=100)
+    monkeypatch.setattr(check_data, "BATCH_BYTES", 1)
+    kept = {}
+    assert list(check_extents(history, extents_of(history, trained), kept=kept, most_kept_bytes=ALL)) == []
+    assert (len(kept), clock.now) == (1, 6)

@@ -1,7 +1,5 @@
 """`resume="auto"` verifies in shares: every byte is read by one rank, and damage in any share counts for all."""
 
-import threading
-
 import pytest
 from capture_helpers import make, one_step
 
@@ -73,14 +71,21 @@ def test_a_damaged_checkpoint_is_passed_over_and_said(written, history):
     assert facts.parent_step == 0
 
 
-def test_a_run_that_somebody_looks_after_for_a_moment_is_gone_on_with(written, history):
+def test_a_run_that_somebody_looks_after_for_a_moment_is_gone_on_with(written, history, monkeypatch):
     """A training that begins in the same history holds the locks of a dead run while it removes its leftovers."""
     run = written.current_run()
     held = try_lock(written.paths.lock(run, 0))
     assert held is not None
-    letting_go = threading.Timer(0.3, free_lock, [held])
-    letting_go.start()
+    asked, looks = History.held, []
+
+    def let_go_after_a_look(self: History, name: str) -> bool:
+        looks.append(asked(self, name))
+        if len(looks) == 1:
+            free_lock(held)
+        return looks[-1]
+
+    monkeypatch.setattr(History, "held", let_go_after_a_look)
     model, optimizer = make(256, seed=6)
     with capture.enable(model, optimizer=optimizer, every=1, history=history, resume="auto") as session:
         assert session.resumed_from == written.resolve(f"{run}:1")
-    letting_go.join()
+    assert looks[:2] == [True, False]

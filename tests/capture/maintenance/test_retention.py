@@ -243,7 +243,7 @@ def test_a_redo_log_keeps_to_the_budget_at_every_moment(history, segments_of_one
                 all_done(session)
     assert session.failures == []
     assert budget // 2 < seen.most_bytes <= budget
-    figure(f"bytes at most, of a budget of {budget}", seen.most_bytes)
+    figure(f"bytes at most, under keep={options['keep']!r}", seen.most_bytes)
     opened = History.open(history)
     recorded = recorded_steps(opened.paths, session.run)
     assert recorded[0] > 1, "old steps go"

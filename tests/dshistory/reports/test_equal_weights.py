@@ -56,6 +56,6 @@ def test_a_step_that_is_removed_meanwhile_is_not_compared(tmp_path, monkeypatch)
     def removes():
         assert remove(h.history, [gone], force=True, dry_run=False).removed
 
-    happened = meanwhile(monkeypatch, equal_weights, "_weights", removes)
+    happened = meanwhile(monkeypatch, equal_weights, "pinned", removes)
     assert list(equal_weights.equal_weights(h.history, h.history.checkpoints())) == []
     assert happened

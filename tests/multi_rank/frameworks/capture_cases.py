@@ -281,6 +281,31 @@ def case_latest_is_the_step_that_the_last_rank_has_ended(folder: Path) -> None:
     assert (found, session.is_open) == (CheckpointRef(session.run, 2), False)
 
 
+def case_a_session_that_can_not_be_closed_ends_the_next_enable_and_a_restore_on_all_ranks(folder: Path) -> None:
+    """Its failure is that of rank 1 alone."""
+    for closes in ("enable", "restore"):
+        said = refused(lambda root=folder / f"strict-{closes}", closes=closes: _ends_a_failing_session(root, closes))
+        if dist.get_rank() == 0:
+            assert "closing the session" in said, said
+            assert "failed on rank 1" in said, said
+
+
+def _ends_a_failing_session(root: Path, closes: str) -> None:
+    model, optimizer = make()
+    faults = native.Faults(fail_after=3) if dist.get_rank() == 1 else None
+    session = faulty_session(model, optimizer, root, faults=faults, strict=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        one_step(model, optimizer)
+        try:
+            if closes == "enable":
+                capture.enable(model, optimizer=optimizer, every=1, history=root)
+            else:
+                capture.restore("latest", history=root, model=model, optimizer=optimizer)
+        finally:
+            assert not session.is_open
+
+
 def case_a_part_that_a_commit_has_overtaken_is_removed(folder: Path) -> None:
     """Rank 1 can't take step 1; once a later step is committed, rank 0 removes its part while the session is open."""
     model, optimizer = make()
