@@ -95,7 +95,9 @@ class Ranks:
             self.agree(f"seeing {folder}", lambda: self._require(path))
         finally:
             if self.rank == 0:
-                path.unlink(missing_ok=True)
+                # Whatever ails it, the other ranks are about to enter the next collective.
+                with contextlib.suppress(OSError):
+                    path.unlink()
 
     def see_locks(self, lock: Callable[[int], Path]) -> bool | None:
         """Return whether ranks on different hosts see each other's locks, or None when all are on one host.

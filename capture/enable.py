@@ -32,6 +32,7 @@ from capture.resume import resume_newest
 from capture.session.new_run import begin_run
 from capture.session.options import SessionOptions
 from capture.session.session import Session, close_at_exit
+from capture.snapshot.shared_row import require_same_row
 from capture.snapshot.state_listing import StateListing
 from capture.snapshot.writer_choice import Backend, ChosenWriter, WriterOptions, agree_on_writer
 from capture.state.averages import uncaptured_averages
@@ -234,7 +235,7 @@ def _begin(
     course: ReplayCourse | None,
 ) -> Session:
     """Choose the writer, begin the run and capture the first step; leave nothing open when one of these fails."""
-    file_system = native.probe_file_system(str(root))
+    file_system = ranks.agree(f"looking at the file system of {root}", lambda: native.probe_file_system(str(root)))
     listing = StateListing(
         providers, rank=ranks.rank, world_size=ranks.world_size, align=int(file_system["place_align"])
     )
@@ -319,6 +320,8 @@ def _looked_at(listing: StateListing, ranks: Ranks, *, keep: Policy | None) -> s
     """Return the hash of the state's layout, the same on all ranks. Refuse state that can't be stored, and a budget in
     which not even what there is of it now has room."""
     layout_hash: str = ranks.broadcast(ranks.agree("looking at the state", listing.layout_hash))
+    if ranks.world_size > 1:
+        require_same_row(listing.shared_row(), ranks)
     if keep is not None and keep.budget_bytes is not None:
         needed_bytes = sum(ranks.gather(listing.planned_bytes({})))
         if needed_bytes > keep.budget_bytes:

@@ -17,6 +17,7 @@ from typing import Any, Final
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from capture.active_sessions import note_origin, sessions_of
+from capture.collectives import Ranks
 from capture.defaults import history_path
 from capture.enable import enable
 from capture.loops.pytorch.loop import count_from
@@ -121,13 +122,14 @@ class HistoryCallback(TrainerCallback):  # type: ignore[misc]
                 "pass trainer.train(resume_from_checkpoint=path), and compare the two runs: dshistory.compare(a, b)"
             )
         target, of_torch = trainer_target(model, optimizer=optimizer, scheduler=lr_scheduler)
+        ranks = Ranks(*loop_for(target, **of_torch).ranks())
         if of_torch:
             # A session that an exception has left open counts the steps of the same optimizer: it must end before the
             # count is set.
             for previous in sessions_of([unwrapped(model), unwrapped_optimizer(optimizer)]):
-                previous.close()
+                ranks.agree("closing the session before", previous.close)
             count_from(optimizer, state.global_step)
-        parent = self._parent(state)
+        parent = ranks.agree("looking for the step that the Trainer goes on from", lambda: self._parent(state))
         if parent is not None:
             note_origin(loop_for(target, **of_torch).subjects(), parent)
         self._position.note(state)

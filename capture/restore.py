@@ -79,9 +79,9 @@ def restore(
 
     Raises NotFoundError (names the nearest step), MismatchError (names what does not fit), CorruptError, RestoreError.
     """
-    opened = History.open(history_path(history))
     target = engine if engine is not None else model
     if target is None:
+        opened = History.open(history_path(history))
         if any(value is not None for value in (optimizer, scheduler, scaler, dataloader)) or providers:
             raise SetupError(
                 "restore: to put an optimizer, scheduler, scaler or dataloader back, pass engine= or model= too"
@@ -99,6 +99,7 @@ def restore(
     loop = loop_for(target, optimizer=optimizer, scheduler=scheduler, scaler=scaler)
     ranks = Ranks(*loop.ranks())
     sessions = sessions_of(loop.subjects())
+    opened = ranks.agree("opening the history", lambda: History.open(history_path(history)))
     ranks.agree("resolving the step", lambda: _require_there(opened, ref, [one for one in sessions if one.is_open]))
     consequence = (
         "is closed, since its training is put back: call capture.enable again to capture what comes, as a child run"
@@ -110,7 +111,7 @@ def restore(
     step = ranks.agree("resolving the step", lambda: find_step(opened, chosen))
     found = step.ref if isinstance(step, RedoRef) else step
     rebuilt = made_again(opened, found, ranks)
-    takers = all_providers(loop.providers(), dataloader, providers)
+    takers = ranks.agree("listing the state", lambda: all_providers(loop.providers(), dataloader, providers))
     # Restoring a model's weights alone is usual. Whoever passes an optimizer too goes on training and needs everything.
     whole = engine is not None or optimizer is not None
     restore_live(opened, found, ranks=ranks, providers=takers, whole=whole, verify=verify, rebuilt=rebuilt)
@@ -200,8 +201,7 @@ def restore_live(
         # failed to read and the others entered it, they would wait there forever.
         ranks.agree(f"reading checkpoint {ref}", lambda: _overwrite(history, ref, assignments, kept))
         kept.clear()
-        for provider in providers:
-            provider.finish(available)
+        ranks.agree(f"finishing the restore of checkpoint {ref}", lambda: _finish(providers, available))
         if whole and ranks.rank == 0:
             warn_of_unclaimed(ref, objects)
 
@@ -226,6 +226,19 @@ def _overwrite(
             f"restoring {ref} stopped half-way, the live state is a mixture now: restore another step before going on: "
             f"{error}"
         ) from error
+
+
+def _finish(providers: Sequence[StateProvider], available: Available) -> None:
+    """Finish all providers, whatever ails one of them: what another does may be a collective, which the other ranks
+    have entered. Then raise the first error."""
+    failures = []
+    for provider in providers:
+        try:
+            provider.finish(available)
+        except Exception as error:  # noqa: BLE001 - a user's provider may raise anything
+            failures.append(error)
+    if failures:
+        raise failures[0]
 
 
 def _prepare(

@@ -40,7 +40,7 @@ from catalog.errors import UnsupportedError
 from catalog.format.header import Entry, entries_json, header_bytes_needed
 from catalog.records import CHECKSUM_BYTES
 
-__all__ = ["Plan", "Referable", "make_plan", "signature_of"]
+__all__ = ["Plan", "Referable", "is_cut", "make_plan", "signature_of"]
 
 MIN_RUN_BYTES = 1 << 20
 """Shorter runs are packed and copied: a request of its own costs more than a copy."""
@@ -397,16 +397,19 @@ def _ranges(items: Sequence[TensorItem], rank: int, world_size: int) -> list[tup
     of bytes, cut into equal shares, except where a rank has its own range to write, and for weights whose masters are
     replicated too: these are cut where the masters are, so that one rank writes both.
     """
-    shared = [item for item in items if item.placement == "replicated" and item.written is None]
+    shared = [item for item in items if is_cut(item)]
     like = masters_of(shared)
     row = [item for item in shared if like.get(id(item), item) is item]
     cuts = {id(item): cut for item, cut in zip(row, _cuts(row, rank, world_size), strict=True)}
     return [
-        cuts[id(like.get(id(item), item))]
-        if item.placement == "replicated" and item.written is None
-        else item.written or (0, item.tensor.numel())
+        cuts[id(like.get(id(item), item))] if is_cut(item) else item.written or (0, item.tensor.numel())
         for item in items
     ]
+
+
+def is_cut(item: TensorItem) -> bool:
+    """Return whether the ranks cut a tensor into shares: all of them have it, and none has its own range to write."""
+    return item.placement == "replicated" and item.written is None
 
 
 def _cuts(items: Sequence[TensorItem], rank: int, world_size: int) -> Iterator[tuple[int, int]]:

@@ -106,6 +106,7 @@ class NativeCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         self._align: dict[Path, int] = {}
         self._current: Save | None = None
         self._inside_save = False
+        self._refused: Exception | None = None
         self._unreleased: list[FileWrite] = []
         self._closed = False
         self._saves = Saves(rank=self._ranks.rank, world_size=self._ranks.world_size)
@@ -143,16 +144,16 @@ class NativeCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
     def save(self, state_dict: Any, path: str) -> None:
         """Begin to write a file of the save that `create` began.
 
-        UnsupportedError names a value that can't be stored as data. A file that can't be created makes the save fail.
-        Outside `save_checkpoint`, that is in `save_16bit_model`, other programs will read the file: it is then in
-        torch.save's format, and durable when this returns.
+        UnsupportedError, raised by `save_checkpoint` on all ranks, names a value that can't be stored as data. A file
+        that can't be created makes the save fail. Outside `save_checkpoint`, that is in `save_16bit_model`, other
+        programs will read the file: it is then in torch.save's format, and durable when this returns.
         """
         if self._current is None:
             save_torch_file(state_dict, Path(path))
             return
-        tree = encode_tree(state_dict, known=DEEPSPEED_CLASSES, pickle=self._options.pickle)
         assert self._writer is not None, "create comes first"
         try:
+            tree = encode_tree(state_dict, known=DEEPSPEED_CLASSES, pickle=self._options.pickle)
             write = FileWrite.start(
                 tree,
                 Path(path).absolute(),
@@ -164,6 +165,9 @@ class NativeCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
             # Not raised: DeepSpeed's next collective would then wait for this rank forever. The missing receipt keeps
             # `latest` where it is.
             self._saves.fail(self._current, error)
+            return
+        except Exception as error:  # noqa: BLE001 - raised when DeepSpeed has left its last collective of the save
+            self._refused = self._refused or error
             return
         self._unreleased.append(write)
         self._saves.add(self._current, write)
@@ -286,6 +290,8 @@ class NativeCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         try:
             result = inner(*args, **kwargs)
             if self._current is not None:
+                # Of a replicated training the first rank alone writes what the user gives.
+                self._ranks.agree(f"the save {self._current.tag_folder}", self._raise_refused)
                 self._leave_program(self._current)
                 # Only here are all files of the save known to have been begun, on a path that no exception has left.
                 # From here on the background thread commits it: nothing waits, and no later call of DeepSpeed is
@@ -297,7 +303,11 @@ class NativeCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
             return result
         finally:
             # A call that raised has not completed its save, so the save leaves no receipt and never becomes `latest`.
-            self._current, self._inside_save = None, False
+            self._current, self._inside_save, self._refused = None, False, None
+
+    def _raise_refused(self) -> None:
+        if self._refused is not None:
+            raise self._refused
 
     def _leave_program(self, save: Save) -> None:
         if self._ranks.rank == 0:
@@ -321,7 +331,9 @@ class NativeCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         if folder in self._align:
             return
         self._ranks.prove_shared(folder)
-        file_system = native.probe_file_system(str(folder))
+        file_system = self._ranks.agree(
+            f"looking at the file system of {folder}", lambda: native.probe_file_system(str(folder))
+        )
         if self._writer is None:
             self._writer = agree_on_writer(folder, self._ranks, options=self._options.writer, file_system=file_system)
         self._align[folder] = int(file_system["place_align"])

@@ -18,7 +18,7 @@ from capture.changes.kept_items import all_alive
 from capture.changes.listed import Listed
 from capture.data_file.data_file import PlacedObject, object_entries
 from capture.data_file.late_bytes import ObjectTensors
-from capture.data_file.plan import Plan, make_plan, signature_of
+from capture.data_file.plan import Plan, is_cut, make_plan, signature_of
 from capture.devices.copies import CUDA, DeviceCopier
 from capture.devices.feed import FeedTake
 from capture.snapshot.transient_state import BufferKeeper, TransientState
@@ -250,6 +250,11 @@ class StateListing:
             for part in (*plan.parts, *plan.unplaced_parts)
         )
         return native.checksum(canonical({"world_size": self._world_size, "parts": rows})).hex()
+
+    def shared_row(self) -> list[tuple[str, str, str, int]]:
+        """Return kind, name, dtype and number of elements of what the ranks cut into shares, in order."""
+        items = (item for provider in self.providers for item in self._listed(provider)[1])
+        return [(item.kind, item.name, str(item.stored_dtype), item.tensor.numel()) for item in items if is_cut(item)]
 
     def forget_tensors(self) -> None:
         """List all tensors anew for the next plan: some were created, moved or freed."""

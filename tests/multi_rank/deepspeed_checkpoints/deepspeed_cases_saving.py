@@ -275,6 +275,23 @@ def case_it_is_deepspeeds_and_closes_once(folder: Path) -> None:
     engine.destroy()
 
 
+def case_what_the_first_rank_alone_would_save_is_refused_by_all(folder: Path) -> None:
+    """Of a replicated training the first rank alone saves what the user gives, and no other waits for it for ever."""
+    engine = make_engine(stage=1)
+    saver = native(engine)
+    odd = {"odd": Odd(5)}
+    refusal = UnsupportedError if deepspeed.comm.get_rank() == 0 else SetupError
+    with pytest.raises(refusal, match=r"\['odd'\].*Odd.*pickle=True"):
+        engine.save_checkpoint(str(folder / "replicated"), tag="a", client_state=odd)
+    saver.wait()
+    assert not (folder / "replicated" / "latest").exists()
+    engine.save_checkpoint(str(folder / "replicated"), tag="b", client_state={"even": 4})
+    saver.wait()
+    deepspeed.comm.barrier()
+    assert (folder / "replicated" / "latest").read_text() == "b"
+    engine.destroy()
+
+
 def case_what_is_no_data_is_refused_by_name(folder: Path) -> None:
     engine = make_engine(stage=3)
     saver = native(engine)

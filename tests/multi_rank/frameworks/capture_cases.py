@@ -17,6 +17,7 @@ import capture
 import native
 from capture.collectives import Ranks
 from capture.loops.pytorch.loop import count_from
+from capture.state.interface import Available, TensorItem
 from catalog.disk.locks import free_lock, try_lock
 from catalog.errors import (
     CorruptError,
@@ -29,7 +30,7 @@ from catalog.errors import (
 )
 from catalog.format.lock_file import LockOwner, read_lock_owner
 from catalog.history import History
-from catalog.records import CheckpointRef
+from catalog.records import CheckpointRef, Placement
 from catalog.statistics.compute import missing_parts
 from catalog.verify import verify
 
@@ -41,6 +42,8 @@ REFUSALS = (
     MismatchError,
     CorruptError,
     RestoreError,
+    NotFoundError,
+    ValueError,
 )
 
 
@@ -183,6 +186,91 @@ def case_a_first_step_that_one_rank_can_not_take(folder: Path) -> None:
     assert not optimizer._optimizer_step_pre_hooks
     one_step(model, optimizer)
     assert not History.open(folder / "first").checkpoints()
+
+
+class Average:
+    """A provider of one tensor."""
+
+    def __init__(self, placement: Placement) -> None:
+        self.item = TensorItem("weight", "average", (100,), torch.ones(100), placement=placement)
+
+    def tensors(self) -> list[TensorItem]:
+        return [self.item]
+
+    def objects(self) -> dict:
+        return {}
+
+    def prepare(self, available: Available) -> None:
+        """There is nothing to make."""
+
+    def finish(self, available: Available) -> None:
+        """There is nothing else to put back."""
+
+
+def case_what_one_rank_alone_replicates_all_refuse(folder: Path) -> None:
+    """Its shares would be cut by a list that the other rank does not have, and leave a hole."""
+    model, optimizer = make()
+    root = folder / "alone"
+    for placement in ("replicated", "rank_local"):
+        providers = [Average(placement)] if dist.get_rank() == 1 else []
+        options = {"optimizer": optimizer, "every": 1, "history": root, "providers": providers}
+        if placement == "replicated":
+            said = refused(lambda options=options: capture.enable(model, **options))
+            assert "rank 0 lists nothing more where rank 1 lists average 'weight' (torch.float32, 100" in said, said
+            assert 'placement="rank_local"' in said, said
+            continue
+        with capture.enable(model, **options):
+            one_step(model, optimizer)
+        dist.barrier()
+        assert verify(History.open(root)) == []
+
+
+def case_a_file_system_that_one_rank_can_not_look_at(folder: Path) -> None:
+    model, optimizer = make()
+
+    def refuse(path: str) -> None:
+        raise OSError(30, "Read-only file system", path)
+
+    with pytest.MonkeyPatch.context() as patch:
+        if dist.get_rank() == 1:
+            patch.setattr(native, "probe_file_system", refuse)
+        said = refused(lambda: capture.enable(model, optimizer=optimizer, history=folder / "read-only"))
+    assert "Read-only file system" in said, said
+
+
+def case_a_history_that_one_rank_does_not_see(folder: Path) -> None:
+    model, optimizer = make()
+    with capture.enable(model, optimizer=optimizer, every=1, history=folder / "seen", backend="posix"):
+        one_step(model, optimizer)
+    dist.barrier()
+    root = folder / ("seen" if dist.get_rank() == 0 else "unseen")
+    said = refused(lambda: capture.restore(1, history=root, model=model, optimizer=optimizer))
+    assert "unseen" in said, said
+
+
+class FailsToLoad:
+    def load_state_dict(self, state: dict) -> None:
+        if dist.get_rank() == 1:
+            raise ValueError("no such worker")
+
+    def state_dict(self) -> dict:
+        return {"worker": 3}
+
+
+def case_a_provider_that_fails_to_load_on_one_rank(folder: Path) -> None:
+    """The providers after it are put back all the same, so that no rank misses a collective of theirs."""
+    model, optimizer = make()
+    providers = [capture.Stateful("loader", FailsToLoad(), placement="rank_local")]
+    options = {"optimizer": optimizer, "history": folder / "loader", "providers": providers}
+    with capture.enable(model, every=1, backend="posix", **options) as session:
+        one_step(model, optimizer)
+        session.wait()
+        generator = torch.get_rng_state()
+    dist.barrier()
+    torch.manual_seed(1)
+    said = refused(lambda: capture.restore(1, model=model, **options))
+    assert "no such worker" in said, said
+    assert torch.equal(torch.get_rng_state(), generator), "the generators come last"
 
 
 def case_a_folder_that_is_not_shared(folder: Path) -> None:
