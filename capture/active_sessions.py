@@ -4,6 +4,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+from capture.collectives import Ranks
 from capture.session.session import Session
 from capture.user_warning import warn_user
 from catalog.records import CheckpointRef
@@ -20,13 +21,20 @@ def sessions_of(subjects: Sequence[Any]) -> list[Session]:
     return list({id(session): session for session in found if session is not None}.values())
 
 
-def close_sessions(sessions: Sequence[Session], *, rank: int, consequence: str) -> None:
-    """Close sessions, with a warning on the first rank for each that is still open: `consequence` says of its run what
-    happens, and what to do."""
-    for session in sessions:
-        if session.is_open and rank == 0:
-            warn_user(f"the session of run {session.run} {consequence}")
-        session.close()
+def close_sessions(sessions: Sequence[Session], *, ranks: Ranks, consequence: str | None = None) -> None:
+    """Close sessions; when this returns those of all ranks are closed, and what fails on one fails on all.
+
+    All ranks call it. `consequence` says of the run of a session that is still open what happens, and what to do: that
+    is a warning, on the first rank. None: there is nothing to warn of.
+    """
+
+    def close() -> None:
+        for session in sessions:
+            if session.is_open and ranks.rank == 0 and consequence is not None:
+                warn_user(f"the session of run {session.run} {consequence}")
+            session.close()
+
+    ranks.agree("closing the session before", close)
 
 
 def register_session(subjects: Sequence[Any], session: Session) -> None:

@@ -309,11 +309,12 @@ def _close_sessions_before(
     if ranks.any(any(previous.is_open for previous in before)):
         listing = StateListing(providers, rank=ranks.rank, world_size=ranks.world_size, align=mmap.PAGESIZE)
         _looked_at(listing, ranks, keep=keep)
-    consequence = (
-        "captures these objects already: it is closed, and a new run begins; call session.close() first if that is "
-        "meant"
+    close_sessions(
+        before,
+        ranks=ranks,
+        consequence="captures these objects already: it is closed, and a new run begins; call session.close() first if "
+        "that is meant",
     )
-    ranks.agree("closing the session before", lambda: close_sessions(before, rank=ranks.rank, consequence=consequence))
 
 
 def _looked_at(listing: StateListing, ranks: Ranks, *, keep: Policy | None) -> str:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from capture.active_sessions import note_origin, sessions_of
+from capture.active_sessions import close_sessions, note_origin, sessions_of
 from capture.collectives import Ranks
 from capture.defaults import history_path
 from capture.enable import enable
@@ -126,8 +126,7 @@ class HistoryCallback(TrainerCallback):  # type: ignore[misc]
         if of_torch:
             # A session that an exception has left open counts the steps of the same optimizer: it must end before the
             # count is set.
-            for previous in sessions_of([unwrapped(model), unwrapped_optimizer(optimizer)]):
-                ranks.agree("closing the session before", previous.close)
+            close_sessions(sessions_of([unwrapped(model), unwrapped_optimizer(optimizer)]), ranks=ranks)
             count_from(optimizer, state.global_step)
         parent = ranks.agree("looking for the step that the Trainer goes on from", lambda: self._parent(state))
         if parent is not None:

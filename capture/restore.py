@@ -101,11 +101,13 @@ def restore(
     sessions = sessions_of(loop.subjects())
     opened = ranks.agree("opening the history", lambda: History.open(history_path(history)))
     ranks.agree("resolving the step", lambda: _require_there(opened, ref, [one for one in sessions if one.is_open]))
-    consequence = (
-        "is closed, since its training is put back: call capture.enable again to capture what comes, as a child run"
-    )
     # The last step of a session is there once the last rank has ended: only then can one say which step is the latest.
-    ranks.agree("closing the session", lambda: close_sessions(sessions, rank=ranks.rank, consequence=consequence))
+    close_sessions(
+        sessions,
+        ranks=ranks,
+        consequence="is closed, since its training is put back: call capture.enable again to capture what comes, as a "
+        "child run",
+    )
     text = ranks.agree("resolving the step", lambda: str(_named(opened, ref)) if ranks.rank == 0 else "")
     chosen = ranks.broadcast(text)
     step = ranks.agree("resolving the step", lambda: find_step(opened, chosen))

@@ -9,6 +9,7 @@ import pyarrow as pa
 from catalog.access.pins import pinned
 from catalog.data_files.data_files import data_file_bytes
 from catalog.errors import NotFoundError, SetupError
+from catalog.format.statistics_file import StatisticsFile
 from catalog.history import History
 from catalog.index import index
 from catalog.paths import data_file
@@ -26,31 +27,30 @@ _SCHEMA: Final = pa.schema([("run", pa.string()), ("step", pa.int64()), ("bytes"
 
 def analyze(history: History, refs: Sequence[CheckpointRef], *, quiet: bool) -> Table:
     """See `Explorer.analyze`."""
+    missing: dict[CheckpointRef, list[StatisticsFile]] = {}
     sizes: dict[CheckpointRef, int] = {}
-    known = 0
     for ref in refs:
         # Beside a training that keeps only some of its checkpoints, any of these may be gone by its turn.
         with suppress(NotFoundError), pinned(history.paths, ref):
-            parts = missing_parts(history.paths, ref)
-            if parts:
-                files = (data_file(ref.run, ref.step, part.rank) for part in parts)
-                sizes[ref] = sum(data_file_bytes(history.root, file) for file in files)
-            known += not parts
+            missing[ref] = missing_parts(history.paths, ref)
+            files = (data_file(ref.run, ref.step, part.rank) for part in missing[ref])
+            sizes[ref] = sum(data_file_bytes(history.root, file) for file in files)
+    wanted = [ref for ref, parts in missing.items() if parts]
     analyzed = []
-    with ByteProgress(sum(sizes.values()), description=f"analyze {len(sizes)} checkpoints", quiet=quiet) as bar:
-        for ref in sizes:
+    with ByteProgress(sum(sizes.values()), description=f"analyze {len(wanted)} checkpoints", quiet=quiet) as bar:
+        for ref in wanted:
             with suppress(NotFoundError), pinned(history.paths, ref):
-                _analyze(history, ref, bar)
+                _analyze(history, ref, missing[ref], bar)
                 analyzed.append(ref)
     if analyzed:
         index.register(history.paths, patience_s=_PATIENCE_S)
     rows = [{"run": ref.run, "step": ref.step, "bytes": sizes[ref]} for ref in analyzed]
-    note = _note(len(analyzed), known, len(refs))
+    note = _note(len(analyzed), len(missing) - len(wanted), len(refs))
     return Table(pa.Table.from_pylist(rows, schema=_SCHEMA), formats={"bytes": "bytes"}, note=note)
 
 
-def _analyze(history: History, ref: CheckpointRef, bar: ByteProgress) -> None:
-    for part in missing_parts(history.paths, ref):
+def _analyze(history: History, ref: CheckpointRef, parts: Sequence[StatisticsFile], bar: ByteProgress) -> None:
+    for part in parts:
         try:
             analyze_part(history.paths, ref.run, part, progress=bar.advance)
         except OSError as error:

@@ -6,14 +6,15 @@ of each would take several times longer than to read a few tensors of it.
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from catalog.access.pins import pinned
+from catalog.access.pins import pin
+from catalog.disk.locks import free_lock
 from catalog.errors import NotFoundError
 from catalog.format.extents import SCHEMA, extent_records
 from catalog.history import History
@@ -78,7 +79,7 @@ class _Checkpoints:
         self._at_once = max(2, _AT_ONCE // max(1, len(self._numbers)))
         self._known: dict[int, dict[int, StoredTensor]] = {}
         self._held: dict[int, Held] = {}
-        self._pins: dict[int, ExitStack] = {}
+        self._pins: dict[int, int | None] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -105,12 +106,13 @@ class _Checkpoints:
 
     def _pin_only(self, places: Collection[int]) -> None:
         for place in self._pins.keys() - places:
-            self._pins.pop(place).close()
+            held = self._pins.pop(place)
+            if held is not None:
+                free_lock(held)
         for place in places:
             if place >= 0 and place not in self._pins:
-                with suppress(NotFoundError), ExitStack() as pin:
-                    pin.enter_context(pinned(self._history.paths, self._refs[place]))
-                    self._pins[place] = pin.pop_all()
+                with suppress(NotFoundError):
+                    self._pins[place] = pin(self._history.paths, self._refs[place])
 
     def _stored(self, places: range) -> dict[int, dict[int, StoredTensor]]:
         refs = [self._refs[place] for place in places]

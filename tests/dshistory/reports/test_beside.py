@@ -53,7 +53,7 @@ def test_analyze_passes_over_what_is_removed_before_it_is_looked_at(
 @pytest.mark.parametrize(
     ("metric", "expected"), [("max_change", [None, None, None, 1.0]), ("nonfinite", [0.0, None, 0.0, 0.0])]
 )
-@pytest.mark.parametrize("name", ["stored_tensors", "pinned"])
+@pytest.mark.parametrize("name", ["stored_tensors", "pin"])
 def test_a_trajectory_has_no_value_where_a_checkpoint_is_removed(
     explorer: Explorer, monkeypatch: pytest.MonkeyPatch, metric: str, expected: list[float | None], name: str
 ) -> None:
